@@ -37,3 +37,48 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(
         check_outcomes(world, client)
     check_order(world)
     check_nothing_is_left(world)
+
+
+class LongPrograms(World):
+    longest = 16
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 12),
+    st.sampled_from(["2x1x1", "3x1x1", "4x1x2"]),
+    st.sampled_from([0.0, 0.05]),
+    st.sampled_from([0, 200, 400]),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_static_runs_are_taken_back_at_any_segment_and_nothing_runs_twice(seed, rounds, topology, doom, memory, loss):
+    """One client has the cluster to itself, until another one comes; then hosts are lost, or sessions end."""
+    world = LongPrograms(random.Random(seed), topology, doom, device_memory=memory)
+    rng, one, other = world.rng, world.open(), world.open()
+    for _ in range(rounds):
+        if not one.arrays:
+            one.put()
+            world.settle()
+        for _ in range(rng.randint(1, 3)):
+            one.chain()
+            world.deliver()
+        for _ in range(rng.randint(0, 12)):
+            world.work()
+        if rng.random() < 0.7:
+            other.call()
+        world.deliver()
+        if rng.random() < loss:
+            world.lose(rng.choice(sorted(world.controller.resources.islands)))
+        for _ in range(rng.randint(0, 4)):
+            world.work()
+        if rng.random() < 0.5:
+            world.settle()
+        if rng.random() < loss:
+            world.close(one)
+            one = world.open()
+    world.settle()
+    for client in world.clients.values():
+        check_outcomes(world, client)
+    check_order(world)
+    check_nothing_is_left(world)

@@ -22,6 +22,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.session import GangRun
 from atoll.scheduling.tickets import Gang
 from atoll.worker.host_group import HostGroup
+from atoll.worker.static_runs import StaticRuns
 from tests.controller.model_host import ModelHost
 from tests.controller.play import joined, joining
 
@@ -161,7 +162,7 @@ class Client:
                 gone.add(value)
             return value in gone
 
-        for _ in range(self.rng.randint(2, 6)):
+        for _ in range(self.rng.randint(2, self.world.longest)):
             target = self.island_spec()
             value = self.rng.choice([i for i in range(len(specs)) if i not in gone])
             if specs[value] != target:
@@ -237,12 +238,13 @@ class World:
     """The controller with model hosts, random clients, and messages in between that keep their order."""
 
     kind_of_client: type[Client] = Client
+    longest = 6  # calls in a program
 
     def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
         self.rng = rng
         self.doom = doom
         self.now = 0.0
-        self.cluster = joined(topology, **settings)
+        self.cluster = joined(topology, static_seconds=0.0, **settings)  # no time passes
         self.controller = self.cluster.controller
         self.memory: int = settings.get("device_memory", 0)  # of each device; 0: without a limit
         self.exhausted: set[str] = set()  # errors for want of memory that the model agrees with
@@ -254,6 +256,7 @@ class World:
         self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
         self.links: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # between hosts of a group
+        self.static_runs: dict[int, StaticRuns] = {}  # the worker's own, by host
         self.groups = {number: self.group_of(number) for number in self.hosts}
         for kind, number, message in joining(self.cluster):
             assert kind == "host"
@@ -263,14 +266,17 @@ class World:
         """A worker's own, around the model host."""
 
         def handle(message: Any) -> bool:
-            self.hosts[number].take(message)
+            static_runs.handle(message)
             return True
 
         def report(*messages: Any) -> None:
             for message in messages:
                 self.cluster.worker(number, message)
 
-        return HostGroup(number, handle, lambda to, content: self.links[number, to].append(content), report)
+        group = HostGroup(number, handle, lambda to, content: self.links[number, to].append(content), report)
+        static_runs = self.static_runs[number] = StaticRuns(group.report, lambda ended: static_runs.handle(ended))
+        static_runs.execute = self.hosts[number].take
+        return group
 
     def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
         """What the controller fails for want of memory, checked against what the model says is held."""
@@ -398,7 +404,7 @@ class World:
             self.hosts[to].arrive(session, feed)
         else:
             message = host.finish(self.rng.choice(ended[host.number]))
-            self.groups[host.number].report(message)
+            self.static_runs[host.number].report(message)
         self.deliver()
         return True
 

@@ -81,7 +81,7 @@ def parse_seconds(text: str, what: str) -> float:
 
 
 class Dispatch(StrEnum):
-    """Whether gangs are dispatched before those ahead of them are enqueued: see `scheduling.sequential`."""
+    """Whether gangs are dispatched before those ahead of them are enqueued: see `promises.sequential`."""
 
     PARALLEL = "parallel"
     SEQUENTIAL = "sequential"
@@ -117,6 +117,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     grace_seconds: float = 0.0  # for who has lost its connection to the controller, or it, to come back; 0: it is lost
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
     relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
+    static_seconds: float = 1.0  # that a session has had islands to itself before its hosts dispatch by themselves
 
     tenants: tuple[TenantSettings, ...] = ()  # who shares it, of whom no command line says: see `cluster.tenants`
 

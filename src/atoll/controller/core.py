@@ -181,6 +181,7 @@ class Controller:
             self.quarantine,
             settings.sequential,
             find_policy(settings.policy),
+            settings.static_seconds,
         )
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger

@@ -47,6 +47,10 @@ class Entry:
         return not (self.consumed or self.released or self.error is not None)
 
 
+# In place of those that nobody has asked for.
+NO_ENTRY = Entry((), 0)
+
+
 @dataclass(slots=True)
 class _Wait:
     pending: int

@@ -76,13 +76,12 @@ def program_problem(
         for name in program.functions:
             if name in quarantine.refused:
                 return quarantine.refused[name].within(program.name)
-    for node in program.nodes:
-        for gang in node:
-            loss = island_problem(session, resources.islands[gang.island])
-            if loss is not None:
-                return loss
-            if gang.awaited and gang.island in session.unseen:
-                return session.unseen[gang.island]
+    for island in program.islands:
+        loss = island_problem(session, resources.islands[island])
+        if loss is not None:
+            return loss
+        if island in session.unseen and island in program.fed:
+            return session.unseen[island]
     return None
 
 

@@ -44,11 +44,34 @@ class DeviceClocks:
                     found += (ended - began) * len(its)
                     host.end = ended
                 continue
-            host.ends.update(dict.fromkeys(host.devices, host.end))
-            last = max((host.ends.get(device, 0) for device in its), default=0)
-            found += max(0, ended - max(started, last)) * len(its)
-            host.devices, host.end = its, max(ended, last)
+            self._with(host, its)
+            found += max(0, ended - max(started, host.end)) * len(its)
+            host.end = max(ended, host.end)
         return found
+
+    def busy_in_order(
+        self, number: int, devices: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...]
+    ) -> list[int]:
+        """Gangs have ended one after another on a host, all with these devices: how long each of them had them."""
+        host = self._hosts.get(number)
+        if host is None or host.devices != devices:
+            host = self._hosts[number] = self._with(host or _Host(devices), devices)
+        end, found = host.end, []
+        for started, ended in zip(starts, ends, strict=True):
+            if ended > end:
+                found.append(ended - (started if started > end else end))
+                end = ended
+            else:
+                found.append(0)
+        host.end = end
+        return found
+
+    def _with(self, host: _Host, devices: tuple[int, ...]) -> _Host:
+        """A host whose last gangs had other devices, for some that have these."""
+        host.ends.update(dict.fromkeys(host.devices, host.end))
+        last = max((host.ends.get(device, 0) for device in devices), default=0)
+        host.devices, host.end = devices, last
+        return host
 
     def forget(self, host: int) -> None:
         """It has started anew, and so has its clock."""

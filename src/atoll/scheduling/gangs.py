@@ -115,3 +115,14 @@ class GangSpec:
         """A run took so long."""
         if not (self.incoming or self.late):
             self.experience.learn(nanoseconds)
+
+
+class RunGangs(NamedTuple):
+    """Gangs that a static run has on an island: what each is, the bytes that it moves, its number among all of the
+    program's, and that of the first gang of its node.
+    """
+
+    specs: tuple[GangSpec, ...]
+    moved: tuple[int, ...]
+    numbers: tuple[int, ...]
+    nodes: tuple[int, ...]

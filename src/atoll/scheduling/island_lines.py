@@ -15,6 +15,8 @@ from atoll.scheduling.tickets import Gang, Payload, Ticket
 _LEAST_IN_FLIGHT = 3
 _LEAST_OF_LONG = 2
 LONG_NS = 8_000_000
+# Sets of hosts whose loads are remembered.
+_MOST_KNOWN = 1024
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class IslandLines(Generic[Payload]):
 
     policy: Policy
     window: int
+    most_busy_ns: int
     hosts: int = 1
     loads: Cells[int, HostLoad] = field(default_factory=_no_loads)  # of hosts that have had work
     known_loads: dict[tuple[int, ...], list[Cell[int, HostLoad]]] = field(default_factory=dict)  # by the hosts of gangs
@@ -55,3 +58,43 @@ class IslandLines(Generic[Payload]):
     busy_ns: int = 0
     late: int = 0  # in flight, and for as long as somebody else likes
     started: int = 0
+    static: dict[int, int] = field(default_factory=dict)  # by session: static runs that are committed, and not over
+    newest: int = 0  # the session that has started something last
+    alone_since: float = float("-inf")  # that nobody else has
+
+    def others_wait(self, session: int) -> bool:
+        """Whether sessions other than this one have tickets in line."""
+        lines = self.lines
+        return len(lines) > 1 or (len(lines) == 1 and session not in lines)
+
+    def note_start(self, session: int, now: float) -> None:
+        """A gang of the session starts."""
+        self.started += 1
+        if session != self.newest:
+            self.alone_since = now if self.newest else self.alone_since
+            self.newest = session
+
+    def is_full(self, load: HostLoad) -> bool:
+        """Whether the host with this load has no room."""
+        if load.in_flight >= self.window:
+            return True
+        # While something late runs, what is in flight may wait for it, and it for what is in line.
+        return not self.late and load.busy_ns >= self.most_busy_ns and load.in_flight >= load.least
+
+    def count_late(self, change: int) -> None:
+        """So many more are in flight that take as long as somebody else likes."""
+        self.late += change
+        self.full_hosts = 0
+        for cell in self.loads:
+            cell.count.full = self.is_full(cell.count)
+            self.full_hosts += len(cell.keys) * cell.count.full
+
+    def loads_of(self, hosts: tuple[int, ...]) -> list[Cell[int, HostLoad]]:
+        """Of these hosts."""
+        if self.loads_version != self.loads.version or len(self.known_loads) > _MOST_KNOWN:
+            self.loads_version = self.loads.version
+            self.known_loads.clear()
+        cells = self.known_loads.get(hosts)
+        if cells is None:
+            cells = self.known_loads[hosts] = self.loads.of(hosts, HostLoad)
+        return cells

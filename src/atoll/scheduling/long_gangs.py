@@ -41,7 +41,7 @@ class LongGangs:
         nanoseconds: int,
     ) -> None:
         run = gang.run
-        if run.spec.late:
+        if run.spec.late or gang.ticket.is_static:  # hosts report what of it has ended
             return
         for device in _devices(run.spec.devices, run.hosts_left):
             if device in taken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -73,6 +74,11 @@ class RegisteredProgram:
     released: bool = False
     is_large: bool = False  # some plan of it is: all are sent in pieces
     reports: int = 0  # numbers that a launch of it reports
+    fed: frozenset[int] = frozenset()  # islands that the client sends bytes to
+    argument_memory: tuple[MemoryRequirement, ...] = ()  # of each argument
+
+    result_values: tuple[int, ...] = ()
+    static: Any = None  # as `static_programs` has it; False where no run can be static; None until that is asked
 
     _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
 
@@ -166,6 +172,9 @@ def register(
         account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,
         reports=sum(isinstance(node, Report) for node in program.nodes),
+        fed=frozenset(gang.island for node in gangs for gang in node if gang.awaited),
+        result_values=tuple(sorted(value for value in lowered.results if value >= count)),
+        argument_memory=tuple(value.memory for value in lowered.values[:count]),
     )
 
 

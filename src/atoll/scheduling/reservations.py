@@ -14,13 +14,14 @@ and nobody counts but the tenant's own sessions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Status
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.ledger import Block, Ledger
 from atoll.scheduling.memory_errors import exhausted, holds
 from atoll.scheduling.reasons import Reason
@@ -210,6 +211,51 @@ class Reservations:
         self._release(blocks)
         if self._waiting:
             self._retry(gang.island)
+
+    def run_through(self, gang: Gang[GangRun], specs: Sequence[GangSpec]) -> None:
+        """What the gang stands for has run, one after another: what that has left is taken."""
+        for spec in specs:
+            each = Gang(0, gang.island, gang.ticket, GangRun(gang.run.launch, spec, set()))
+            self._take(self._need(each), gang.ticket.tenant.memory)
+            gang.ticket.tenant.took_memory(1)
+            self.ended(each)
+
+    def keep(
+        self, gang: Gang[GangRun], kept: Sequence[tuple[int, MemoryRequirement, int]], lost: Sequence[int]
+    ) -> None:
+        """The same, where it is known what is left: values, with their memory, and the arguments that this was of (-1:
+        it is fresh). The `lost` arguments have none any more.
+        """
+        entries, (host,) = gang.run.launch.entries, gang.hosts
+        given: dict[int, list[Block]] = {}
+        for number in lost:
+            blocks = given[number] = _on((host,), entries[number])
+            entries[number].blocks = tuple(block for block in entries[number].blocks if block not in blocks)
+        fresh = []
+        for value, requirement, donor in kept:
+            block = next((each for each in given.get(donor, ()) if each.requirement == requirement), None)
+            if block is None:
+                fresh.append((value, requirement))
+            else:
+                given[donor].remove(block)
+                entries[value].blocks += (block,)
+        for blocks in given.values():
+            self._release(blocks)
+        for value, requirement in fresh:
+            account = gang.run.launch.program.account
+            entries[value].blocks += (self.ledger.take(requirement, gang.ticket.tenant.memory, account),)
+
+    def grow(self, gang: Gang[GangRun]) -> None:
+        """The gang takes all that it needs while it runs, in place of what it has of that."""
+        blocks, gang.run.blocks = gang.run.blocks, []
+        self._release(blocks)
+        if gang.run.spec.scratch:
+            account = gang.run.launch.program.account
+            gang.run.blocks.append(self.ledger.take(gang.run.spec.scratch, gang.ticket.tenant.memory, account))
+
+    def lies_on(self, host: int, entry: Entry) -> bool:
+        """Whether the buffer has memory there."""
+        return bool(_on((host,), entry))
 
     def dropped(self, ticket: Ticket[GangRun]) -> None:
         """What the ticket had taken goes, as far as its gangs have not started; it waits no more."""

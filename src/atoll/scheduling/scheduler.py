@@ -23,8 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from atoll.scheduling.cells import Cell
-from atoll.scheduling.island_lines import HostLoad, IslandLines
+from atoll.scheduling.island_lines import IslandLines
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.reasons import Reason
@@ -33,8 +32,6 @@ from atoll.scheduling.waits import Hindrances, Wait, waits_of
 
 # Work in flight on a host, by what its gangs took before.
 BUSY_NS = 8_000_000
-# Sets of hosts whose loads are remembered.
-_MOST_KNOWN = 1024
 
 
 @dataclass(frozen=True)
@@ -65,16 +62,18 @@ class Scheduler(Generic[Payload]):
     ) -> None:
         self.window = window
         self._reserve: Callable[[Ticket[Payload]], Reason | None] = _enough
+        self._may_be_static: Callable[[Ticket[Payload]], bool] | None = None
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[IslandLines[Payload]] = [
-            IslandLines(policy(), window, count) for count in hosts or [1] * islands
+            IslandLines(policy(), window, busy_ns, count) for count in hosts or [1] * islands
         ]
         self._aside: dict[int, Ticket[Payload]] = {}  # in no line yet, by number
         # Ready, by the paused island that they need; in the order in which they were held.
         self._held: dict[int, dict[Ticket[Payload], None]] = {}
         self.now = 0.0  # when the event happened that is handled, by the controller's clock
         self.touched: set[int] = set()  # islands that may have something to start now
+        self.crowded: set[int] = set()  # sessions with static runs, where another has something ready
 
     # ---- events
 
@@ -88,9 +87,13 @@ class Scheduler(Generic[Payload]):
         """Asks for memory before it commits a ticket. One that lacks some is not committed until `retry`."""
         self._reserve = reserve
 
+    def use_static(self, may: Callable[[Ticket[Payload]], bool]) -> None:
+        """Asks before it commits a static ticket. Where that may not be, others have joined the lines in its place."""
+        self._may_be_static = may
+
     def add_island(self, hosts: int = 1) -> None:
         """There is one more, with the next number."""
-        self._islands.append(IslandLines(self._policy(), self.window, hosts))
+        self._islands.append(IslandLines(self._policy(), self.window, self._busy_ns, hosts))
 
     def set_window(self, island: int, window: int) -> None:
         """From now on at most so many gangs are in flight on each host of the island: what its devices can take."""
@@ -145,7 +148,7 @@ class Scheduler(Generic[Payload]):
                 state.committed.popleft()
                 state.policy.charge(gang, 0)
                 continue
-            cells = self._loads(state, gang)
+            cells = state.loads_of(gang.hosts)
             for cell in cells:
                 load = cell.count
                 if not load.full and load.in_flight and load.in_flight + gang.weight > state.window:
@@ -159,41 +162,18 @@ class Scheduler(Generic[Payload]):
             state.committed.popleft()
             state.in_flight += gang.weight
             state.busy_ns += gang.estimate
-            state.started += 1
             state.draining = gang.exclusive
+            state.note_start(gang.ticket.session, self.now)
             for cell in cells:
                 load = cell.count
                 load.in_flight += gang.weight
                 load.busy_ns += gang.estimate
-                load.full = self._is_full(state, load)
+                load.full = state.is_full(load)
                 state.full_hosts += len(cell.keys) * load.full
             if not gang.weight:
-                self._count_late(state, 1)
+                state.count_late(1)
             return gang
         return None
-
-    def _is_full(self, state: IslandLines[Payload], load: HostLoad) -> bool:
-        if load.in_flight >= state.window:
-            return True
-        # While something late runs, what is in flight may wait for it, and it for what is in line.
-        return not state.late and load.busy_ns >= self._busy_ns and load.in_flight >= load.least
-
-    def _count_late(self, state: IslandLines[Payload], change: int) -> None:
-        state.late += change
-        state.full_hosts = 0
-        for cell in state.loads:
-            cell.count.full = self._is_full(state, cell.count)
-            state.full_hosts += len(cell.keys) * cell.count.full
-
-    def _loads(self, state: IslandLines[Payload], gang: Gang[Payload]) -> list[Cell[int, HostLoad]]:
-        """Of the gang's hosts."""
-        if state.loads_version != state.loads.version or len(state.known_loads) > _MOST_KNOWN:
-            state.loads_version = state.loads.version
-            state.known_loads.clear()
-        cells = state.known_loads.get(gang.hosts)
-        if cells is None:
-            cells = state.known_loads[gang.hosts] = state.loads.of(gang.hosts, HostLoad)
-        return cells
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
         """A gang that `next` gave has left its island. Its session is charged the time that it took of the devices,
@@ -203,7 +183,7 @@ class Scheduler(Generic[Payload]):
         state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
-        for cell in self._loads(state, gang):
+        for cell in state.loads_of(gang.hosts):
             load = cell.count
             load.in_flight -= gang.weight
             load.busy_ns -= gang.estimate
@@ -215,7 +195,7 @@ class Scheduler(Generic[Payload]):
                 state.full_hosts -= len(cell.keys)
                 self.touched.add(gang.island)
         if not gang.weight:
-            self._count_late(state, -1)
+            state.count_late(-1)
         if state.draining and state.in_flight == 0:
             state.draining = False
             self.touched.add(gang.island)
@@ -284,6 +264,24 @@ class Scheduler(Generic[Payload]):
         self._islands[island].excluded.discard(session)
         self._offer_held(island)
 
+    def static_is_over(self, gang: Gang[Payload]) -> None:
+        """The gang of a static ticket has ended, or never starts, or others are in line for what is left of it."""
+        if not gang.keeps_order:
+            return
+        gang.keeps_order = False
+        static, session = self._islands[gang.island].static, gang.ticket.session
+        static[session] -= 1
+        if not static[session]:
+            del static[session]
+            self._offer_held(gang.island)
+
+    def alone_for(self, island: int, session: int) -> float:
+        """For how many seconds nobody but the session has started anything there, nor wants to; -1 where others do."""
+        state = self._islands[island]
+        if state.newest not in (0, session) or state.others_wait(session):
+            return -1
+        return self.now - state.alone_since
+
     def _offer_held(self, island: int) -> None:
         self.touched.add(island)
         for ticket in self._held.pop(island, ()):
@@ -301,8 +299,11 @@ class Scheduler(Generic[Payload]):
         if reason is not Reason.ORDER:
             return
         for gang in ticket.gangs:
-            self._islands[gang.island].policy.add(ticket)
+            state = self._islands[gang.island]
+            state.policy.add(ticket)
             self.touched.add(gang.island)
+            if state.static:
+                self.crowded.update(session for session in state.static if session != ticket.session)
 
     def _hindrance(self, ticket: Ticket[Payload]) -> Reason:
         """What keeps it from being ready; ORDER where nothing does."""
@@ -319,6 +320,9 @@ class Scheduler(Generic[Payload]):
             if state.paused or ticket.session in state.excluded:
                 self._held.setdefault(gang.island, {})[ticket] = None
                 return Reason.ISLAND if state.paused else Reason.FUNCTIONS
+            if ticket.session in state.static and not ticket.is_static:
+                self._held.setdefault(gang.island, {})[ticket] = None
+                return Reason.OWN
         return Reason.ORDER
 
     def _commit(self, ticket: Ticket[Payload]) -> None:
@@ -327,6 +331,8 @@ class Scheduler(Generic[Payload]):
         reason = self._held_for(ticket)
         if reason is not Reason.ORDER:
             ticket.wait_for(reason, self.now)
+            return
+        if ticket.is_static and self._may_be_static is not None and not self._may_be_static(ticket):
             return
         for gang in ticket.gangs:
             if gang.learnt is not None:
@@ -341,6 +347,9 @@ class Scheduler(Generic[Payload]):
             state.committed.append(gang)
             state.policy.commit(gang)
             self.touched.add(gang.island)
+            if ticket.is_static:
+                gang.keeps_order = True
+                state.static[ticket.session] = state.static.get(ticket.session, 0) + 1
         self._leave_lines(ticket)
 
     def _leave_lines(self, ticket: Ticket[Payload]) -> None:
@@ -369,8 +378,7 @@ class Scheduler(Generic[Payload]):
 
     def others_wait(self, island: int, session: int) -> bool:
         """Whether sessions other than this one have tickets in line there."""
-        lines = self._islands[island].lines
-        return len(lines) > 1 or (len(lines) == 1 and session not in lines)
+        return self._islands[island].others_wait(session)
 
     def waits(self, island: int) -> list[Wait]:
         """Who waits for the island, and for what."""

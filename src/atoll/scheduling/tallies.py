@@ -6,14 +6,14 @@ What is derived from that (rates, quantiles, shares) is the matter of who looks.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 # Upper bounds of the histograms' buckets, in seconds; a last one has what is above. They are part of the metrics.
 BOUNDS = (
     *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-
+_BOUNDS_NS = (*(bound * 1e9 for bound in BOUNDS), float("inf"))
 
 # The kinds of gangs that move bytes (`ir.plan.STEP_KINDS`), and those of them whose hosts know how many.
 ROW_TRANSFERS = frozenset({"send rows", "receive rows"})
@@ -29,9 +29,18 @@ class Histogram:
         self.counts = [0] * (len(BOUNDS) + 1)
         self.total = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
+    def observe(self, seconds: float, count: int = 1) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += count
+        self.total += seconds * count
+
+    def observe_all(self, nanoseconds: list[int]) -> None:
+        """The same for many."""
+        ordered, before = sorted(nanoseconds), 0
+        for place, bound in enumerate(_BOUNDS_NS):
+            until = bisect_right(ordered, bound, before)
+            self.counts[place] += until - before
+            before = until
+        self.total += sum(nanoseconds) * 1e-9
 
 
 class Tally:
@@ -54,11 +63,17 @@ class Tally:
         else:
             self.failed += 1
 
-    def move(self, kind: str, nbytes: int) -> None:
-        """A gang that transfers has ended."""
-        count = self.moved.setdefault(kind, [0, 0])
-        count[0] += 1
-        count[1] += nbytes
+    def ended_all(self, waited: float, nanoseconds: list[int], device_ns: int) -> None:
+        """Gangs that waited for so many seconds each have started, and ended well."""
+        self.waited.observe(waited, len(nanoseconds))
+        self.ran.observe_all(nanoseconds)
+        self.device_ns += device_ns
+
+    def move(self, kind: str, nbytes: int, count: int = 1) -> None:
+        """So many gangs that transfer have ended."""
+        counts = self.moved.setdefault(kind, [0, 0])
+        counts[0] += count
+        counts[1] += nbytes
 
     @property
     def started(self) -> int:

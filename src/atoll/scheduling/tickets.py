@@ -39,6 +39,7 @@ class Ticket(Generic[Payload]):
     committed: bool = False
     dropped: bool = False
     is_aside: bool = False  # it is in no line yet: see `promises.promises`
+    is_static: bool = False  # it is all of its launch: see `static_runs`
     promise: Promise[Payload] | None = None
     age: int = -1
     since: float = 0.0  # when it began to wait for `reason`, by the controller's clock
@@ -123,3 +124,4 @@ class Gang(Generic[Payload]):
     hosts: tuple[int, ...] = (0,)
     devices: int = 1
     learnt: Learnt | None = None
+    keeps_order: bool = False  # of a static run: what its session has launched after it waits

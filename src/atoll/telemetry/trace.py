@@ -15,7 +15,7 @@ from itertools import islice
 import msgspec
 
 from atoll.protocol.spans import ClockError, Span
-from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.gangs import GangSpec, RunGangs
 from atoll.scheduling.reasons import Reason, Waited
 from atoll.scheduling.session import GangRun
 from atoll.scheduling.tallies import TRANSFERS
@@ -48,6 +48,11 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
     waited: Waited
     nbytes: int
     node: int
+
+    @property
+    def count(self) -> int:
+        """Of spans."""
+        return len(self.hosts)
 
     def spans(self, aligned: Callable[[int], Alignment]) -> Iterable[Span]:
         """`aligned(host)` makes the host's times those of the controller."""
@@ -92,6 +97,51 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
                 segments,
                 devices[host],
             )
+
+
+class _RunEnds(msgspec.Struct, frozen=True, gc=False):
+    """Ends of gangs of a static run on its one host: `times` has for each its place among `gangs`, its dispatch and
+    its end. `first` is the sequence number of the program's first gang.
+    """
+
+    island: int
+    session: int
+    program: str
+    gangs: RunGangs
+    first: int
+    hosts: tuple[int, ...]
+    times: tuple[int, ...]
+    launched: float
+    waited: Waited
+
+    def _ends(self) -> Iterable[_GangEnds]:
+        gangs = self.gangs
+        for place, started, ended in zip(self.times[::3], self.times[1::3], self.times[2::3], strict=True):
+            yield _GangEnds(
+                self.island,
+                self.session,
+                self.program,
+                gangs.specs[place],
+                self.first + gangs.numbers[place],
+                self.hosts,
+                (started, ended),
+                self.launched,
+                self.waited,
+                gangs.moved[place],
+                self.first + gangs.nodes[place],
+            )
+
+    @property
+    def count(self) -> int:
+        return len(self.times) // 3
+
+    def spans(self, aligned: Callable[[int], Alignment]) -> Iterable[Span]:
+        for each in self._ends():
+            yield from each.spans(aligned)
+
+    def bare_spans(self, offset: Callable[[int], int]) -> Iterable[Span]:
+        for each in self._ends():
+            yield from each.bare_spans(offset)
 
 
 class _Clocks:
@@ -141,7 +191,7 @@ class Trace:
     """
 
     def __init__(self, most: int = MOST_SPANS) -> None:
-        self._ends: deque[_GangEnds] = deque()
+        self._ends: deque[_GangEnds | _RunEnds] = deque()
         self._count = 0
         self._recorded = 0  # entries, also of those that are not kept any more
         self._most = most
@@ -180,10 +230,32 @@ class Trace:
                 gang.ticket.number,
             )
         )
-        self._count += len(hosts)
+        self._added(len(hosts))
+
+    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, times: tuple[int, ...]) -> None:
+        """Gangs of a static run have ended, as `_RunEnds` has it."""
+        run = gang.run
+        launch = run.launch
+        self._ends.append(
+            _RunEnds(
+                gang.island,
+                launch.session,
+                launch.program.name,
+                gangs,
+                first,
+                gang.hosts,
+                times,
+                launch.seconds,
+                run.waited,
+            )
+        )
+        self._added(len(times) // 3)
+
+    def _added(self, count: int) -> None:
+        self._count += count
         self._recorded += 1
         while self._count > self._most:
-            self._count -= len(self._ends.popleft().hosts)
+            self._count -= self._ends.popleft().count
 
     def spans(self, since: int = 0) -> list[Span]:
         """Those that ended at `since` or later, host by host in the order of their ends."""

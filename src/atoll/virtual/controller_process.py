@@ -18,6 +18,7 @@ from atoll.virtual.costs import Costs
 
 _PID = 1  # of everybody: there is one process
 _VERSION = "of the simulation"
+_TRIPLE = 24  # bytes of what is reported of a gang of a static run
 
 
 class ControllerProcess:
@@ -128,11 +129,18 @@ class ControllerProcess:
                 if peer is None:  # it was closed: nothing is read of what else it has sent
                     return 0.0
                 program = self.controller.sessions[peer.number].programs.get(number)
-                gangs = len(program.gangs) if isinstance(program, RegisteredProgram) else 0
+                gangs = self._gangs(peer.number, program) if isinstance(program, RegisteredProgram) else 0
                 return costs.message + gangs * costs.controller_gang / 2
+            case e.Received(message=m.RunProgress(times=times)):
+                return costs.message + len(times) // _TRIPLE * costs.controller_static_gang
             case e.TimerEnded():
                 return 0.0
         return costs.message
+
+    def _gangs(self, session: int, program: RegisteredProgram) -> int:
+        """For which a launch gets tickets."""
+        static = self.controller.launcher.static_runs.program_of(self.controller.sessions[session], program)
+        return len(program.gangs if static is None else static.parts)
 
     def _action_costs(self, action: a.AnyAction, started: set[int]) -> float:
         """`started` are the gangs that others were already sent."""

@@ -26,6 +26,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     controller_gang: float = 15e-6
     """Seconds of the controller for the gang as such: half when its launch arrives, half when it starts."""
 
+    controller_static_gang: float = 0.6e-6
+    """Seconds of the controller for a gang of a static run on its one host, all of it when its end is reported."""
+
     host_gang: float = 50e-6
     """Seconds of a host for its part in a gang: it runs the segment, enqueues, and reports the completion."""
 

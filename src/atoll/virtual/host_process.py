@@ -90,6 +90,7 @@ class HostProcess:
             lambda call: self._do(costs.message, call),
             AtOnce(),
             lambda host, content, in_pieces=False: None,  # no groups are made here
+            lambda call: self._do(costs.host_gang, call),
         )
         inboxes[number] = neighbours[number]
 

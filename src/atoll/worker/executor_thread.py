@@ -18,6 +18,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker.asides import Asides
 from atoll.worker.completions import CompletionWatcher
 from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.static_runs import StaticRuns
 from atoll.worker.step_runner import StepRunner
 
 _log = logging.getLogger(__name__)
@@ -39,10 +40,13 @@ class ExecutorThread:
     def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None], asides: Asides) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
+        self._static_runs = StaticRuns(report, self._queue.put)
+        report = self._static_runs.report
         watcher = CompletionWatcher(report)
         self.plan_executor = PlanExecutor(
             steps, inbox, report, watcher, readers, lambda: self._queue.put(_Wake()), asides
         )
+        self._static_runs.execute = self.plan_executor.handle
         steps.on_outcome = self.submit
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
@@ -56,11 +60,11 @@ class ExecutorThread:
             if endings.completed and (len(endings.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
                 endings.report_completed()
             message = self._queue.get()
-            if type(message) is _Wake:
-                try:
+            try:
+                if type(message) is _Wake:
                     executor.resume_parked()
-                except Exception:
-                    _log.exception("the executor failed to resume what was parked")
-            else:
-                executor.handle(message)
+                else:
+                    self._static_runs.handle(message)
+            except Exception:
+                _log.exception("the executor failed at %s", type(message).__name__)
             del message  # or the last run's arguments live until the next message

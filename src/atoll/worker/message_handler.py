@@ -21,7 +21,12 @@ from atoll.worker.functions import Functions
 _log = logging.getLogger(__name__)
 
 # What is for the plan executor alone.
-_EXECUTED = frozenset((m.Run, m.Dispatch, m.DropRun, m.Free, m.RegisterPlan, m.DropPlan, m.PutAside, m.ReportStores))
+_EXECUTED = frozenset(
+    (
+        *(m.Run, m.Dispatch, m.DropRun, m.Yield, m.Limit),
+        *(m.Free, m.RegisterPlan, m.DropPlan, m.PutAside, m.ReportStores),
+    )
+)
 
 
 class MessageHandler:

@@ -60,6 +60,8 @@ class Hosts:
             m.Failed: self._failed,
             m.Pong: self._pong,
             m.Enqueued: self._enqueued,
+            m.RunProgress: launcher.static_runs.progressed,
+            m.Yielded: launcher.static_runs.yielded,
             m.Reported: self._reported,
             m.RowsMoved: launcher.rows_moved,
             m.FeedsLost: self._feeds_lost,

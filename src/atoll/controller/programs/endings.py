@@ -13,6 +13,8 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.errors import Code, Status
 from atoll.promises.promises import Promises
+from atoll.promises.sequential import SequentialDispatch
+from atoll.promises.static_runs import StaticRuns
 from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.feeds import Key
@@ -22,7 +24,6 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.sequential import SequentialDispatch
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tallies import TRANSFERS
 from atoll.scheduling.tickets import Gang, Late
@@ -62,8 +63,9 @@ class Endings:
         self._quarantine = quarantine
         self._on_program_idle = on_program_idle
         self._sequential = sequential
-        self._last_end: dict[int, int] = {}  # by host: when its last run ended, by its own clock
-        self._clocks = DeviceClocks()
+        self.last_ends: dict[int, int] = {}  # by host: when its last run ended, by its own clock
+        self.clocks = DeviceClocks()
+        self.static_runs: StaticRuns  # to be set
 
     # ---- gangs
 
@@ -85,7 +87,7 @@ class Endings:
         self.trace.record_gang(gang, hosts, times)
         if not run.spec.late:
             # Gangs that run at once on several devices of a host share its time, as their ends are reported.
-            last_ends, duration = self._last_end, run.duration
+            last_ends, duration = self.last_ends, run.duration
             for host, dispatched, ended in zip(hosts, times[::2], times[1::2], strict=True):
                 began = last_ends.get(host, 0)
                 if ended > began:
@@ -95,7 +97,7 @@ class Endings:
                     if ended - began > duration:  # by hand: two calls a host would be most of it
                         duration = ended - began
             run.duration = duration
-            busy = self._clocks.busy(hosts, run.spec.devices, times)
+            busy = self.clocks.busy(hosts, run.spec.devices, times)
             run.device_ns += busy
             account = run.launch.program.account
             account.device_ns += settled(run, busy) if run.advance_ns else busy
@@ -115,7 +117,8 @@ class Endings:
         gang = self.in_flight.get(sequence)
         if gang is None or host not in gang.run.hosts_left:
             return
-        gang.run.hosts_left.discard(host)
+        if not gang.ticket.is_static:  # of which others are in flight there
+            gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
             # The loss of that host is reported soon, and names the cause.
             gang.run.failure = gang.run.failure or failure
@@ -147,6 +150,9 @@ class Endings:
 
     def finish(self, gang: Gang[GangRun]) -> None:
         """A gang that was started has left its island, with or without success; its session is charged for it."""
+        if gang.ticket.is_static:
+            self.static_runs.finish(gang)
+            return
         self.in_flight.pop(gang.sequence, None)
         if self._sequential is not None:
             self._sequential.ended(gang)
@@ -161,7 +167,7 @@ class Endings:
         promise = gang.ticket.promise
         if promise is not None and all(other.run.started and not other.run.hosts_left for other in gang.ticket.gangs):
             self._promises.keep(promise)
-        self._gang_ended(launch)
+        self.gang_ended(launch)
 
     def gang_left(self, gang: Gang[GangRun]) -> None:
         """A gang has started, or never will."""
@@ -179,13 +185,13 @@ class Endings:
     def island_back(self, island: int) -> None:
         """The island's hosts have started anew, and so have their clocks."""
         for host in self._resources.hosts_of(island):
-            self._last_end.pop(host, None)
-            self._clocks.forget(host)
+            self.last_ends.pop(host, None)
+            self.clocks.forget(host)
             self.trace.clock_began(host)
 
     # ---- launches
 
-    def _gang_ended(self, launch: Launch) -> None:
+    def gang_ended(self, launch: Launch) -> None:
         launch.pending -= 1
         if not launch.pending:
             self.launch_done(launch)
@@ -196,9 +202,10 @@ class Endings:
     def launch_done(self, launch: Launch) -> None:
         """All gangs of the launch have ended: its results are ready, or errors."""
         session = self._sessions.get(launch.session)
-        for made, entry in zip(launch.program.values, launch.entries[launch.program.arguments :], strict=True):
-            if made.result < 0 or launch.error is not None or session is None:
-                self._memory.release(entry)
+        if not launch.is_static or launch.error is not None or session is None:
+            for made, entry in zip(launch.program.values, launch.entries[launch.program.arguments :], strict=True):
+                if made.result < 0 or launch.error is not None or session is None:
+                    self._memory.release(entry)
         if launch.promise is not None:
             for ticket in launch.tickets:
                 if ticket.promise is not None:
@@ -244,11 +251,14 @@ class Endings:
             if session is not None:
                 self.refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
                 self._buffers.drop_uses(session, gang)
+            if gang.ticket.is_static:
+                self.static_runs.over(gang)
+        self.static_runs.failed(launch)
         if self._sequential is not None:
             for ticket in launch.tickets:
                 self._sequential.leave(ticket)
         for _ in unstarted:
-            self._gang_ended(launch)
+            self.gang_ended(launch)
 
     def session_closed(self, session: Session) -> None:
         """Gangs of the session that have not started will not, and its memory goes."""
@@ -265,7 +275,11 @@ class Endings:
                 else:
                     gang.run.started = True
                     self.gang_left(gang)
-                    self._gang_ended(gang.run.launch)
+                    if ticket.is_static:
+                        self.static_runs.over(gang)
+                    self.gang_ended(gang.run.launch)
+        for gang in self.static_runs.session_closed(session.number):
+            self._fail_incoming(gang, ended)  # its hosts stop, each somewhere
         # After what will not start: its inputs have the memory again that it was to take over from them.
         for entry in session.directory.entries.values():
             self._memory.release(entry)

@@ -44,7 +44,7 @@ class Failures:
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.finish(gang)
-        for gang in self._launcher.in_flight.values():
+        for gang in [*self._launcher.in_flight.values(), *self._committed()]:
             # What was sent may be lost on its way, though the sender had done its part; or it could not be sent.
             depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
             if depends_on_it and any(other.island == island for other in gang.ticket.gangs):
@@ -55,6 +55,12 @@ class Failures:
             has_bytes_there = any(gang.island == island and gang.run.spec.awaited for gang in ticket.gangs)
             if ticket.committed or has_bytes_there or not hosts.isdisjoint(launch.begun):
                 self._launcher.fail(launch, status.within(launch.program.name))
+        self._launcher.static_runs.hosts_lost(hosts)
+
+    def _committed(self) -> list[Gang[GangRun]]:
+        """Gangs that have their places in the order, and have not started."""
+        tickets = (ticket for island in self._resources.islands for ticket in self._scheduler.tickets(island))
+        return [gang for ticket in tickets if ticket.committed for gang in ticket.gangs if not gang.run.started]
 
     def fail_doomed(self) -> None:
         """Launches in line fail now where an input of theirs is lost."""

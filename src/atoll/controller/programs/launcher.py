@@ -4,11 +4,12 @@ A gang's inputs are checked when it is launched, and again before it starts. Wha
 buffer's memory goes in `buffers`.
 
 Dispatch is parallel: a node's gangs are started before anything that they need has run; what comes from another host is
-awaited by the worker. `scheduling.sequential` has the other way.
+awaited by the worker. `promises.sequential` has the other way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
@@ -17,20 +18,21 @@ from atoll.controller.programs.buffers import Buffers
 from atoll.controller.programs.endings import Endings
 from atoll.errors import Code, Status
 from atoll.promises.irregular import IrregularNodes
+from atoll.promises.large_plans import LargePlans
 from atoll.promises.promises import Promises
+from atoll.promises.sequential import SequentialDispatch
+from atoll.promises.static_charges import StaticCharges
+from atoll.promises.static_runs import StaticRuns
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.buffer_directory import NO_ENTRY, Entry
 from atoll.scheduling.checks import check_window, gang_problem, launch_problem
 from atoll.scheduling.dispatch_units import Unit
-from atoll.scheduling.gangs import GangSpec
-from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.sequential import SequentialDispatch
 from atoll.scheduling.session import GangRun, Launch, Session, Undecided
 from atoll.scheduling.tallies import Tallies
 from atoll.scheduling.tickets import Gang, Late, Ticket
@@ -43,7 +45,8 @@ class Launcher:
     """Puts gangs in line, and starts them.
 
     `on_program_idle(program)` is called when the last gang of a released program has started. With `sequential`, gangs
-    are dispatched one after another. `policy()` makes the scheduling policy of an island.
+    are dispatched one after another. `policy()` makes the scheduling policy of an island. `static_seconds` are those of
+    `StaticRuns`.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Launcher:
         quarantine: Quarantine,
         sequential: bool = False,
         policy: Callable[[], Policy] = FairShares,
+        static_seconds: float = math.inf,
     ) -> None:
         topology = resources.topology
         self.scheduler = Scheduler[GangRun](
@@ -70,7 +74,7 @@ class Launcher:
         self._next_own = m.OWN_NUMBERS
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self.large_plans = LargePlans(resources, self.scheduler)
-        self._promises = Promises(self.scheduler, self._join_lines)
+        self._promises = Promises(self.scheduler, self.join_lines)
         self._buffers = Buffers(self.memory, outbox)
         self._endings = Endings(
             resources,
@@ -87,6 +91,11 @@ class Launcher:
         self.trace = self._endings.trace
         self.in_flight = self._endings.in_flight
         self.tallies = Tallies()
+        self.gang_left, self.gang_ended = self._endings.gang_left, self._endings.gang_ended
+        self.drop_uses = self._buffers.drop_uses
+        charges = StaticCharges(self.tallies, self._endings.clocks, self._endings.last_ends, self.trace.record_run)
+        self.static_runs = StaticRuns(self, resources, sessions, outbox.to_host, quarantine, charges, static_seconds)
+        self._endings.static_runs = self.static_runs
         # For the other parts of the controller, at no cost for what is on the path of each gang.
         self.run_failed = self._endings.run_failed
         self.runs_ended = self._endings.runs_ended
@@ -98,7 +107,7 @@ class Launcher:
         self.unuse = self._buffers.unuse
         self.end_credits = self._endings.end_credits
         self.drop_if_idle = self._endings.drop_if_idle
-        self.irregular = IrregularNodes(sessions, resources, quarantine, self._promises, self, self._number)
+        self.irregular = IrregularNodes(sessions, resources, quarantine, self._promises, self, self.reserve_numbers)
         self._endings.on_part_ended = self.irregular.part_ended
         self.bring_back: Callable[[Session, list[int]], None]  # what is aside; to be set
         self.buffers = self._buffers
@@ -134,8 +143,13 @@ class Launcher:
             return
         session.launched()
         if isinstance(program, RegisteredProgram):
-            launch = self._new_launch(session, program, message)
-            self._line_up(launch, self._make_tickets(session, launch))
+            is_plain = self._sequential is None and not self._promises.has_some(session.number)
+            static = self.static_runs.program_of(session, program) if is_plain else None
+            launch = self._new_launch(session, program, message, is_static=static is not None)
+            if static is None:
+                self._line_up(launch, self._make_tickets(session, launch))
+            else:
+                self.static_runs.line_up(session, launch, static)
         self.pump()
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
@@ -171,7 +185,7 @@ class Launcher:
         )
         units = program.units.next_launch(may_join=may_join)
         for unit in units:
-            self._make_ticket(session, launch, unit, age)
+            self.make_ticket(session, launch, unit, age)
         for i in program.donated:
             launch.entries[i].consumed = True
         return units
@@ -185,7 +199,7 @@ class Launcher:
             self._order_by_promises(launch, units)
         if launch.promise is None:
             for ticket in launch.tickets:
-                self._join_lines(ticket)
+                self.join_lines(ticket)
 
     def _order_by_promises(self, launch: Launch, units: Sequence[Unit]) -> None:
         program, entries = launch.program, launch.entries
@@ -195,28 +209,35 @@ class Launcher:
             for entry in entries[program.arguments :]:
                 entry.promise = launch.promise
 
-    def _join_lines(self, ticket: Ticket[GangRun]) -> None:
+    def join_lines(self, ticket: Ticket[GangRun]) -> None:
         if self._sequential is not None:
             self._sequential.join(ticket)
         self.scheduler.enqueue(ticket)
 
     def _new_launch(
-        self, session: Session, program: RegisteredProgram, message: m.Launch, are_promised: bool = False
+        self,
+        session: Session,
+        program: RegisteredProgram,
+        message: m.Launch,
+        are_promised: bool = False,
+        is_static: bool = False,
     ) -> Launch:
-        """With `are_promised`, its results have their entries already."""
+        """With `are_promised`, its results have their entries already; with `is_static`, others have none."""
         directory = session.directory
         if session.has_asides:
             self.bring_back(session, [each for each in message.arguments if directory.entries[each].aside is not None])
         entries = [directory.entries[handle] for handle in message.arguments]
-        for made in program.values:
+        first = len(entries)
+        entries += [NO_ENTRY] * len(program.values)
+        for value in program.result_values if is_static else range(first, len(entries)):
+            made = program.values[value - first]
             if are_promised and made.result >= 0:
-                entries.append(directory.entries[message.results[made.result]])
+                entries[value] = directory.entries[message.results[made.result]]
                 continue
-            entry = Entry(made.hosts, made.nbytes, maker=program.name, context=message.context)
+            entry = entries[value] = Entry(made.hosts, made.nbytes, maker=program.name, context=message.context)
             if made.result >= 0:
                 entry.spec = program.result_specs[made.result]
                 directory.add(message.results[made.result], entry)
-            entries.append(entry)
         host_feeds = self._next_own if program.host_feeds else 0
         self._next_own += program.host_feeds
         return Launch(
@@ -229,11 +250,13 @@ class Launcher:
             entries,
             credits=message.credits,
             seconds=self._outbox.seconds,
+            is_static=is_static,
         )
 
-    def _number(self) -> int:
-        self._next_sequence += 1
-        return self._next_sequence - 1
+    def reserve_numbers(self, count: int = 1) -> int:
+        """The first of so many sequence numbers."""
+        self._next_sequence += count
+        return self._next_sequence - count
 
     def session_closed(self, session: Session) -> None:
         """Nothing of the session that has not started will."""
@@ -244,16 +267,16 @@ class Launcher:
         """Whether other sessions wait for an island that the program needs."""
         return any(self.scheduler.others_wait(island, session.number) for island in program.islands)
 
-    def _make_ticket(self, session: Session, launch: Launch, unit: tuple[GangSpec, ...], age: int) -> None:
-        """A dispatch unit of the launch gets its ticket. Notes what it waits for, and the buffers that it needs."""
-        ticket: Ticket[GangRun] = Ticket(
-            self._next_sequence, session.number, tenant=session.tenant, age=age, since=launch.seconds
-        )
+    def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int, first: int = 0) -> None:
+        """A dispatch unit of the launch gets its ticket. Notes what it waits for, and the buffers that it needs. Its
+        gangs have the numbers from `first` on, or new ones.
+        """
+        first = first or self.reserve_numbers(len(unit))
+        ticket: Ticket[GangRun] = Ticket(first, session.number, tenant=session.tenant, age=age, since=launch.seconds)
         launch.tickets.append(ticket)
         handles, entries = launch.handles, session.directory.entries
         gangs = []
-        for spec in unit:
-            sequence = self._number()
+        for sequence, spec in enumerate(unit, start=first):
             for host, feed in spec.awaited:
                 key = (host, launch.feeds[feed])
                 if not session.feeds.claim(key):
@@ -299,6 +322,7 @@ class Launcher:
 
     def pump(self) -> None:
         """Starts what the islands have room for."""
+        self.static_runs.make_room()
         touched = self.scheduler.touched
         while touched:
             island = min(touched)  # any would do; but decisions replay
@@ -318,9 +342,12 @@ class Launcher:
             self._outbox.flush_frees()
         run.started = True
         run.waited = gang.ticket.waited_until(self._outbox.seconds)
+        self.in_flight[gang.sequence] = gang
+        if gang.ticket.is_static:
+            self.static_runs.start(gang)
+            return
         tally = run.tally = self.tallies[gang.island, session.tenant.name]
         tally.waited.observe(self._outbox.seconds - launch.seconds)
-        self.in_flight[gang.sequence] = gang
         self._dispatch(launch, run.spec.hosts, gang.sequence, run.spec.segments)
         if self._sequential is not None:
             self._sequential.started(gang, len(run.spec.hosts))

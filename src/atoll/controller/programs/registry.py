@@ -11,9 +11,9 @@ from atoll.controller.programs.compilation import Compilation
 from atoll.errors import StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
+from atoll.promises.large_plans import LargePlans
 from atoll.protocol import messages as m
 from atoll.scheduling.estimates import Estimates
-from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.programs import RegisteredProgram, device_groups, register
 from atoll.scheduling.session import Session
 from atoll.scheduling.usage import Meter

@@ -23,6 +23,7 @@ from atoll.worker.host_group import HostGroup
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.relay import SendToHost
+from atoll.worker.static_runs import StaticRuns, UnitsEnded
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.type_keys import TypeKeys
 
@@ -79,7 +80,8 @@ class NullHost:
     """`handle` takes the controller's messages; `report` sends answers, from any thread.
 
     `neighbours` are the inboxes of the island's hosts: this one's is added. `make_port(inbox)` gives the data port.
-    `call_soon` has something done on the thread of `handle`, from any other. `send` is that of `HostGroup`.
+    `call_soon` has something done on the thread of `handle`, from any other, and so has `dispatch_soon` what starts the
+    next segment of a static run. `send` is that of `HostGroup`.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class NullHost:
         call_soon: Callable[[Callable[[], None]], None],
         readers: Pool,
         send: SendToHost,
+        dispatch_soon: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.group = HostGroup(host, self._handle, send, report)
         report = self.group.report
@@ -109,23 +112,27 @@ class NullHost:
         inbox = neighbours[host] = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
         self.port = make_port(inbox)
         functions = Functions(self.backend, inbox, keys, report, AtOnce())
+        soon = dispatch_soon or call_soon
+        self._static_runs = StaticRuns(report, lambda ended: soon(partial(self._units_ended, ended)), now)
         network = NullNetwork(self.backend, self.port, host, neighbours)
         steps = StepRunner(self.backend, functions, self.port, network, keys)
         asides = Asides(self.backend, inbox, self.port, host, steps.readers, report, readers)
+        of_units = self._static_runs.report
         self._executor = PlanExecutor(
             steps,
             inbox,
-            report,
-            ClockWatcher(clock, report),
+            of_units,
+            ClockWatcher(clock, of_units),
             readers,
             lambda: call_soon(self._resume_parked),
             asides,
             now,
         )
+        self._static_runs.execute = self._executor.handle
         self._endings = self._executor.endings
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
-            self.backend, functions, self.port, self._executor.handle, renew, report, recorder, asides, host, now
+            self.backend, functions, self.port, self._static_runs.handle, renew, report, recorder, asides, host, now
         )
 
     def handle(self, message: Any) -> bool:
@@ -137,6 +144,10 @@ class NullHost:
         if self._endings.completed:
             self._endings.report_completed()
         return goes_on
+
+    def _units_ended(self, ended: UnitsEnded) -> None:
+        self._static_runs.handle(ended)
+        self._endings.report_completed()
 
     def _resume_parked(self) -> None:
         self._executor.resume_parked()

@@ -119,6 +119,25 @@ class RowsMoved(Message, frozen=True, tag=59):
     received: int = 0
 
 
+class RunProgress(Message, frozen=True, tag=106):
+    """Segments of a static run that have ended since the last time: `times` has three numbers for each, which are the
+    segment's place in the plan, its start and its end, as 8 bytes in little-endian order; times are those of Done.
+
+    With `is_over`, the host starts none of the others by itself, and all that it has started have ended.
+    """
+
+    sequence: int
+    times: bytes
+    is_over: bool
+
+
+class Yielded(Message, frozen=True, tag=107):
+    """The answer to Yield: of each static run that was not over, how many of its segments have been started."""
+
+    session: int
+    runs: tuple[tuple[int, int], ...]  # (sequence, segments)
+
+
 # ---- controller -> worker
 
 
@@ -168,6 +187,24 @@ class Run(Message, frozen=True, tag=24):
     host_feeds: int = 0
     acknowledge: bool = False  # answer with Enqueued, for each dispatch unit
     segments: int = 1
+    # Of a static run: the host starts one segment after another by itself, so that there are no more calls than these
+    # from the first that has not ended to the newest. The units' sequence numbers follow from the segments' gangs.
+    ahead: int = 0
+
+
+class Yield(Message, frozen=True, tag=108):
+    """Start no more segments of the session's static runs by yourself, and say how many have been started."""
+
+    session: int
+
+
+class Limit(Message, frozen=True, tag=109):
+    """How many segments of its static runs the session's host starts by itself after all: (sequence, segments). The
+    others start as `Dispatch` says, if at all.
+    """
+
+    session: int
+    runs: tuple[tuple[int, int], ...]
 
 
 class Dispatch(Message, frozen=True, tag=34):
@@ -294,6 +331,8 @@ FromWorker = (
     | AsidePut
     | AsideFailed
     | StoresReported
+    | RunProgress
+    | Yielded
 )
 ToWorker = (
     Refused
@@ -304,6 +343,8 @@ ToWorker = (
     | Run
     | Dispatch
     | DropRun
+    | Yield
+    | Limit
     | Free
     | OpenStore
     | CloseStore

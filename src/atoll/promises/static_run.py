@@ -1,0 +1,91 @@
+"""A static run, as the controller keeps it, and what it needs of the controller: see `static_runs`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from atoll.errors import Status
+from atoll.promises.large_plans import LargePlans
+from atoll.promises.static_programs import StaticProgram
+from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.dispatch_units import Unit
+from atoll.scheduling.reservations import Reservations
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.session import GangRun, Launch, Session
+from atoll.scheduling.tickets import Gang, Ticket
+
+
+@dataclass(slots=True, eq=False)
+class StaticRun:
+    """A launch that is, or may become, a static run. `first` is the sequence number of the program's first gang."""
+
+    launch: Launch
+    program: StaticProgram
+    first: int
+    gangs: dict[int, Gang[GangRun]]  # by island
+    ending: int  # those of them that have not ended
+    limits: dict[int, int] | None = None  # once it was taken back: the segments that run, by island
+    held: set[int] = field(default_factory=set)  # islands to start on once these are known
+    returned: list[Gang[GangRun]] = field(default_factory=list)  # that have ended since
+
+    def has_ended(self, island: int) -> bool:
+        run = self.gangs[island].run
+        return run.started and not run.hosts_left
+
+    def make_entries(self) -> None:
+        """Of the values between nodes: the launch becomes one like others."""
+        program, entries = self.launch.program, self.launch.entries
+        for number, made in enumerate(program.values, start=program.arguments):
+            if made.result < 0:
+                entries[number] = Entry(made.hosts, made.nbytes, maker=program.name)
+
+    def rest(self, limits: dict[int, int]) -> list[tuple[int, Unit]]:
+        """The nodes beyond so many segments of each island, with their first sequence numbers."""
+        places = dict.fromkeys(limits, 0)
+        found, number = [], self.first
+        for node in self.launch.program.nodes:
+            if places[node[0].island] >= limits[node[0].island]:
+                found.append((number, node))
+            for spec in node:
+                places[spec.island] += 1
+            number += len(node)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class TakenBack:
+    """Runs of a session whose hosts were asked how far they have come: what they have answered, by sequence."""
+
+    runs: list[StaticRun]
+    asked: set[int]
+    started: dict[int, int] = field(default_factory=dict)
+
+
+class Launching(Protocol):
+    """What launches and ends gangs: the controller."""
+
+    scheduler: Scheduler[GangRun]
+    memory: Reservations
+    in_flight: dict[int, Gang[GangRun]]  # by sequence
+    large_plans: LargePlans
+
+    def reserve_numbers(self, count: int = 1) -> int:
+        """The first of so many sequence numbers."""
+
+    def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
+        """Of a node that is launched by itself; its gangs have the numbers from `first` on."""
+
+    def join_lines(self, ticket: Ticket[GangRun]) -> None: ...
+
+    def gang_left(self, gang: Gang[GangRun]) -> None:
+        """It needs its program no more."""
+
+    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
+        """Nor its buffers."""
+
+    def fail(self, launch: Launch, status: Status) -> None:
+        """What of it has not started will not."""
+
+    def gang_ended(self, launch: Launch) -> None:
+        """One of the launch's."""

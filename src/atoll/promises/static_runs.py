@@ -1,0 +1,395 @@
+"""Static runs: launches whose gangs are granted all at once, one message to a host and few back.
+
+Where nobody else wants the islands of a launch, nothing is to be decided between its gangs: their order is that of the
+plan. So it is one ticket, with a gang on each island that stands for all of them, and memory for the most that they
+ever need. The hosts start one gang after another by themselves (`worker.static_runs`). As soon as another session has
+something ready on one of the islands, the run is *taken back*: its hosts say how far they have come, and the rest of
+the launch joins the lines, node by node, as that of any other launch.
+
+Invariants. Of a node either all gangs are started by hosts or none, and of an island's gangs the first ones: so what
+hosts have started waits for nothing that is still in line. What a session has launched later waits until the run is
+over on its island, or its rest is in line: the session's order stays.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import invalid
+from atoll.promises.static_charges import StaticCharges
+from atoll.promises.static_programs import IslandPart, StaticProgram, static_program
+from atoll.promises.static_run import Launching, StaticRun, TakenBack
+from atoll.protocol import messages as m
+from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.session import GangRun, Launch, Session
+from atoll.scheduling.tickets import Gang, Ticket
+
+# How many calls may be in flight on a host, and have memory: as for long gangs that are dispatched one by one, or of
+# short ones as many as keep it busy.
+_AHEAD, _AHEAD_OF_SHORT = 2, 12
+
+
+class StaticRuns:
+    """Launches from their tickets to their ends, for as far as they are static. They are where nobody else has started
+    anything on their islands for `alone_seconds`.
+    """
+
+    def __init__(
+        self,
+        launching: Launching,
+        resources: ResourceManager,
+        sessions: Mapping[int, Session],
+        to_host: Callable[[int, Any], None],
+        quarantine: Quarantine,
+        charges: StaticCharges,
+        alone_seconds: float,
+    ) -> None:
+        self._launching = launching
+        self._resources = resources
+        self._sessions = sessions
+        self._to_host = to_host
+        self._quarantine = quarantine
+        self._charges = charges
+        self._scheduler, self._memory = launching.scheduler, launching.memory
+        self._in_flight = launching.in_flight
+        self._alone_seconds = alone_seconds
+        self._runs: dict[int, StaticRun] = {}  # by the number of their ticket
+        self._taken_back: dict[int, TakenBack] = {}  # by session
+        self._scheduler.use_static(self._may_be_committed)
+
+    # ---- beginning
+
+    def program_of(self, session: Session, program: RegisteredProgram) -> StaticProgram | None:
+        """What a static run would be that is launched now; None where it is to be launched node by node."""
+        settings = session.tenant.settings
+        if self._quarantine.suspects or settings.memory or settings.total_memory:
+            return None
+        scheduler = self._scheduler
+        if any(scheduler.alone_for(island, session.number) < self._alone_seconds for island in program.islands):
+            return None
+        if program.static is None:
+            program.static = self._static_program(program, _AHEAD) or False
+        elif program.static and program.static.ahead == _AHEAD and program.static.is_short:
+            program.static = self._static_program(program, _AHEAD_OF_SHORT)
+        return program.static or None
+
+    def _static_program(self, program: RegisteredProgram, ahead: int) -> StaticProgram | None:
+        weight = max(1, min(self._scheduler.statistics(island).window for island in program.islands) // 2)
+        return static_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight)
+
+    def line_up(self, session: Session, launch: Launch, program: StaticProgram) -> None:
+        """One ticket for all of the launch joins its lines. Notes the buffers that it needs."""
+        first = self._launching.reserve_numbers(program.gangs)
+        ticket: Ticket[GangRun] = Ticket(
+            first, session.number, tenant=session.tenant, since=launch.seconds, is_static=True
+        )
+        gangs = {}
+        for island, part in program.parts.items():
+            for position in part.whole.handles:
+                session.directory.entries[launch.handles[position]].uses += 1
+            spec = part.whole
+            run = GangRun(launch, spec, set(spec.hosts))
+            number = first + part.each.numbers[0]
+            gangs[island] = Gang(
+                number, island, ticket, run, 0, weight=program.weight, hosts=spec.hosts, devices=spec.device_count
+            )
+        ticket.gangs = tuple(gangs.values())
+        for position in launch.program.donated:
+            launch.entries[position].consumed = True
+        launch.tickets.append(ticket)
+        launch.pending += len(gangs)
+        launch.program.waiting += len(gangs)
+        self._runs[first] = StaticRun(launch, program, first, gangs, len(gangs))
+        if launch.program.is_large:
+            self._launching.large_plans.hold(launch.program.number, ticket)
+        self._launching.join_lines(ticket)
+
+    def _may_be_committed(self, ticket: Ticket[GangRun]) -> bool:
+        """Where others want an island, or there is not enough memory, its nodes join the lines instead."""
+        run = self._runs[ticket.number]
+        session = ticket.session
+        for island, gang in run.gangs.items():
+            part, before = run.program.parts[island], self._before(run, island)
+            if before is part:
+                gang.run.spec = part.again
+            elif before is not None:
+                gang.run.spec = replace(part.whole, scratch=part.memory.behind(before.memory))
+        may = (
+            not self._quarantine.suspects
+            and session not in self._taken_back
+            and all(each.limits is None for each in self._runs.values() if each.launch.session == session)
+            and not any(self._scheduler.alone_for(island, session) < 0 for island in run.gangs)
+            and self._memory.ledger.lacking(*(gang.run.spec.scratch for gang in run.gangs.values())) is None
+            and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
+        )
+        if not may:
+            run.make_entries()
+            self._launch_rest(run, dict.fromkeys(run.gangs, 0))
+            self._scheduler.drop(ticket)
+            for gang in ticket.gangs:
+                gang.run.started = True
+                self._end(gang)
+        return may
+
+    def _before(self, run: StaticRun, island: int) -> IslandPart | None:
+        """Of the session's last run that is committed there, and has not ended."""
+        found = None
+        for other in self._runs.values():
+            is_there = other.launch.session == run.launch.session and island in other.gangs
+            if is_there and other is not run and other.gangs[island].keeps_order and not other.has_ended(island):
+                found = other.program.parts[island]
+        return found
+
+    def _grow(self, island: int, session: int) -> None:
+        """A run there has ended: the one behind it has all of its memory for itself."""
+        for run in self._runs.values():
+            gang = run.gangs.get(island)
+            if gang is not None and run.launch.session == session and gang.keeps_order and not run.has_ended(island):
+                whole, will_run = run.program.parts[island].whole, run.limits is None or run.limits[island]
+                if gang.run.spec is not whole and will_run:
+                    gang.run.spec = whole
+                    self._memory.grow(gang)
+                return
+
+    def _has_memory(self, launch: Launch, part: IslandPart) -> bool:
+        """Whether the arguments that the part consumes have their memory, or will have: as results of static runs."""
+        entries, (host,) = launch.entries, part.whole.hosts
+        return all(
+            self._memory.lies_on(host, entries[number]) or not (entries[number].ready or entries[number].blocks)
+            for number in part.lost
+        )
+
+    def start(self, gang: Gang[GangRun]) -> None:
+        """The gang's island has room."""
+        run = self._runs[gang.ticket.number]
+        if run.limits is None and gang.ticket.session in self._taken_back:
+            run.held.add(gang.island)
+            return
+        limit = len(run.program.parts[gang.island].gangs) if run.limits is None else run.limits[gang.island]
+        if not limit:
+            self._is_over(run, gang)
+            return
+        launch, (host,) = run.launch, gang.run.spec.hosts
+        plan = launch.program.plans[host]
+        launch.begun[host] = gang.sequence
+        self._to_host(
+            host,
+            m.Run(
+                gang.sequence,
+                launch.session,
+                launch.program.number,
+                tuple([launch.handles[position] for position in plan.arguments]),
+                tuple([launch.handles[position] for position in plan.results]),
+                (),
+                launch.host_feeds,
+                segments=limit,
+                ahead=run.program.ahead,
+            ),
+        )
+
+    # ---- taking back
+
+    def make_room(self) -> None:
+        """Runs on islands where others have something ready are taken back."""
+        crowded = self._scheduler.crowded
+        for session in sorted(crowded):
+            if session not in self._taken_back:
+                self._take_back(session)
+        crowded.clear()
+
+    def _take_back(self, session: int) -> None:
+        if session not in self._sessions:
+            return  # its hosts drop all of it
+        runs = [
+            run
+            for run in self._runs.values()
+            if run.launch.session == session and run.launch.error is None and run.limits is None
+            if next(iter(run.gangs.values())).ticket.committed
+        ]
+        asked = {host for run in runs for gang in run.gangs.values() for host in self._under_way(gang)}
+        taken_back = self._taken_back[session] = TakenBack(runs, asked)
+        for host in sorted(asked):
+            self._to_host(host, m.Yield(session))
+        self._decide(session, taken_back)
+
+    def _under_way(self, gang: Gang[GangRun]) -> set[int]:
+        """Its hosts that have been sent it, and have not ended it."""
+        is_there = gang.run.started and gang.run.launch.begun.get(gang.hosts[0]) == gang.sequence
+        return gang.run.hosts_left if is_there else set()
+
+    def yielded(self, host: int, message: m.Yielded) -> None:
+        """A host has said how far it has come, and starts nothing more by itself."""
+        taken_back = self._taken_back.get(message.session)
+        if taken_back is not None and host in taken_back.asked:
+            taken_back.asked.discard(host)
+            taken_back.started.update(message.runs)
+            self._decide(message.session, taken_back)
+
+    def hosts_lost(self, hosts: set[int]) -> None:
+        """They answer no more."""
+        for session, taken_back in list(self._taken_back.items()):
+            taken_back.asked -= hosts
+            self._decide(session, taken_back)
+
+    def _decide(self, session: int, taken_back: TakenBack) -> None:
+        """Once all have answered: up to where each island runs by itself after all."""
+        if taken_back.asked:
+            return
+        del self._taken_back[session]
+        runs = [run for run in taken_back.runs if run.launch.error is None]
+        begun: set[int] = set()  # islands on which a later run has begun: those before it run to their ends
+        for run in reversed(runs):
+            limits = run.limits = {}
+            for island, gang in run.gangs.items():
+                is_all = run.has_ended(island) or island in begun
+                count, started = len(run.program.parts[island].gangs), taken_back.started.get(gang.sequence, 0)
+                limits[island] = count if is_all else min(max(0, started), count)
+            run.program.close(limits)
+            begun |= {island for island, limit in limits.items() if limit}
+            run.make_entries()
+        self._limit(runs, session)
+        for run in runs:
+            for island in sorted(run.held):
+                self.start(run.gangs[island])
+            run.held.clear()
+
+    def _limit(self, runs: list[StaticRun], session: int) -> None:
+        """Tells hosts that wait for it up to which segments they go on by themselves."""
+        by_host: dict[int, list[tuple[int, int]]] = {}
+        for run in runs:
+            for island, gang in run.gangs.items():
+                if self._under_way(gang):
+                    limit = len(run.program.parts[island].gangs) if run.limits is None else run.limits[island]
+                    by_host.setdefault(gang.hosts[0], []).append((gang.sequence, limit))
+        for host, limited in by_host.items():
+            self._to_host(host, m.Limit(session, tuple(limited)))
+
+    def _launch_rest(self, run: StaticRun, limits: dict[int, int]) -> None:
+        """The nodes beyond these segments join the lines."""
+        units = run.rest(limits)
+        for island, gang in run.gangs.items():
+            if not limits[island]:
+                run.launch.begun.pop(gang.hosts[0], None)
+        launch, session = run.launch, self._sessions[run.launch.session]
+        launch.tickets, launch.is_static = [], False
+        for first, unit in units:
+            self._launching.make_ticket(session, launch, unit, run.first, first)
+        for ticket in launch.tickets:
+            self._launching.join_lines(ticket)
+
+    # ---- ends
+
+    def progressed(self, host: int, message: m.RunProgress) -> None:
+        """Gangs of a run have ended on a host. Raises INVALID_ARGUMENT for what no worker reports."""
+        gang = self._in_flight.get(message.sequence)
+        if gang is None or host not in gang.run.hosts_left:
+            return
+        run = self._runs.get(gang.ticket.number) if gang.ticket.is_static else None
+        if run is None:
+            raise invalid(f"gang {message.sequence} is of no static run")
+        if message.times:
+            self._charges.charge(gang, run.program, run.first, message.times)
+        if message.is_over:
+            gang.run.hosts_left.clear()
+            self._is_over(run, gang)
+
+    def _is_over(self, run: StaticRun, gang: Gang[GangRun]) -> None:
+        gang.run.hosts_left.clear()
+        if gang.run.failure is not None and run.launch.error is None:
+            return  # it is settled soon whose fault that is
+        if run.limits is None or run.launch.error is not None or run.launch.session not in self._sessions:
+            self._leave(gang)
+            if run.launch.error is None:
+                self._keep_results(run, gang)
+            self._end(gang)  # which lets the one behind it grow
+            return
+        self._leave(gang)
+        part = run.program.parts[gang.island]
+        self._memory.run_through(gang, part.gangs[: run.limits[gang.island]])
+        self._grow(gang.island, run.launch.session)
+        run.returned.append(gang)
+        if len(run.returned) == run.ending:
+            self._launch_rest(run, run.limits)
+            self.give_up(run)
+
+    def _leave(self, gang: Gang[GangRun]) -> None:
+        """Its hosts have ended it: what it took of its island goes."""
+        del self._in_flight[gang.sequence]
+        self._scheduler.finished(gang, gang.run.device_ns)
+        self._memory.ended(gang)
+
+    def _keep_results(self, run: StaticRun, gang: Gang[GangRun]) -> None:
+        part = run.program.parts[gang.island]
+        self._memory.keep(gang, [(each.value, each.requirement, each.donor) for each in part.kept], part.lost)
+
+    def give_up(self, run: StaticRun) -> None:
+        """What has been returned is over, without anything else."""
+        returned, run.returned = run.returned, []
+        for gang in returned:
+            self._end(gang)
+
+    def finish(self, gang: Gang[GangRun]) -> None:
+        """The gang was started, and its launch has failed: nothing more is heard of it."""
+        if gang.sequence in self._in_flight:
+            self._is_over(self._runs[gang.ticket.number], gang)
+
+    def _end(self, gang: Gang[GangRun]) -> None:
+        session = self._sessions.get(gang.run.launch.session)
+        self._launching.gang_left(gang)
+        if session is not None:
+            self._launching.drop_uses(session, gang)
+        self.over(gang)
+        self._launching.gang_ended(gang.run.launch)
+
+    def over(self, gang: Gang[GangRun]) -> None:
+        """The gang has ended, or never starts, or its rest is in line."""
+        run = self._runs[gang.ticket.number]
+        run.ending -= 1
+        self._scheduler.static_is_over(gang)
+        self._grow(gang.island, run.launch.session)
+        if not run.ending:
+            del self._runs[gang.ticket.number]
+            if not gang.ticket.dropped:  # one that is may be in line still
+                gang.ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
+
+    def failed(self, launch: Launch) -> None:
+        """The launch has failed: its hosts start nothing more of it, and what was to be launched anew is not.
+
+        Nor do they begin what its session has launched later, until they are told that it does not need this.
+        """
+        run = self._runs.get(launch.tickets[0].number) if launch.tickets else None
+        if run is None or run.launch is not launch:
+            return
+        others = [each for each in self._runs.values() if each.launch.session == launch.session and each is not run]
+        for other in others:
+            problem = next(
+                (entry.error for entry in other.launch.entries[: len(other.launch.arguments)] if entry.error), None
+            )
+            if problem is not None:
+                self._launching.fail(other.launch, problem)
+        for gang in run.gangs.values():
+            for host in self._under_way(gang):
+                if not self._resources.is_lost(host):
+                    self._to_host(host, m.DropRun(launch.session, gang.sequence))
+        if launch.session not in self._taken_back:
+            self._limit([each for each in others if each.launch.error is None], launch.session)
+        for island in sorted(run.held):
+            self._is_over(run, run.gangs[island])
+        run.held.clear()
+        self.give_up(run)
+
+    def session_closed(self, session: int) -> list[Gang[GangRun]]:
+        """Its hosts drop what they have not started of it. Returns what is in flight."""
+        runs = [run for run in self._runs.values() if run.launch.session == session]
+        for run in runs:
+            for island in sorted(run.held):
+                self._is_over(run, run.gangs[island])
+            run.held.clear()
+            self.give_up(run)
+        return [gang for run in runs for gang in run.gangs.values() if gang.sequence in self._in_flight]

@@ -1,0 +1,224 @@
+"""Static runs: launches whose segments this host dispatches by itself, all of which the controller has granted at once.
+
+They stand in front of the plan executor, which gets their segments as it would get them from the controller: one unit
+after another, as earlier ones end, so that no more is in flight than the controller would have let in. What has ended
+is reported when the run is over, and now and then before. The controller may take a run back at any segment (`Yield`,
+`Limit`): it dispatches the rest then.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+
+# As the controller does it: see `scheduling.scheduler`.
+_BUSY_NS = 8_000_000
+_LEAST, _LEAST_OF_LONG, _LONG_NS = 3, 2, 16_000_000
+_NEW_NS = 2_700_000
+# Of runs that take longer the controller hears as often: what they use is charged then.
+_REPORT_NS = 1_000_000_000
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Segments up to `limit` are dispatched here; `started` of them have been, and those in `open` have not ended."""
+
+    message: m.Run
+    plan: p.Plan
+    calls: list[int]  # before each segment of the plan, and in all of it
+    expected: list[int]  # what each segment of the plan takes, in nanoseconds
+    limit: int
+    started: int = 0
+    is_dropped: bool = False
+    is_held: bool = False  # it has yielded, and the controller has yet to say up to where it goes on
+    open: dict[int, int] = field(default_factory=dict)  # by segment, in order: what it counts, in nanoseconds
+    times: list[int] = field(default_factory=list)  # that are not reported yet
+    last_end: int = 0
+    reported: int = 0  # when
+
+    def sequence(self, segment: int) -> int:
+        segments = self.plan.segments
+        return self.message.sequence + segments[segment].gang - segments[0].gang
+
+
+class UnitsEnded(msgspec.Struct, frozen=True):
+    """What was reported of units of static runs, on any thread."""
+
+    messages: tuple[Any, ...]
+
+
+class StaticRuns:
+    """`handle` takes what the plan executor takes, on its thread, and passes on what is not for static runs.
+
+    `report` takes, on any thread, what the executor and its watchers report: what is about units of static runs comes
+    back to `handle` by way of `submit`, the rest goes to the controller. `now` is the clock of `Done`.
+    """
+
+    def __init__(
+        self,
+        to_controller: Callable[..., None],
+        submit: Callable[[UnitsEnded], None],
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.execute: Callable[[Any], None]  # the plan executor's `handle`; to be set
+        self._to_controller = to_controller
+        self._submit = submit
+        self._now = now
+        self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # as `_Run` has them
+        self._runs: dict[int, _Run] = {}  # by sequence, in order
+        self._units: dict[int, tuple[_Run, int]] = {}  # in flight: their segments, by sequence
+        self._busy_ns = 0  # that those in flight count
+
+    # ---- any thread
+
+    def report(self, *messages: Any) -> None:
+        own: list[Any] = []
+        for message in messages:
+            if type(message) is m.Done:
+                runs = [each for each in message.runs if each[0] in self._units]
+                if runs:
+                    own.append(m.Done(tuple(runs)))
+                    left = tuple(each for each in message.runs if each[0] not in self._units)
+                    if left:
+                        self._to_controller(m.Done(left))
+                    continue
+            elif type(message) is m.Failed and message.sequence in self._units:
+                own.append(message)
+                continue
+            self._to_controller(message)
+        if own:
+            self._submit(UnitsEnded(tuple(own)))
+
+    # ---- the executor's thread
+
+    def handle(self, message: Any) -> None:
+        kind = type(message)
+        if kind is UnitsEnded:
+            for each in message.messages:
+                self._ended(each)
+        elif kind is m.Run and message.ahead and message.plan in self._plans:
+            self._runs[message.sequence] = _Run(
+                message, *self._plans[message.plan], message.segments, reported=self._now()
+            )
+            self._dispatch(message.session)
+        elif kind is m.Yield:
+            self._yield(message.session)
+        elif kind is m.Limit:
+            for sequence, limit in message.runs:
+                run = self._runs.get(sequence)
+                if run is not None and run.is_held:  # it may have been dropped meanwhile
+                    run.limit, run.is_held = limit, False
+            self._go_on(message.session)
+        elif kind is m.RegisterPlan:
+            segments = message.definition.segments
+            are_calls = [any(type(step) is p.Execute for step in segment.steps) for segment in segments]
+            self._plans[message.plan] = (
+                message.definition,
+                list(accumulate(are_calls, initial=0)),
+                [_NEW_NS] * len(segments),
+            )
+            self.execute(message)
+        elif kind is m.DropPlan:
+            self._plans.pop(message.plan, None)
+            self.execute(message)
+        elif kind is m.DropRun:
+            self._drop([self._runs[message.run]] if message.run in self._runs else [], message)
+        elif kind is m.CloseStore:
+            self._drop(self._of(message.session), message)
+        else:
+            self.execute(message)
+
+    def _drop(self, runs: list[_Run], message: Any) -> None:
+        """Those behind them may need what is not made now: they begin when the controller has said so."""
+        for run in self._of(message.session) if any(not run.is_dropped for run in runs) else ():
+            if run in runs:
+                run.limit, run.is_held, run.is_dropped = run.started, False, True
+            elif not (run.started or run.is_dropped):
+                run.limit, run.is_held = 0, True
+        self.execute(message)
+        self._go_on(message.session)
+
+    def _of(self, session: int) -> list[_Run]:
+        return [run for run in self._runs.values() if run.message.session == session]
+
+    def _go_on(self, session: int) -> None:
+        """Starts what there is room for, and reports what is to be reported now. Runs are over in order: the memory of
+        one that is behind another is reserved as far as it lacks that one's.
+        """
+        self._dispatch(session)
+        runs = self._of(session)
+        for run in runs:
+            is_first = next(each for each in runs if each.message.sequence in self._runs) is run
+            is_over = is_first and run.started == run.limit and not (run.open or run.is_held)
+            if is_over:
+                del self._runs[run.message.sequence]
+            elif not run.times or self._now() - run.reported < _REPORT_NS:
+                continue
+            times, run.times, run.reported = run.times, [], self._now()
+            packed = struct.pack(f"<{len(times)}q", *times)
+            self._to_controller(m.RunProgress(run.message.sequence, packed, is_over))
+
+    def _dispatch(self, session: int) -> None:
+        before = -1  # calls of earlier runs since the first segment that has not ended; -1: all have
+        for run in self._of(session):
+            while run.started < run.limit and self._has_room(run, before):
+                self._start(run)
+            if run.started < run.limit:
+                return
+            if before >= 0 or run.open:
+                before = self._calls(run, before)
+
+    def _has_room(self, run: _Run, before: int) -> bool:
+        is_call = run.calls[run.started + 1] > run.calls[run.started]
+        if is_call and self._calls(run, before) >= run.message.ahead:
+            return False
+        least = _LEAST_OF_LONG if self._busy_ns >= _LONG_NS else _LEAST
+        return self._busy_ns < _BUSY_NS or len(self._units) < least
+
+    def _calls(self, run: _Run, before: int) -> int:
+        """Those from the first segment of its session that has not ended to the run's newest one."""
+        if before >= 0:
+            return before + run.calls[run.started]
+        return run.calls[run.started] - run.calls[next(iter(run.open), run.started)]
+
+    def _start(self, run: _Run) -> None:
+        segment, message = run.started, run.message
+        sequence = run.sequence(segment)
+        counts = run.open[segment] = run.expected[segment]
+        self._busy_ns += counts
+        self._units[sequence] = run, segment
+        run.started += 1
+        if segment:
+            self.execute(m.Dispatch(message.session, message.sequence, ((sequence, 1),)))
+        else:
+            self.execute(msgspec.structs.replace(message, segments=1, ahead=0))
+
+    def _ended(self, message: m.Done | m.Failed) -> None:
+        if isinstance(message, m.Failed):
+            run, segment = self._units.pop(message.sequence)
+            self._busy_ns -= run.open.pop(segment)
+            self._to_controller(m.Failed(run.message.sequence, message.status))
+            self._drop([run], m.DropRun(run.message.session, run.message.sequence))
+            return
+        for sequence, started, ended in message.runs:
+            run, segment = self._units.pop(sequence)
+            self._busy_ns -= run.open.pop(segment)
+            run.times += (segment, started, ended)
+            run.expected[segment] = max(0, ended - max(started, run.last_end))
+            run.last_end = max(run.last_end, ended)
+            self._go_on(run.message.session)
+
+    def _yield(self, session: int) -> None:
+        runs = [run for run in self._of(session) if not run.is_dropped]
+        for run in runs:
+            run.limit, run.is_held = run.started, True
+        self._to_controller(m.Yielded(session, tuple((run.message.sequence, run.started) for run in runs)))

@@ -1,0 +1,229 @@
+"""Static runs, as tables: what hosts are sent, and how runs are taken back."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from atoll.errors import Code, Status
+from atoll.ir.program import Call, Program, Transfer
+from atoll.protocol import messages as m
+from tests.controller.play import BROKEN, Play, on, runs
+
+NODES = 6
+ARRAY = 10
+
+
+def program() -> Program:
+    """Calls on device 0, whose results go to device 1: to another island."""
+    nodes: list[Any] = []
+    for value in range(0, NODES, 2):
+        nodes += [Call(1, (0,), (on(0),), (0,)), Transfer((1 + value,), (on(1),), False, reshard=True)]
+    return Program("step", (on(0),), tuple(nodes), tuple(range(2, NODES + 1, 2)))
+
+
+@pytest.fixture
+def play() -> Play:
+    """Two islands with a device each, and a session that has them to itself."""
+    play = Play("2x1x1", static_seconds=0.0)
+    play.with_function()
+    play.array(ARRAY)
+    play.say(m.RegisterProgram(5, program()))
+    return play
+
+
+def launched(play: Play, result: int = 20) -> list[m.Run]:
+    results = tuple(range(result, result + NODES // 2))
+    return runs(play.say(m.Launch(5, (ARRAY,), results, ())))
+
+
+def progress(run: m.Run, *segments: int, is_over: bool = False) -> m.RunProgress:
+    times = [number for segment in segments for number in (segment, 10 * segment + 1, 10 * segment + 11)]
+    return m.RunProgress(run.sequence, struct.pack(f"<{len(times)}q", *times), is_over)
+
+
+def awaited(play: Play, handle: int) -> list[Any]:
+    return play.say(m.Await(handle, (handle,)))
+
+
+def another(play: Play) -> int:
+    """A session that wants device 0, or its half of that, and launches there."""
+    number = play.open(43).number
+    play.flush()
+    play.proxy(number, m.RegisterFunction(1, "content 1", 901, ((0,),)))
+    play.proxy(number, m.RegisterProgram(5, Program("other", (), (Call(1, (), (on(0),), (0,)),), (0,))))
+    return number
+
+
+def test_a_host_gets_all_of_its_segments_in_one_message_and_says_once_that_they_ended(play):
+    first, second = launched(play)
+    assert (first.segments, second.segments, first.ahead) == (NODES, NODES // 2, 2)
+    assert second.sequence == first.sequence + 2, "that of its first gang"
+    assert awaited(play, 20) == []
+    assert play.report(0, progress(first, *range(NODES), is_over=True)) == []
+    messages = play.report(1, progress(second, *range(NODES // 2), is_over=True))
+    assert m.Awaited(20, Status()) in messages
+    assert m.CreditReturned(1) in messages
+    assert play.controller.launcher.in_flight == {}
+    used = {each.program: each.device_ns for each in play.controller.meter.take(2)[1]}
+    assert used["step"] == 10 * (NODES + NODES // 2), "all gangs are charged"
+    spans = play.controller.trace.spans()
+    assert len(spans) == 1 + NODES + NODES // 2
+    assert {span.kind for span in spans if span.sequence >= first.sequence} == {"call", "send", "receive"}
+
+
+def test_the_next_launch_follows_before_the_one_before_has_ended(play):
+    assert len(launched(play)) == 2
+    assert len(launched(play, 30)) == 2
+    assert launched(play, 40) == [], "two at most"
+
+
+def test_what_a_session_launches_later_waits_for_the_run_on_its_island(play):
+    first, second = launched(play)
+    play.with_call(6, arguments=0)
+    assert play.say(m.Launch(6, (), (50,), ())) == []
+    play.report(1, progress(second, *range(NODES // 2), is_over=True))
+    (run,) = runs(play.report(0, progress(first, *range(NODES), is_over=True)))
+    assert run.results == (50,)
+
+
+@pytest.mark.parametrize(
+    ("started", "limits"),
+    [
+        ((0, 0), (0, 0)),
+        ((1, 0), (1, 0)),
+        ((2, 0), (2, 1)),  # what was sent is received
+        ((3, 1), (3, 1)),
+        ((1, 2), (4, 2)),  # what is awaited is sent, and all before it
+        ((6, 3), (6, 3)),
+    ],
+)
+def test_a_run_is_taken_back_at_any_segment(play, started, limits):
+    """Another session comes; the rest of the launch is dispatched node by node, behind what that has launched."""
+    first, second = launched(play)
+    awaited(play, 20)
+    other = another(play)
+    play.proxy(other, m.Launch(5, (), (1,), ()))
+    sent = play.sent()
+    assert [message for to, message in sent if isinstance(message, m.Yield)] == [m.Yield(play.session)] * 2
+    both = ((first, started[0]), (second, started[1]))
+    messages: list[Any] = []
+    for host, (run, count) in enumerate(both):
+        messages += play.report(host, m.Yielded(play.session, ((run.sequence, count),)))
+    limited = [message for message in messages if isinstance(message, m.Limit)]
+    assert [message.runs for message in limited] == [((first.sequence, limits[0]),), ((second.sequence, limits[1]),)]
+    messages = []
+    for host, (run, _) in enumerate(both):
+        messages += play.report(host, progress(run, *range(limits[host]), is_over=True))
+    ended: list[int] = []
+    while messages:  # the rest, as hosts get it, with all else
+        message = messages.pop(0)
+        sequences = [message.sequence] if isinstance(message, m.Run) else []
+        sequences += [each for each, _ in message.units] if isinstance(message, m.Dispatch) else []
+        for sequence in sequences:
+            gang = play.controller.launcher.in_flight[sequence]
+            ended.append(sequence)
+            messages += play.report(gang.hosts[0], m.Done(((sequence, 0, 1),)))
+        if isinstance(message, m.Awaited):
+            assert message == m.Awaited(20, Status())
+            break
+    else:
+        raise AssertionError("the launch has not ended")
+    assert len(ended) == len(set(ended)) == NODES + NODES // 2 - sum(limits), "each gang runs once"
+
+
+def test_a_launch_beside_others_is_dispatched_node_by_node(play):
+    other = another(play)
+    play.report(0, m.FeedsArrived(other, (901,)))
+    play.proxy(other, m.Launch(5, (), (1,), ()))
+    play.flush()
+    assert all(run.ahead == 0 for run in launched(play))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_that_is_lost_in_a_static_run_fails_the_launch(play, lost, asked):
+    first, second = launched(play)
+    awaited(play, 20)
+    if asked:  # how far it has come
+        play.proxy(another(play), m.Launch(5, (), (1,), ()))
+        play.report(1 - lost, m.Yielded(play.session, (((first, second)[1 - lost].sequence, 1),)))
+    play.lose(lost, "killed")
+    messages = play.outbox()
+    left = (second, first)[lost]
+    assert m.DropRun(play.session, left.sequence) in messages
+    messages += play.report(1 - lost, progress(left, 0, is_over=True))
+    (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]
+    assert status.code == Code.DATA_LOSS
+    assert all(gang.ticket.session != play.session for gang in play.controller.launcher.in_flight.values())
+
+
+def test_a_failure_reaches_all_hosts_of_the_run(play):
+    first, second = launched(play)
+    awaited(play, 20)
+    messages = play.report(0, m.Failed(first.sequence, BROKEN))
+    assert m.DropRun(play.session, first.sequence) in messages
+    assert m.DropRun(play.session, second.sequence) in messages
+    assert any(isinstance(message, m.FailFeeds) for message in messages)
+    play.report(0, progress(first, is_over=True))
+    messages = play.report(1, progress(second, is_over=True))
+    assert [message.status.code for message in messages if isinstance(message, m.Awaited)] == [BROKEN.code]
+
+
+def test_a_failure_takes_along_what_needs_it_and_lets_others_go_on(play):
+    first, second = launched(play)
+    behind, _ = launched(play, 30)
+    messages = play.report(0, m.Failed(first.sequence, BROKEN))
+    assert m.Limit(play.session, ((behind.sequence, NODES),)) in messages
+    assert messages.index(m.DropRun(play.session, first.sequence)) < messages.index(
+        m.Limit(play.session, ((behind.sequence, NODES),))
+    )
+    play.report(0, progress(first, is_over=True))
+    play.report(1, progress(second, is_over=True))
+    play.say(m.RegisterProgram(6, Program("next", (on(1),), there_and_back(), (3, 4))))
+    assert runs(play.say(m.Launch(6, (30,), (50, 51), ())))[0].ahead == 2
+    play.report(0, m.Failed(behind.sequence, BROKEN))
+    assert play.controller.sessions[play.session].directory.entries[50].error == BROKEN
+
+
+def there_and_back() -> tuple[Transfer | Call, ...]:
+    """Calls on device 0 on what comes from device 1, and what goes there."""
+    return (
+        Transfer((0,), (on(0),), False, reshard=True),
+        Call(1, (1,), (on(0),), (0,)),
+        Transfer((2,), (on(1),), False, reshard=True),
+        Call(1, (2,), (on(0),), (0,)),
+    )
+
+
+def test_hosts_of_a_closed_session_await_nothing_that_will_not_be_sent(play):
+    first, second = launched(play)
+    play.close(play.session)
+    sent = play.sent()
+    feeds = ((second.host_feeds, 1), (second.host_feeds + 1, 1), (second.host_feeds + 2, 1))
+    failed = [(to, message) for to, message in sent if isinstance(message, m.FailFeeds)]
+    assert [(to, message.feeds) for to, message in failed] == [(("host", 1), feeds)]
+    play.report(0, progress(first, 0, is_over=True))
+    play.report(1, m.Failed(second.sequence, BROKEN))
+    play.report(1, progress(second, is_over=True))
+    assert play.controller.launcher.in_flight == {}
+    assert not any(play.controller.memory.used.values())
+
+
+def test_memory_is_reserved_for_the_most_that_is_ever_needed_and_only_results_keep_theirs(play):
+    used = play.controller.memory.used
+    first, second = launched(play)
+    assert play.controller.memory.used != used
+    play.report(0, progress(first, *range(NODES), is_over=True))
+    play.report(1, progress(second, *range(NODES // 2), is_over=True))
+    play.say(m.Release((*range(20, 20 + NODES // 2), ARRAY)))
+    assert not any(play.controller.memory.used.values())
+
+
+@pytest.mark.parametrize("times", [b"\0" * 23, struct.pack("<3q", NODES, 0, 1), struct.pack("<3q", -1, 0, 1)])
+def test_times_that_are_none_end_the_connection_of_who_reports_them(play, times):
+    first, _ = launched(play)
+    with pytest.raises(Exception, match=r"segments|bytes"):
+        play.controller.launcher.static_runs.progressed(0, m.RunProgress(first.sequence, times, True))

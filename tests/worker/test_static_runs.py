@@ -1,0 +1,205 @@
+"""Static runs on a host, as tables: what the plan executor gets, and what the controller is told."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from atoll.errors import Code, Status
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from atoll.worker.static_runs import StaticRuns
+
+SESSION, PLAN, FIRST = 7, 3, 100
+MS = 1_000_000
+CALL = p.Execute("f", (), 0, (), (), False)
+BROKEN = Status(Code.INTERNAL, "division by zero")
+
+
+class Host:
+    """`StaticRuns` between a controller and an executor that do nothing by themselves."""
+
+    def __init__(self, segments: int = 8, gangs: int = 2) -> None:
+        self.executed: list[Any] = []
+        self.said: list[Any] = []
+        self.now = 0
+        self.static_runs = StaticRuns(
+            lambda *messages: self.said.extend(messages), lambda ended: self.static_runs.handle(ended), lambda: self.now
+        )
+        self.static_runs.execute = self.executed.append
+        # Every other gang of the program is on another island.
+        plan = p.Plan("step", (), tuple(p.Segment(gangs * i, (CALL,)) for i in range(segments)), ())
+        self.static_runs.handle(m.RegisterPlan(PLAN, plan))
+        self.executed.clear()
+        self.segments = segments
+
+    def run(self, sequence: int = FIRST, limit: int = 0, ahead: int = 12) -> None:
+        run = m.Run(sequence, SESSION, PLAN, (), (), (), segments=limit or self.segments, ahead=ahead)
+        self.static_runs.handle(run)
+
+    def units(self) -> list[int]:
+        """Sequence numbers of the units that the executor has got since the last time."""
+        found = [
+            message.sequence if type(message) is m.Run else message.units[0][0]
+            for message in self.executed
+            if type(message) in (m.Run, m.Dispatch)
+        ]
+        self.executed.clear()
+        return found
+
+    def end(self, *sequences: int, took: int = MS) -> None:
+        for sequence in sequences:
+            self.now += took
+            self.static_runs.report(m.Done(((sequence, self.now - took, self.now),)))
+
+    def told(self) -> list[Any]:
+        said, self.said[:] = list(self.said), []
+        return said
+
+
+def ended(message: m.RunProgress) -> list[int]:
+    """The segments that it is about."""
+    return list(struct.unpack(f"<{len(message.times) // 8}q", message.times)[::3])
+
+
+def test_units_start_as_earlier_ones_end_and_one_message_tells_of_all():
+    host = Host(segments=5)
+    host.run()
+    (first, *_) = host.executed
+    assert (first.sequence, first.segments, first.ahead) == (FIRST, 1, 0)
+    assert host.units() == [100, 102, 104], "nobody knows yet how long they take"
+    host.end(100, 102)
+    assert host.units() == [106, 108]
+    assert host.told() == []
+    host.end(104, 106, 108)
+    (told,) = host.told()
+    assert (told.sequence, told.is_over, ended(told)) == (FIRST, True, [0, 1, 2, 3, 4])
+    assert struct.unpack("<3q", told.times[:24]) == (0, 0, MS)
+
+
+def test_what_is_in_flight_is_bounded_by_time_and_by_what_memory_was_reserved_for():
+    host = Host(segments=40)
+    for took, most in ((50_000, 12), (20 * MS, 2)):
+        host.run(ahead=12)
+        open_ones, largest = host.units(), 0
+        while open_ones:
+            host.end(open_ones.pop(0), took=took)
+            open_ones += host.units()
+            largest = max(largest, len(open_ones))
+        assert host.told()[-1].is_over
+        host.run(ahead=12)  # now it knows
+        assert len(host.units()) == most
+        host.static_runs.handle(m.CloseStore(SESSION))
+        host = Host(segments=40) if took == 50_000 else host
+
+
+def test_a_run_waits_for_the_one_before_it_in_its_session_to_be_dispatched():
+    host = Host(segments=4)
+    host.run()
+    host.run(sequence=200)
+    assert host.units() == [100, 102, 104]
+    host.end(100)
+    assert host.units() == [106]
+    host.end(102)
+    assert host.units()[0] == 200, "the end of the one before is not awaited"
+
+
+@pytest.mark.parametrize("limit", range(2, 6))
+def test_a_run_that_yields_goes_on_up_to_where_it_is_told(limit):
+    host = Host(segments=5)
+    host.run()
+    host.end(100)
+    started = len(host.units())
+    host.static_runs.handle(m.Yield(SESSION))
+    assert host.told() == [m.Yielded(SESSION, ((FIRST, started),))]
+    host.end(*[100 + 2 * i for i in range(1, started)])
+    assert (host.units(), host.told()) == ([], []), "it waits for the controller"
+    limit = max(limit, started)
+    host.static_runs.handle(m.Limit(SESSION, ((FIRST, limit),)))
+    left = [100 + 2 * i for i in range(started, limit)]
+    assert host.units() == left
+    host.end(*left)
+    (told,) = host.told()
+    assert told.is_over
+    assert ended(told) == list(range(limit))
+
+
+def test_a_run_that_has_not_begun_yields_all_of_it():
+    host = Host(segments=4)
+    host.run()
+    host.run(sequence=200)
+    host.units()
+    host.static_runs.handle(m.Yield(SESSION))
+    assert host.told() == [m.Yielded(SESSION, ((100, 3), (200, 0)))]
+    host.static_runs.handle(m.Limit(SESSION, ((100, 3), (200, 0))))
+    assert host.told() == []
+    host.end(100, 102, 104)
+    assert [(each.sequence, each.is_over) for each in host.told()] == [(100, True), (200, True)], "in order"
+
+
+def test_a_failure_is_told_at_once_and_ends_the_run_when_all_that_was_started_has_ended():
+    host = Host()
+    host.run()
+    host.units()
+    host.static_runs.report(m.Failed(100, BROKEN))
+    assert host.told() == [m.Failed(FIRST, BROKEN)]
+    assert host.executed == [m.DropRun(SESSION, FIRST)]
+    host.executed.clear()
+    host.end(102, 104)
+    (told,) = host.told()
+    assert (told.is_over, ended(told), host.units()) == (True, [1, 2], [])
+
+
+@pytest.mark.parametrize("is_told_first", [False, True])
+def test_what_stands_behind_a_failure_begins_when_the_controller_has_said_so(is_told_first):
+    host = Host()
+    host.run()
+    host.run(sequence=200)
+    host.units()
+    drop, limit = m.DropRun(SESSION, FIRST), m.Limit(SESSION, ((200, 8),))
+    if is_told_first:
+        host.static_runs.handle(drop)
+    host.static_runs.report(m.Failed(100, BROKEN))
+    host.end(102, 104)
+    assert host.units() == [], "it may need what was not made"
+    if not is_told_first:
+        host.static_runs.handle(drop)
+    host.static_runs.handle(limit)
+    assert host.units()[0] == 200
+
+
+def test_a_run_that_is_dropped_starts_nothing_more():
+    host = Host()
+    host.run()
+    host.units()
+    host.static_runs.handle(m.DropRun(SESSION, FIRST))
+    host.end(100, 102, 104)
+    assert host.executed == [m.DropRun(SESSION, FIRST)]
+    assert host.told()[-1].is_over
+
+
+def test_a_run_that_is_dropped_while_it_yields_goes_on_nowhere():
+    host = Host()
+    host.run()
+    host.units()
+    host.static_runs.handle(m.Yield(SESSION))
+    host.static_runs.handle(m.CloseStore(SESSION))
+    host.static_runs.handle(m.Limit(SESSION, ((FIRST, 8),)))
+    host.end(100, 102, 104)
+    assert host.units() == []
+    assert host.told()[-1].is_over
+
+
+def test_others_pass_and_long_runs_are_told_of_each_second():
+    host = Host(segments=4)
+    dispatch = m.Dispatch(SESSION, 50, ((51, 1),))
+    host.static_runs.handle(dispatch)
+    assert host.executed == [dispatch]
+    host.static_runs.report(m.Done(((51, 0, 1),)))
+    assert host.told() == [m.Done(((51, 0, 1),))]
+    host.run()
+    host.end(100, took=1001 * MS)
+    (told,) = host.told()
+    assert (told.is_over, ended(told)) == (False, [0])
