@@ -148,10 +148,21 @@ class ManyMachines:
         print(f"{time.strftime('%H:%M:%S')} {kind}: healed after {healed - struck:.1f} s", end="", flush=True)
         self._await_islands(users)
         if kind in controllers.KINDS:
-            self.atoll("check")
+            self._check()
         self.back.append(time.monotonic() - healed)
         print(f", all islands ready {self.back[-1]:.1f} s later", flush=True)
         return True
+
+    def _check(self) -> None:
+        """The controller's books, and the hosts', which have long computations in between."""
+        deadline = time.monotonic() + BACK_SECONDS
+        while True:
+            try:
+                self.atoll("check")
+                return
+            except SoakError as error:
+                if "has not answered" not in str(error) or time.monotonic() > deadline:
+                    raise
 
     def _meanwhile(self, kind: str, users: Users, rng: random.Random) -> None:
         """While a session is suspended."""

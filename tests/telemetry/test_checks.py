@@ -63,6 +63,11 @@ def test_a_host_that_has_yet_to_do_something_may_have_more(play):
     assert checked(play, m.StoreContent(play.session, (10, 12), is_busy=True)).differences == ()
 
 
+def test_a_store_that_goes_once_what_is_before_that_has_ended_is_no_difference(play):
+    closed = m.StoreContent(7, (3,), is_busy=True)
+    assert checked(play, m.StoreContent(play.session, (10,)), closed).differences == ()
+
+
 def test_what_goes_is_gone_before_a_host_looks(play):
     play.worker(0, m.Done(((1, 5, 9),)))
     play.proxy(play.session, m.Release((10,)))

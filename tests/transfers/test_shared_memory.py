@@ -239,10 +239,24 @@ def test_blocks_that_the_receiver_holds_keep_no_sender_waiting(monkeypatch: pyte
         pool.take(1 << 20)
     pool.give_back(held[0].number)
     assert pool.take(1 << 20) is held[0]
-    assert pool.statistics().nbytes == 2 << 20
+    assert pool.statistics().nbytes == 4 << 20
     for block in (passing, *held):
         pool.give_back(block.number)
     assert pool.statistics() == PoolStatistics(free_blocks=4, used_blocks=0, nbytes=4 << 20, waits=1)
     pool.trim()
     assert pool.statistics().nbytes == 0
+    pool.close()
+
+
+def test_of_blocks_that_it_asks_for_a_receiver_gets_no_more_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory_pool, "_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 2 << 20)
+    pool = SharedMemoryPool(lambda block: None, 1 << 20)
+    large = pool.take(4 << 20, is_held=True)
+    pool.give_back(large.number)
+    small = pool.take(1 << 20, is_held=True)
+    with pytest.raises(TimeoutError, match="does not read"):
+        pool.take(4 << 20, is_held=True)
+    pool.give_back(small.number)
+    assert pool.take(4 << 20, is_held=True).size == 4 << 20
     pool.close()

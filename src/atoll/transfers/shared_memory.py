@@ -61,6 +61,7 @@ class SharedMemoryEngine(TransferEngine):
     frames = (SharedMemoryPiece, BlockReturned, BlockDropped)
 
     pool_bytes: int | None = None  # `POOL_BYTES`
+    held_session = -1  # the receiver has asked for this session's pieces, and keeps them in their blocks
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
@@ -79,7 +80,7 @@ class SharedMemoryEngine(TransferEngine):
 
     def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         nbytes = contents.nbytes
-        block = self._pool.take(nbytes, self._is_held(session))
+        block = self._pool.take(nbytes, session == self.held_session)
         was_announced = block.is_announced
         try:
             with memoryview(block.memory)[:nbytes] as target:
@@ -91,10 +92,6 @@ class SharedMemoryEngine(TransferEngine):
             block.is_announced = was_announced
             self._pool.give_back(block.number)
             raise
-
-    def _is_held(self, session: int) -> bool:
-        """Whether the receiver keeps blocks with pieces of this session for long."""
-        return False
 
     def _announce_drop(self, block: SharedMemoryBlock) -> None:
         if block.is_announced:

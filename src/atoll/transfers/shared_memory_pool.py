@@ -4,7 +4,7 @@ Nothing in the file system names the blocks, so nothing is left behind whatever 
 never become shorter, and the receiver, who maps them, checks that.
 
 Bounded: `POOL_BYTES` for one pool unless its user says less, or one larger block. A sender waits for a block once that
-much is in use. Blocks that the receiver holds count once they are back: it has asked for them, and bounds them itself.
+much is in use. Blocks that the receiver has asked for, to hold them, are counted apart: `POOL_BYTES` of them.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ class SharedMemoryPool:
         self._used: dict[int, SharedMemoryBlock] = {}
         self._next = 0
         self._bytes = 0
+        self._held_bytes = 0
         self._waits = 0
         self._is_closed = False
         self._available = threading.Condition()
 
     def take(self, nbytes: int, is_held: bool = False) -> SharedMemoryBlock:
-        """A block of at least so many bytes, which is the caller's until `give_back`. `is_held`: the receiver is going
-        to hold it, and has room.
+        """A block of at least so many bytes, which is the caller's until `give_back`. `is_held`: the receiver has asked
+        for it, and will give it back late.
 
         Raises TimeoutError where the receiver gives none back, and BrokenPipeError where the pool is closed.
         """
@@ -77,26 +78,28 @@ class SharedMemoryPool:
                 self._used[block.number] = block
                 if is_held:
                     block.is_held = True
-                    self._bytes -= block.size
+                    self._held_bytes += block.size
                 return block
         finally:
             for each in dropped:
                 self._on_drop(each)
 
     def _take(self, nbytes: int, is_held: bool, dropped: list[SharedMemoryBlock]) -> SharedMemoryBlock:
+        size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
         if not is_held and any(block.size >= nbytes for block in self._used.values() if not block.is_held):
             self._available.wait_for(lambda: self._is_closed or self._fitting(nbytes), _RETURN_SECONDS)
         while not self._is_closed:
+            must_wait = is_held and bool(self._held_bytes) and self._held_bytes + size > POOL_BYTES
             fitting = self._fitting(nbytes)
-            if fitting:
+            if fitting and not must_wait:
                 block = min(fitting, key=lambda block: block.size)
                 self._free.remove(block)
                 return block
             bound = POOL_BYTES if self._bound is None else self._bound
-            size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
-            while self._free and self._bytes + size > bound:
+            while self._free and self._bytes - self._held_bytes + size > bound:
                 dropped.append(self._drop(self._free.pop(0)))
-            if is_held or self._bytes + size <= bound or all(block.is_held for block in self._used.values()):
+            is_room = self._bytes - self._held_bytes + size <= bound
+            if not must_wait and (is_held or is_room or all(block.is_held for block in self._used.values())):
                 return self._create(size)
             self._waits += 1
             if not self._available.wait(_WAIT_SECONDS):
@@ -128,7 +131,7 @@ class SharedMemoryPool:
             if block is not None:
                 if block.is_held:
                     block.is_held = False
-                    self._bytes += block.size
+                    self._held_bytes -= block.size
                 self._free.append(block)
                 self._available.notify_all()  # they wait for blocks of different sizes
 
@@ -142,8 +145,7 @@ class SharedMemoryPool:
             self._on_drop(block)
 
     def _drop(self, block: SharedMemoryBlock) -> SharedMemoryBlock:
-        if not block.is_held:
-            self._bytes -= block.size
+        self._bytes -= block.size
         with contextlib.suppress(BufferError):  # a sender is writing into it: it is freed after that
             block.memory.close()
         os.close(block.descriptor)

@@ -33,6 +33,9 @@ from atoll.worker.row_messages import packed, unpacked
 
 # Up to here a read is done on the executor's own thread, where nothing would block.
 SMALL_BYTES = 16 * 1024
+# An array whose pieces are no larger in all is there twice while it is put together: their memory is used again, which
+# is quicker than fresh pages.
+KEPT_BYTES = 256 << 20
 
 
 class HostNetwork(Protocol):
@@ -114,6 +117,7 @@ class DataPortNetwork:
         try:
             shards: list[Any] = [None] * len(array.shard_shapes)
             parts: dict[int, list[Part]] = {}
+            gives_back = sum(memoryview(content).nbytes for content, _ in taken.values()) > KEPT_BYTES
             for piece in step.pieces:
                 content, _ = taken[run.host_feeds + piece.feed]
                 shape = tuple(stop - start for start, stop in piece.box)
@@ -122,7 +126,8 @@ class DataPortNetwork:
                 if is_own and shape == array.shard_shapes[piece.shard]:
                     shards[piece.shard] = part  # the memory that it landed in becomes the shard's
                 else:
-                    parts.setdefault(piece.shard, []).append(Part(piece.box, part, is_own and dtype.kind != "T"))
+                    consumed = gives_back and is_own and dtype.kind != "T"
+                    parts.setdefault(piece.shard, []).append(Part(piece.box, part, consumed))
             for number, shape in enumerate(array.shard_shapes):
                 if shards[number] is None:
                     shards[number] = host_data.empty(shape, dtype)

@@ -31,9 +31,7 @@ class LinkMemory(SharedMemoryEngine):
     """Few blocks for what is on its way, since they are soon back; and those that a process has asked for."""
 
     pool_bytes = 64 << 20
-
-    def _is_held(self, session: int) -> bool:
-        return session == _IN_PLACE
+    held_session = _IN_PLACE
 
 
 class PythonLink:
