@@ -106,7 +106,7 @@ def test_who_comes_beside_a_static_run_waits_for_no_more_than_beside_others():
 
     ready, _ = cluster.run_all([come(), long.run(4)])
     assert sent.count(m.Yield) == 2
-    assert ready[0] - came[0] < 3 * SECONDS, "the rest of one, one more, and its own"
+    assert ready[0] - came[0] < 3.1 * SECONDS, "the rest of one, one more, and its own"
     assert cluster.controller.launcher.in_flight == {}
 
 
