@@ -55,6 +55,7 @@ class ModelHost:
         self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) that are to arrive
         self.functions: set[str] = set()
         self.compiled: list[str] = []  # to be reported
+        self.on_arrival: Any = lambda: None  # of bytes that a static run awaits
         self.numbers: list[int] = []  # sequences of units whose numbers are to be reported
         self.asides: dict[int, dict[int, int]] = {}  # by session: pieces, with the handles that they are of
         self.copied: list[m.AsidePut] = []  # to be reported
@@ -82,6 +83,7 @@ class ModelHost:
                 for first, count in feeds:
                     self.inbox.update(((session, feed), status) for feed in range(first, first + count))
                 self.go_on()
+                self.on_arrival()
             case m.Run(sequence=sequence):
                 self.runs[sequence] = ModelRun(message, self.plans[message.plan])
                 self.dispatch(self.runs[sequence], sequence, message.segments)
@@ -136,6 +138,12 @@ class ModelHost:
         if session in self.stores:
             self.inbox.setdefault((session, feed), None)
             self.go_on()
+            self.on_arrival()
+
+    def await_feeds(self, session: int, feeds: list[int], wake: Any, who: int) -> bool:
+        """As `Inbox.await_all`."""
+        self.on_arrival = wake
+        return all((session, feed) in self.inbox for feed in feeds)
 
     def go_on(self) -> None:
         progress = True

@@ -275,7 +275,7 @@ class World:
 
         group = HostGroup(number, handle, lambda to, content: self.links[number, to].append(content), report)
         static_runs = self.static_runs[number] = StaticRuns(group.report, lambda ended: static_runs.handle(ended))
-        static_runs.execute = self.hosts[number].take
+        static_runs.execute, static_runs.await_feeds = self.hosts[number].take, self.hosts[number].await_feeds
         return group
 
     def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:

@@ -9,6 +9,8 @@ import pytest
 
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
+from atoll.ir.exchange import Exchange, spread
+from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
 from atoll.worker.static_runs import StaticRuns
 
@@ -29,6 +31,9 @@ class Host:
             lambda *messages: self.said.extend(messages), lambda ended: self.static_runs.handle(ended), lambda: self.now
         )
         self.static_runs.execute = self.executed.append
+        self.static_runs.await_feeds = self.await_feeds
+        self.here: set[int] = set()
+        self.wakes: list[Any] = []
         # Every other gang of the program is on another island.
         plan = p.Plan("step", (), tuple(p.Segment(gangs * i, (CALL,)) for i in range(segments)), ())
         self.static_runs.handle(m.RegisterPlan(PLAN, plan))
@@ -38,6 +43,10 @@ class Host:
     def run(self, sequence: int = FIRST, limit: int = 0, ahead: int = 12) -> None:
         run = m.Run(sequence, SESSION, PLAN, (), (), (), segments=limit or self.segments, ahead=ahead)
         self.static_runs.handle(run)
+
+    def await_feeds(self, session: int, feeds: list[int], wake: Any, who: int) -> bool:
+        self.wakes.append(wake)
+        return self.here.issuperset(feeds)
 
     def units(self) -> list[int]:
         """Sequence numbers of the units that the executor has got since the last time."""
@@ -203,3 +212,19 @@ def test_others_pass_and_long_runs_are_told_of_each_second():
     host.end(100, took=1001 * MS)
     (told,) = host.told()
     assert (told.is_over, ended(told)) == (False, [0])
+
+
+def test_a_segment_that_awaits_bytes_starts_when_they_are_here_so_that_it_can_be_taken_back():
+    host = Host()
+    exchange = Exchange(spread((4,), Replicated(), (1,)), spread((4,), Replicated(), (0,)), False, 0)
+    receive = p.Receive(0, p.LocalArray("float32", (4,), ((4,),), (0,), (0,)), exchange)
+    plan = p.Plan("step", (), (p.Segment(0, (CALL,)), p.Segment(1, (receive,)), p.Segment(2, (CALL,))), ())
+    host.static_runs.handle(m.RegisterPlan(PLAN, plan))
+    host.segments = 3
+    host.run()
+    assert host.units() == [100]
+    host.end(100)
+    assert host.units() == []
+    host.here.update(receive.feeds)
+    host.wakes[-1]()
+    assert host.units() == [101, 102]

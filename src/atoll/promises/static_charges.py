@@ -65,9 +65,14 @@ class StaticCharges:
                 part.gangs[place].learn(took[places.index(place)])
         tally = self._tallies[gang.island, gang.ticket.tenant.name]
         tally.ended_all(sum(seconds for _, seconds in own.waited), took, busy)
-        for kind, moved in part.transfers.items():
-            of_kind = [nbytes for nbytes in map(moved.__getitem__, places) if nbytes >= 0]
-            if of_kind:
-                tally.move(kind, sum(of_kind), len(of_kind))
-        account.bytes_moved += sum(map(part.written.__getitem__, places))
+        if len(places) == len(part.gangs):  # all at once
+            for transferred in part.transferred:
+                tally.move(*transferred)
+            account.bytes_moved += part.whole.moved
+        else:
+            for kind, moved in part.transfers.items():
+                of_kind = [nbytes for nbytes in map(moved.__getitem__, places) if nbytes >= 0]
+                if of_kind:
+                    tally.move(kind, sum(of_kind), len(of_kind))
+            account.bytes_moved += sum(map(part.written.__getitem__, places))
         self._record(gang, part.each, first, times)

@@ -80,6 +80,7 @@ class IslandPart:
     devices: tuple[int, ...] | None  # of the host, where all its gangs have the same
     transfers: dict[str, tuple[int, ...]]  # by kind: the bytes that each gang moves so; -1 where it is of another kind
     written: tuple[int, ...]  # bytes of each gang that are charged
+    transferred: tuple[tuple[str, int, int], ...]  # by all gangs together: (kind, bytes, how many)
     lessons: dict[int, int]  # places from which it is learnt how long functions take, and how many gangs do the same
 
     @property
@@ -158,10 +159,15 @@ def static_program(
             for kind in sorted({spec.kind for spec in specs} & TRANSFERS)
         }
         written = tuple(spec.moved for spec in specs)
+        transferred = tuple(
+            (kind, sum(n for n in each if n >= 0), sum(n >= 0 for n in each)) for kind, each in transfers.items()
+        )
         each = RunGangs(specs, moved, tuple(numbers), tuple(first[number] for number in numbers))
         whole = _whole(specs, tuple(sorted(needs.most.items())))
         again = replace(whole, scratch=needs.behind(needs))
-        parts[island] = IslandPart(each, whole, again, needs, kept, lost, devices, transfers, written, lessons)
+        parts[island] = IslandPart(
+            each, whole, again, needs, kept, lost, devices, transfers, written, transferred, lessons
+        )
     return StaticProgram(parts, tuple(nodes), number, ahead, weight)
 
 

@@ -321,7 +321,7 @@ class StaticRuns:
     def _leave(self, gang: Gang[GangRun]) -> None:
         """Its hosts have ended it: what it took of its island goes."""
         del self._in_flight[gang.sequence]
-        self._scheduler.finished(gang, gang.run.device_ns)
+        self._scheduler.finished(gang)  # uncharged: there was nobody to share with
         self._memory.ended(gang)
 
     def _keep_results(self, run: StaticRun, gang: Gang[GangRun]) -> None:

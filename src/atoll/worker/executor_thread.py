@@ -46,7 +46,7 @@ class ExecutorThread:
         self.plan_executor = PlanExecutor(
             steps, inbox, report, watcher, readers, lambda: self._queue.put(_Wake()), asides
         )
-        self._static_runs.execute = self.plan_executor.handle
+        self._static_runs.execute, self._static_runs.await_feeds = self.plan_executor.handle, inbox.await_all
         steps.on_outcome = self.submit
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 

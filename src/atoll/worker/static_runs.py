@@ -51,7 +51,7 @@ class _Run:
 
 
 class UnitsEnded(msgspec.Struct, frozen=True):
-    """What was reported of units of static runs, on any thread."""
+    """What was reported of units of static runs, on any thread; nothing, where bytes have come that one awaits."""
 
     messages: tuple[Any, ...]
 
@@ -70,6 +70,8 @@ class StaticRuns:
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.execute: Callable[[Any], None]  # the plan executor's `handle`; to be set
+        # As `Inbox.await_all`: whether feeds of other hosts are here; what is called once they are. To be set.
+        self.await_feeds: Callable[[int, list[int], Callable[[], None], int], bool]
         self._to_controller = to_controller
         self._submit = submit
         self._now = now
@@ -105,6 +107,9 @@ class StaticRuns:
         if kind is UnitsEnded:
             for each in message.messages:
                 self._ended(each)
+            if not message.messages:  # bytes have come
+                for session in list({run.message.session: None for run in self._runs.values()}):
+                    self._dispatch(session)
         elif kind is m.Run and message.ahead and message.plan in self._plans:
             self._runs[message.sequence] = _Run(
                 message, *self._plans[message.plan], message.segments, reported=self._now()
@@ -178,11 +183,25 @@ class StaticRuns:
                 before = self._calls(run, before)
 
     def _has_room(self, run: _Run, before: int) -> bool:
+        if not self._is_ready(run):
+            return False
         is_call = run.calls[run.started + 1] > run.calls[run.started]
         if is_call and self._calls(run, before) >= run.message.ahead:
             return False
         least = _LEAST_OF_LONG if self._busy_ns >= _LONG_NS else _LEAST
         return self._busy_ns < _BUSY_NS or len(self._units) < least
+
+    def _is_ready(self, run: _Run) -> bool:
+        """Whether its next segment waits for no bytes: one that was started and waits could not be taken back."""
+        steps = run.plan.segments[run.started].steps
+        if not steps or type(steps[0]) is not p.Receive:
+            return True
+        message, sequence = run.message, run.sequence(run.started)
+        feeds = [message.host_feeds + feed for feed in steps[0].feeds]
+        return self.await_feeds(message.session, feeds, self._wake, sequence)
+
+    def _wake(self) -> None:
+        self._submit(UnitsEnded(()))
 
     def _calls(self, run: _Run, before: int) -> int:
         """Those from the first segment of its session that has not ended to the run's newest one."""

@@ -128,7 +128,7 @@ class NullHost:
             asides,
             now,
         )
-        self._static_runs.execute = self._executor.handle
+        self._static_runs.execute, self._static_runs.await_feeds = self._executor.handle, inbox.await_all
         self._endings = self._executor.endings
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
