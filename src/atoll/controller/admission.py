@@ -191,6 +191,7 @@ class Admission:
         peer.handle = self._from_engine
         self._connections.engine = peer.connection
         self._name(peer, "the engine")
+        self._recovery.engine_came()
 
     def _hello_of_operator(self, peer: Peer, hello: m.Hello) -> None:
         peer.handle = self._from_operator

@@ -114,7 +114,10 @@ class AgentTaker(Protocol):
     """What an engine does with host agents. All methods are called on the event loop, and none may block."""
 
     def begin(self, send: Callable[[Message], None]) -> None:
-        """The controller can be reached: `send` takes what is for it, and for the agents by way of it."""
+        """A controller can be reached: `send` takes what is for it, and for the agents by way of it.
+
+        Once more where that is another one, which knows nothing of this engine: agents come to it anew.
+        """
 
     def agent_said(self, agent: int, content: bytes) -> None:
         """A message of the agent at this connection (of `protocol.messages.agents`)."""

@@ -54,6 +54,7 @@ class Island:
         self._reports = reports
         self._policy = RestartPolicy()
         self._incarnation = incarnation
+        self._machines: Sequence[str] = ()
         self._processes: dict[int, HostProcess] = {}  # those that run, by host
         self._cause: tuple[int, HostEnd] | None = None  # of this incarnation's end: a host, and its end
         self._nothing_runs = asyncio.Event()
@@ -69,11 +70,17 @@ class Island:
     def _placed(self, machines: Sequence[str]) -> None:
         self.state = State.RUNNING
         self._incarnation += 1
+        self._machines = machines
         self._cause = None
         self._nothing_runs.clear()
-        self._reports.island_starts(self.number, self._incarnation, machines)
+        self.report()
         for start in self._starts(self._incarnation):
             self._processes[start.host] = self._engine.start_host(start, partial(self._process_ended, start.host))
+
+    def report(self) -> None:
+        """Says what runs, to a controller that may not know it."""
+        if self.state is State.RUNNING:
+            self._reports.island_starts(self.number, self._incarnation, self._machines)
 
     def restart(self) -> None:
         """Kills the processes that run, and starts all again when they have ended. Does nothing while it ends."""

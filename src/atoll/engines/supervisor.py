@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Coroutine, Sequence
@@ -46,7 +47,7 @@ from atoll.protocol.messages import (
 from atoll.security.access import token_for
 from atoll.security.roles import Role
 from atoll.security.start import load_authority
-from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.resumption.dialing import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 
@@ -102,16 +103,26 @@ class Supervisor:
 
     async def _connect(self) -> None:
         """The controller starts at the same time: tries until it listens."""
-        identity = self._identity()
+        await self._dial(self._address, math.inf)
+        if self._engine.agents is not None:
+            for island in self._islands:
+                island.start()
+
+    async def _dial(self, address: Address, seconds: float) -> None:
+        """The controller there, which has no engine. Raises AccessError, and ConnectError after so many seconds."""
+        loop = asyncio.get_running_loop()
+        identity, deadline = self._identity(), loop.time() + seconds
         while True:
             try:
                 link = await dial(
-                    self._address, ToEngine, self._handle, self._link_lost, name="the controller", identity=identity
+                    address, ToEngine, self._handle, self._link_lost, name="the controller", identity=identity
                 )
                 break
             except AccessError:
                 raise
             except ConnectError:
+                if loop.time() > deadline:
+                    raise
                 await asyncio.sleep(_RETRY_SECONDS)
         self._link = link
         link.on_away = partial(self._cut_off, True)
@@ -122,8 +133,6 @@ class Supervisor:
         link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))
         if self._engine.agents is not None:
             self._engine.agents.begin(link.send)
-            for island in self._islands:
-                island.start()
 
     def _cut_off(self, is_cut_off: bool) -> None:
         """From the controller, or no more: which may be another one, elsewhere."""
@@ -133,8 +142,30 @@ class Supervisor:
             self._engine.agents.cut_off(is_cut_off)
 
     def _link_lost(self, reason: str) -> None:
-        if self._is_up:  # else the controller's end is noticed by itself
+        if not self._is_up:  # the controller's end is noticed by itself
+            return
+        where = self._link.refused_at if self._link is not None else None
+        if self._engine.agents is None or where in (None, self._address) or self._stop.is_set():
             self._stop.set()
+            return
+        _log.warning("%s: this engine begins anew there", reason)
+        self._do(self._begin_anew(where))
+
+    async def _begin_anew(self, where: Address) -> None:
+        """A standby has taken over that lacks what the earlier controller, cut off from it, has said here.
+
+        Nothing is known there of what this engine did since then, and what it sent may be lost. So it comes as a new
+        one does, and says what runs. Agents come anew, too, with what they hold.
+        """
+        try:
+            await self._dial(where, self._options.settings.grace_seconds)
+        except (AccessError, ConnectError) as error:
+            _log.error("%s", error)
+            self._stop.set()
+            return
+        self._engine.controller_at(where)
+        for island in self._islands:
+            island.report()
 
     def _identity(self) -> Identity | None:
         """By the cluster's authority, which this process has itself: nobody can join as an engine."""

@@ -382,3 +382,40 @@ def test_while_the_engine_is_cut_off_from_the_controller_no_agent_is_lost() -> N
         assert {each.grace for _, each in play.told if isinstance(each, m.Renew)} == {5.0}
 
     played(scene)
+
+
+def test_with_another_controller_agents_come_anew_with_what_they_hold() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.place()
+        play.come(1)
+        play.come(2)
+        play.heard()
+        play.engine.begin(play._send)
+        assert [each.state for each in play.report.machines] == [
+            "away (host 0 of island 0)",
+            "away (host 1 of island 0)",
+        ]
+        play.come(1, connection=11, running=7)
+        play.come(2, connection=12, running=7)
+        assert play.ends == []
+        assert play.heard() == []
+        assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
+
+    played(scene)
+
+
+def test_a_worker_that_is_killed_while_its_agent_is_away_ends_when_that_is_back() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.place()
+        play.come(1)
+        play.come(2)
+        play.heard()
+        play.engine.agent_lost(1, "the link was cut")
+        play.processes[0].kill()
+        assert play.heard() == []
+        play.come(1, connection=11, running=7)
+        assert play.heard() == [(11, m.EndWorker(7, force=True))]
+
+    played(scene)

@@ -96,39 +96,6 @@ def test_messages_go_both_ways_and_the_server_knows_the_role(on_a_loop: Callable
     on_a_loop(main)
 
 
-def test_what_a_peer_has_sent_before_it_was_killed_arrives_though_an_answer_fails(
-    on_a_loop: Callable[[Main], None],
-) -> None:
-    async def main() -> None:
-        answers = 0
-
-        def answer(message: Any) -> None:
-            nonlocal answers
-            answers += 1
-            connection.send(message)
-
-        def accept() -> Connection:
-            nonlocal connection
-            connection = Connection(Note, answer, lost.put_nowait, name="a client")
-            return connection
-
-        connection: Connection
-        lost: asyncio.Queue[str] = asyncio.Queue()
-        server, address = await listen(LOOPBACK, accept, identity(Role.CONTROLLER))
-
-        def say_much_and_end() -> None:
-            peer = BlockingConnection.dial(address, Note, name="the controller", identity=identity(Role.CLIENT))
-            peer.send(*[Note("x" * 900)] * 300)
-            peer.close()
-
-        await asyncio.to_thread(say_much_and_end)
-        await lost.get()
-        assert answers == 300
-        server.close()
-
-    on_a_loop(main)
-
-
 def test_a_blocking_connection_talks_to_it(on_a_loop: Callable[[Main], None]) -> None:
     def talk(address: Address) -> list[Any]:
         connection = BlockingConnection.dial(address, Note, name="the controller", identity=identity(Role.HOST))

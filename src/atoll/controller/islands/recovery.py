@@ -110,6 +110,12 @@ class Recovery:
             self._outbox.to_engine(m.RestartIsland(island.number, reason))
             self._lose(island.number, Status(Code.DEADLINE_EXCEEDED, reason))
 
+    def engine_came(self) -> None:
+        """One that begins anew has heard nothing of what was asked of the earlier one."""
+        for island in self._resources.islands.values():
+            if island.state is IslandState.RESTARTING and island.last_failure is not None:
+                self._outbox.to_engine(m.RestartIsland(island.number, island.last_failure.message))
+
     def peer_silent(self, host: int, message: m.PeerSilent) -> None:
         """A host has not heard another for longer than the lease. What that means is decided at the next tick."""
         self._silent_pairs[min(host, message.host), max(host, message.host)] = message.seconds

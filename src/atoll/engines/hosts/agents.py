@@ -26,11 +26,14 @@ class AgentWorker:
     agent: Agent
     incarnation: int
     on_end: Callable[[HostEnd], None]
+    is_killed: bool = False
 
     def terminate(self) -> None:
         self.agent.tell(m.EndWorker(self.incarnation))
 
     def kill(self) -> None:
+        """Where the agent is away, it hears it when it is back."""
+        self.is_killed = True
         self.agent.tell(m.EndWorker(self.incarnation, force=True))
 
 
@@ -108,6 +111,8 @@ class Agent:
         if self.foreign:
             _log.warning("%s holds a worker of incarnation %d, which is over", self.name, hello.running)
             self.tell(m.EndWorker(hello.running, force=True))
+        if self.worker is not None and self.worker.is_killed and hello.running == expected:
+            self.worker.kill()
         if not expected or hello.running == expected:
             return
         incarnation, status = hello.ended

@@ -67,6 +67,7 @@ class HostsEngine:
         self._is_cut_off = False  # from the controller, and so from all agents
         self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
         self._send: Callable[[m.Message], None] = lambda message: None
+        self._has_begun = False
         self._reported: m.EngineReport | None = None
         self._loop: asyncio.AbstractEventLoop  # from `begin` on
 
@@ -162,8 +163,14 @@ class HostsEngine:
         self._loop = asyncio.get_running_loop()
         self._send = send
         self._reported = None
+        self._connections.clear()  # to an earlier controller
+        for agent in self._agents.values():
+            agent.connection = None
+        self.cut_off(False)
         self._report()
-        self._tick()
+        if not self._has_begun:
+            self._has_begun = True
+            self._tick()
 
     def agent_said(self, agent: int, content: bytes) -> None:
         known = self._connections.get(agent)

@@ -44,8 +44,10 @@ class RayEngine(HostsEngine):
         )
 
     def begin(self, send: Callable[[m.Message], None]) -> None:
+        is_first = not self._has_begun
         super().begin(send)
-        self._placement.start()
+        if is_first:
+            self._placement.start()
 
     def _in_loop(self, what: Callable[[], None]) -> None:
         """From the placement's thread."""

@@ -57,6 +57,7 @@ class DialedConnection(ResumableConnection):
         self._address = address
         self._addresses = PeerAddresses(address)
         self.where = address  # of the leg, or of the last: of several addresses, all before the first is lost
+        self.refused_at: Address | None = None  # where it was said that nobody goes on with it
         self._message_type = message_type
         self._role = role
         self._identity = identity
@@ -153,6 +154,7 @@ class DialedConnection(ResumableConnection):
             except NotResumedError as error:
                 last = error
                 if error.final:
+                    self.refused_at = address
                     break
                 self._addresses.answered(address)
         return last
