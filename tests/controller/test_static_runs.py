@@ -227,3 +227,9 @@ def test_times_that_are_none_end_the_connection_of_who_reports_them(play, times)
     first, _ = launched(play)
     with pytest.raises(Exception, match=r"segments|bytes"):
         play.controller.launcher.static_runs.progressed(0, m.RunProgress(first.sequence, times, True))
+
+
+def test_a_program_on_no_island_is_no_static_run(play):
+    play.say(m.RegisterProgram(6, Program("nothing", (), (), ())))
+    play.say(m.Launch(6, (), (), ()))
+    assert launched(play) != [], "its session goes on"

@@ -107,14 +107,14 @@ class _Process:
 
     environments: list[str]
 
-    def __init__(self, command: list[str], environment: dict[str, str], on_end: object) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], on_end: object, seconds: float) -> None:
         self.environments.append(environment["CUDA_VISIBLE_DEVICES"])
         self.on_end = on_end
 
 
 def test_the_workers_of_a_local_cluster_have_each_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "devices", lambda: FOUR)
-    monkeypatch.setattr(local, "LocalProcess", _Process)
+    monkeypatch.setattr(local, "StartingProcess", _Process)
     monkeypatch.setattr(_Process, "environments", [], raising=False)
     settings = ClusterSettings("1x2x1+1x1x2", "cuda")
     engine = LocalEngine(EngineOptions(settings, "/nowhere"))
@@ -126,7 +126,7 @@ def test_the_workers_of_a_local_cluster_have_each_their_own(monkeypatch: pytest.
     ]
     processes = [engine.start_host(start, ends.append) for start in starts]
     assert _Process.environments == ["0", "1", "2,3"]
-    processes[1].on_end(-9)  # type: ignore[attr-defined]
+    processes[1].on_end(-9, "")  # type: ignore[attr-defined]
     engine.start_host(starts[1], ends.append)
     assert _Process.environments[-1] == "1"
     with pytest.raises(ClusterError, match="this machine has 4 cuda devices, and the cluster's hosts need 8 in all"):

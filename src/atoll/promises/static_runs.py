@@ -68,7 +68,7 @@ class StaticRuns:
     def program_of(self, session: Session, program: RegisteredProgram) -> StaticProgram | None:
         """What a static run would be that is launched now; None where it is to be launched node by node."""
         settings = session.tenant.settings
-        if self._quarantine.suspects or settings.memory or settings.total_memory:
+        if not program.islands or self._quarantine.suspects or settings.memory or settings.total_memory:
             return None
         scheduler = self._scheduler
         if any(scheduler.alone_for(island, session.number) < self._alone_seconds for island in program.islands):

@@ -42,6 +42,11 @@ def received(link: PythonLink, count: int) -> list[Any]:
     return found
 
 
+def read(link: PythonLink) -> None:
+    """All that comes, until the link ends."""
+    threading.Thread(target=link.receive, args=(lambda each: None, lambda feed, x: None), daemon=True).start()
+
+
 @pytest.mark.parametrize(
     "array", [np.arange(6.0).reshape(2, 3), np.arange(1 << 20), np.zeros((0, 3)), np.array(7), STRINGS], ids=str
 )
@@ -69,7 +74,7 @@ def test_contents_in_place_keep_their_memory_until_nobody_refers_to_it(ends):
     worker, process = ends
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=process.receive, args=(None, lambda feed, x: arrived.put((feed, x))), daemon=True).start()
-    threading.Thread(target=received, args=(worker, 1), daemon=True).start()  # which reads what is returned
+    read(worker)  # what is returned
     for number in range(3):
         worker.send_array(number, np.full(1 << 17, number, np.int64), in_place=True)
     held = [arrived.get(timeout=10) for _ in range(3)]
@@ -91,7 +96,7 @@ def test_a_worker_copies_what_its_process_calls_in_place(ends):
         target=worker.receive, args=(None, lambda feed, contents: arrived.put(contents), 1 << 30), daemon=True
     )
     receive.start()
-    threading.Thread(target=received, args=(process, 1), daemon=True).start()
+    read(process)
     process.send_array(1, np.zeros(1 << 20, np.uint8), in_place=True)
     assert arrived.get(timeout=10).flags.writeable  # shared memory is mapped to be read
 
