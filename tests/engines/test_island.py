@@ -47,6 +47,7 @@ class FakeEngine:
         self.log: list[str] = []
         self.released: list[int] = []
         self.processes: list[FakeProcess] = []
+        self.running = 0  # the incarnation that was reported last
         self.obeys = True
         self.refuses = False
         self.has_machines = True
@@ -84,6 +85,7 @@ class FakeEngine:
         return process
 
     def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
+        self.running = incarnation
         if machines:
             self.log.append(f"incarnation {incarnation} of island {island} starts on {', '.join(machines)}")
 
@@ -217,6 +219,23 @@ def test_a_restart_that_is_asked_for_reports_no_workers_end() -> None:
         island.restart()  # while it restarts already
         await settle()
         assert engine.logged()[2:] == ["kill 1006", "kill 1007", "start 2006", "start 2007"]
+
+    played(scene)
+
+
+def test_a_controller_that_knows_nothing_is_told_what_has_ended_and_what_runs() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.report()
+        assert engine.logged() == []
+        island.start()
+        island.restart()
+        await settle()
+        engine.logged()
+        engine.running = 0
+        island.report()
+        assert engine.logged() == ["worker 1006 of host 6 ended with None"]
+        assert engine.running == 2
 
     played(scene)
 

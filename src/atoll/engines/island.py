@@ -57,6 +57,7 @@ class Island:
         self._machines: Sequence[str] = ()
         self._processes: dict[int, HostProcess] = {}  # those that run, by host
         self._cause: tuple[int, HostEnd] | None = None  # of this incarnation's end: a host, and its end
+        self._last_end: tuple[int, int, HostEnd] | None = None  # with the incarnation
         self._nothing_runs = asyncio.Event()
 
     def start(self) -> None:
@@ -73,12 +74,14 @@ class Island:
         self._machines = machines
         self._cause = None
         self._nothing_runs.clear()
-        self.report()
+        self._reports.island_starts(self.number, self._incarnation, machines)
         for start in self._starts(self._incarnation):
             self._processes[start.host] = self._engine.start_host(start, partial(self._process_ended, start.host))
 
     def report(self) -> None:
-        """Says what runs, to a controller that may not know it."""
+        """Says what has ended and what runs, to a controller that may not know it."""
+        if self._last_end is not None:
+            self._reports.worker_ended(*self._last_end)
         if self.state is State.RUNNING:
             self._reports.island_starts(self.number, self._incarnation, self._machines)
 
@@ -147,9 +150,11 @@ class Island:
         self._nothing_runs.set()
         if not stopping:
             return
+        first = self._starts(self._incarnation)[0].host
+        host, end = self._cause or (first, HostEnd(None, "its island was restarted"))
+        self._last_end = host, self._incarnation, end
         if self._cause is not None:
-            host, end = self._cause
-            self._reports.worker_ended(host, self._incarnation, end)
+            self._reports.worker_ended(*self._last_end)
         if self.restarts or (self._cause is not None and self._cause[1].hung):
             self._start_again()
 
