@@ -18,7 +18,6 @@ from atoll.ir.program import (
     Transfer,
     single,
 )
-from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Play, joined, on, runs
 
@@ -499,14 +498,3 @@ def test_a_host_that_is_lost_again_before_its_island_is_back_is_not_taken_for_on
     cluster.join(0, pid=3002)
     (back,) = [each for each in cluster.outbox() if isinstance(each, m.HostsBack | m.Refused)]
     assert [host for host, _ in back.hosts] == [0, 1]
-
-
-def test_an_engine_that_begins_anew_is_told_again_which_islands_to_restart():
-    play = Play("2x1x1")
-    play.event(e.ConnectionLost(play.now, play._engine, "it has heard more than this controller knows"))
-    play.lose(1, "refused")
-    assert [each for each in play.outbox() if isinstance(each, m.RestartIsland)] == []
-    play._engine = play.connect("engine")
-    (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
-    assert restart.island == 1
-    assert "refused" in restart.reason

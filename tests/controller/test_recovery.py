@@ -9,6 +9,7 @@ from atoll.controller.admission import HELLO_SECONDS
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Cluster, Play, joined, on
 
@@ -217,3 +218,14 @@ def test_a_proxy_that_is_not_heard_is_told_to_trust_the_controller_for_less_and_
     assert leases[0] == 18.0
     assert leases[-1] <= 18.0 - 11
     assert leases == sorted(leases, reverse=True)
+
+
+def test_an_engine_that_begins_anew_is_told_again_which_islands_to_restart():
+    play = Play("2x1x1")
+    play.event(e.ConnectionLost(play.now, play._engine, "it has heard more than this controller knows"))
+    play.lose(1, "refused")
+    assert [each for each in play.outbox() if isinstance(each, m.RestartIsland)] == []
+    play._engine = play.connect("engine")
+    (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+    assert restart.island == 1
+    assert "refused" in restart.reason

@@ -79,7 +79,7 @@ class HostAgent:
         self._no_worker = asyncio.Event()
         self._no_worker.set()
         self._ended = (0, 0)
-        self._controller = options.controller
+        self._controller = self._dialed = options.controller
         self._address = ""  # of this machine, for others
         self._bind = ""  # at which its worker listens
         self._collectives = ""  # where the hosts of its island reach one another
@@ -149,7 +149,7 @@ class HostAgent:
             return
         link.on_link = self._handle_link
         self._link = link
-        self._find_addresses(link)
+        self._find_addresses(link, controller)
         token = token_for(controller, Role.HOST)
         link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, self._options.machine))
         self._introduce()
@@ -181,8 +181,9 @@ class HostAgent:
             self._said.add(text)
             _log.warning("%s; it is tried again and again", text)
 
-    def _find_addresses(self, link: Connection) -> None:
+    def _find_addresses(self, link: Connection, dialed: Address) -> None:
         options = self._options
+        self._dialed = dialed
         here = link.local_host
         # Of several addresses, or a name with several, the one that has answered.
         if link.peer_host:
@@ -291,8 +292,10 @@ class HostAgent:
             self._tell(m.AgentWorkerEnded(start.incarnation, 1, self._meeting()))
             return
         bulk = Address(host=self._bind, tls=self._options.controller.tls and start.bulk_tls)
+        # This controller may be gone when the worker dials it.
+        elsewhere = tuple(each for each in self._addresses.in_turn if each != self._dialed)
         place = WorkerPlace(
-            str(self._controller),
+            str(replace(self._controller, others=elsewhere)),
             str(bulk),
             self._cache_directory,
             self._address,
