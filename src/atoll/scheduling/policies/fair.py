@@ -38,6 +38,11 @@ class _Served:
         self.is_waiting = False
         self.is_new = True
 
+    def pay_for_coming(self) -> float:
+        """So much of its first gang, once."""
+        self.is_new = False
+        return 0.5
+
 
 class _Line(Generic[Who]):
     """Those who have something ready, the one with the least virtual time first; of equals, who came first."""
@@ -78,16 +83,6 @@ class _Line(Generic[Who]):
         """It is served now: who joins starts here."""
         if self.now < who.key:
             self.now = who.key
-
-    def settle(self, who: Who, took: float, expected: float) -> None:
-        """Its gang has ended, and was charged what was expected. It moves forward in line for no less than that."""
-        amount = took - expected
-        if took:
-            who.gang = took
-            if who.is_new:
-                who.is_new = False
-                amount += took / 2
-        self.charge(who, amount, expected)
 
     def charge(self, who: Who, amount: float, least: float) -> None:
         """Negative where it was charged too much before. It moves forward in line for no less than `least`."""
@@ -176,31 +171,38 @@ class FairShares(Policy):
                 tenant.is_waiting = False
         return None
 
+    # By hand, without a function for what the two have in common: this is on the path of each gang.
+
     def commit(self, gang: Gang[Any]) -> None:
-        session = self._payer(gang)
+        if self._alone is not None or not gang.weight:
+            return
+        session = self._sessions.get(gang.ticket.session)
         if session is None:
             return
-        expected = gang.estimate * gang.devices
-        tenant = session.tenant
+        tenant, expected = session.tenant, gang.estimate * gang.devices
         tenant.line.charge(session, expected, expected)
         if self._only is None:
             part = expected / gang.ticket.tenant.settings.share
             self._lines[tenant.priority].charge(tenant, part, part)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        session = self._payer(gang)
+        if self._alone is not None or not gang.weight:
+            return
+        session = self._sessions.get(gang.ticket.session)
         if session is None:
             return
-        expected = gang.estimate * gang.devices
-        tenant = session.tenant
-        tenant.line.settle(session, nanoseconds, expected)
+        tenant, expected = session.tenant, gang.estimate * gang.devices
+        session.gang, amount = nanoseconds, float(nanoseconds - expected)
+        if session.is_new and nanoseconds:
+            amount += nanoseconds * session.pay_for_coming()
+        # A place in line is worth a gang: for less it stays as it is.
+        tenant.line.charge(session, amount, expected)
         if self._only is None:
             share = gang.ticket.tenant.settings.share
-            self._lines[tenant.priority].settle(tenant, nanoseconds / share, expected / share)
-
-    def _payer(self, gang: Gang[Any]) -> _Session | None:
-        """None where it costs nobody anything."""
-        return self._sessions.get(gang.ticket.session) if self._alone is None and gang.weight else None
+            tenant.gang, amount = nanoseconds / share, (nanoseconds - expected) / share
+            if tenant.is_new and nanoseconds:
+                amount += nanoseconds / share * tenant.pay_for_coming()
+            self._lines[tenant.priority].charge(tenant, amount, expected / share)
 
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)
