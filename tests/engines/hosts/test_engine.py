@@ -69,6 +69,13 @@ class Scene:
 
         self.engine.place(island, starts, then)
 
+    def start(self) -> None:
+        """Island 0, on agents 1 and 2."""
+        self.place()
+        self.come(1)
+        self.come(2)
+        self.heard()
+
     def heard(self) -> list[tuple[int, Any]]:
         """What agents were told since the last call."""
         told, self.told = self.told, []
@@ -112,9 +119,7 @@ def test_an_island_starts_when_all_of_its_machines_are_there_and_meets_at_the_fi
 def test_the_end_of_a_worker_is_reported_once_and_its_agent_is_free_again() -> None:
     def scene() -> None:
         play = Scene()
-        play.place()
-        play.come(1)
-        play.come(2)
+        play.start()
         play.say(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
         play.say(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
         assert play.ends == [(0, HostEnd(-9, "killed by SIGKILL"))]
@@ -387,10 +392,7 @@ def test_while_the_engine_is_cut_off_from_the_controller_no_agent_is_lost() -> N
 def test_with_another_controller_agents_come_anew_with_what_they_hold() -> None:
     def scene() -> None:
         play = Scene()
-        play.place()
-        play.come(1)
-        play.come(2)
-        play.heard()
+        play.start()
         play.engine.begin(play._send)
         assert [each.state for each in play.report.machines] == [
             "away (host 0 of island 0)",
@@ -408,10 +410,7 @@ def test_with_another_controller_agents_come_anew_with_what_they_hold() -> None:
 def test_a_worker_that_is_killed_while_its_agent_is_away_ends_when_that_is_back() -> None:
     def scene() -> None:
         play = Scene()
-        play.place()
-        play.come(1)
-        play.come(2)
-        play.heard()
+        play.start()
         play.engine.agent_lost(1, "the link was cut")
         play.processes[0].kill()
         assert play.heard() == []

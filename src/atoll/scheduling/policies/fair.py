@@ -38,11 +38,6 @@ class _Served:
         self.is_waiting = False
         self.is_new = True
 
-    def pay_for_coming(self) -> float:
-        """So much of its first gang, once."""
-        self.is_new = False
-        return 0.5
-
 
 class _Line(Generic[Who]):
     """Those who have something ready, the one with the least virtual time first; of equals, who came first."""
@@ -84,8 +79,16 @@ class _Line(Generic[Who]):
         if self.now < who.key:
             self.now = who.key
 
-    def charge(self, who: Who, amount: float, least: float) -> None:
-        """Negative where it was charged too much before. It moves forward in line for no less than `least`."""
+    def charge(self, who: Who, amount: float, least: float, took: float) -> None:
+        """Negative where it was charged too much before. It moves forward in line for no less than `least`.
+
+        `took` is how long its gang did that has ended, else 0.
+        """
+        if took:
+            who.gang = took
+            if who.is_new:
+                who.is_new = False
+                amount += took / 2
         if who.is_waiting:
             who.time += amount
             if who.key - who.time > least:
@@ -171,38 +174,26 @@ class FairShares(Policy):
                 tenant.is_waiting = False
         return None
 
-    # By hand, without a function for what the two have in common: this is on the path of each gang.
-
     def commit(self, gang: Gang[Any]) -> None:
-        if self._alone is not None or not gang.weight:
-            return
-        session = self._sessions.get(gang.ticket.session)
-        if session is None:
-            return
-        tenant, expected = session.tenant, gang.estimate * gang.devices
-        tenant.line.charge(session, expected, expected)
-        if self._only is None:
-            part = expected / gang.ticket.tenant.settings.share
-            self._lines[tenant.priority].charge(tenant, part, part)
+        if self._alone is None and gang.weight:
+            expected = gang.estimate * gang.devices
+            self._charge(gang, expected, expected)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        if self._alone is not None or not gang.weight:
-            return
+        if self._alone is None and gang.weight:
+            expected = gang.estimate * gang.devices
+            self._charge(gang, nanoseconds - expected, expected, nanoseconds)
+
+    def _charge(self, gang: Gang[Any], amount: int, expected: int, took: int = 0) -> None:
         session = self._sessions.get(gang.ticket.session)
         if session is None:
             return
-        tenant, expected = session.tenant, gang.estimate * gang.devices
-        session.gang, amount = nanoseconds, float(nanoseconds - expected)
-        if session.is_new and nanoseconds:
-            amount += nanoseconds * session.pay_for_coming()
+        tenant = session.tenant
         # A place in line is worth a gang: for less it stays as it is.
-        tenant.line.charge(session, amount, expected)
+        tenant.line.charge(session, amount, expected, took)
         if self._only is None:
             share = gang.ticket.tenant.settings.share
-            tenant.gang, amount = nanoseconds / share, (nanoseconds - expected) / share
-            if tenant.is_new and nanoseconds:
-                amount += nanoseconds / share * tenant.pay_for_coming()
-            self._lines[tenant.priority].charge(tenant, amount, expected / share)
+            self._lines[tenant.priority].charge(tenant, amount / share, expected / share, took / share)
 
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)
