@@ -220,8 +220,9 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        if isinstance(error, OSError) and self._transport is not None and not isinstance(self._transport, TlsLayer):
-            read_what_is_left(self._transport, self)
+        transport = self._transport
+        if isinstance(error, OSError) and not (self._closed or transport is None or isinstance(transport, TlsLayer)):
+            read_what_is_left(transport, self)
         if isinstance(error, ssl.SSLError):
             self._lose(str(explained(error, self.name, shaking_hands=False)))
         else:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
+import struct
+import termios
 from collections.abc import Iterator
 
 from atoll.errors import ConnectError
@@ -142,11 +145,20 @@ def keep_little_unsent(sock: socket.socket) -> None:
 def read_what_is_left(transport: asyncio.BaseTransport, protocol: asyncio.BufferedProtocol) -> None:
     """Gives the protocol what the peer has sent before it ended; while `connection_lost` runs.
 
-    A loop whose write fails closes the socket at once, although what has arrived may not be read yet.
+    A loop whose write fails closes the socket at once, although what has arrived may not be read yet. What comes later,
+    of a peer that does not read but goes on sending, is not waited for.
     """
     sock = transport.get_extra_info("socket")
     if sock is None:
         return
     with contextlib.suppress(OSError):  # it has ended, or there is no more
-        while count := os.readv(sock.fileno(), [protocol.get_buffer(-1)]):
+        left = _arrived(sock.fileno())
+        while left > 0 and (count := os.readv(sock.fileno(), [protocol.get_buffer(-1)])):
             protocol.buffer_updated(count)
+            left -= count
+
+
+def _arrived(descriptor: int) -> int:
+    """Bytes that can be read now."""
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+    return int(count)
