@@ -121,7 +121,7 @@ def test_a_snapshot_is_wanted_after_so_much_processor_time(folder):
     found.append(turn(1))
     found.tick()
     assert not found.wants_snapshot
-    taken[0] = journal.SNAPSHOT_SECONDS
+    taken[0] += journal.SNAPSHOT_SECONDS
     found.tick()
     assert found.wants_snapshot
     found.snapshot()
@@ -133,8 +133,10 @@ def test_a_snapshot_is_wanted_after_so_much_processor_time(folder):
 
 
 def test_a_snapshot_of_what_nobody_changed_is_not_wanted(folder):
-    found = Journal(folder, 1, 1, lambda: "a state", lambda: 100.0)
+    taken = [1.0]
+    found = Journal(folder, 1, 1, lambda: "a state", lambda: taken[0])
     found.begin()
+    taken[0] += 100.0
     found.tick()
     assert not found.wants_snapshot
 

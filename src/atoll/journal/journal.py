@@ -90,6 +90,7 @@ class Journal:
         """Writes the first snapshot of this process, while nothing waits yet. Raises OSError."""
         self._folder.write_snapshot(self._number, self.term, pickled(self._state()))
         self._folder.forget_before(self._number)
+        self._began = self._processor_time()
         self.go_on()
 
     def go_on(self, events: int = 0) -> None:
