@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.cluster.locations import MemoryRequirement
+from atoll.scheduling.in_flight import NEW_NS
 from atoll.scheduling.tickets import UNKNOWN_NS, Late
 
-# Three of these keep an island busy for as long as it is to be: see `scheduler.BUSY_NS`.
-_NEW_NS = 2_700_000
 FIRST_RUNS = 2
 
 
@@ -99,7 +98,7 @@ class GangSpec:
     def expected(self) -> int:
         """What the next gang counts. What has never run counts much: it must not get far ahead before it is known."""
         known = self.experience
-        return known.estimate if known.runs or self.incoming or self.late else max(known.estimate, _NEW_NS)
+        return known.estimate if known.runs or self.incoming or self.late else max(known.estimate, NEW_NS)
 
     def known_by(self, contents: Mapping[str, str], device: str) -> str:
         """What gangs have in common that take as long: functions of these contents, on as many devices of that kind a

@@ -7,14 +7,10 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Generic
 
 from atoll.scheduling.cells import Cell, Cells
+from atoll.scheduling.in_flight import least_in_flight
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.tickets import Gang, Payload, Ticket
 
-# One runs, one is enqueued behind it, and one is on its way. Of gangs that take so long that their ends are known long
-# before the next one ends, one waits behind the one that runs: that is all that a newcomer has to wait for.
-_LEAST_IN_FLIGHT = 3
-_LEAST_OF_LONG = 2
-LONG_NS = 8_000_000
 # Sets of hosts whose loads are remembered.
 _MOST_KNOWN = 1024
 
@@ -30,7 +26,7 @@ class HostLoad:
     @property
     def least(self) -> int:
         """So many are in flight however long they take."""
-        return _LEAST_OF_LONG if self.busy_ns >= _LEAST_OF_LONG * LONG_NS else _LEAST_IN_FLIGHT
+        return least_in_flight(self.busy_ns)
 
 
 def _no_loads() -> Cells[int, HostLoad]:

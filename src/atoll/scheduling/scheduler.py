@@ -23,15 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from atoll.scheduling.in_flight import BUSY_NS
 from atoll.scheduling.island_lines import IslandLines
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.tickets import Gang, Payload, Ticket
 from atoll.scheduling.waits import Hindrances, Wait, waits_of
-
-# Work in flight on a host, by what its gangs took before.
-BUSY_NS = 8_000_000
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,8 @@ import msgspec
 
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.scheduling.in_flight import BUSY_NS, NEW_NS, least_in_flight
 
-# As the controller does it: see `scheduling.scheduler`.
-_BUSY_NS = 8_000_000
-_LEAST, _LEAST_OF_LONG, _LONG_NS = 3, 2, 16_000_000
-_NEW_NS = 2_700_000
 # Of runs that take longer the controller hears as often: what they use is charged then.
 _REPORT_NS = 1_000_000_000
 
@@ -129,7 +126,7 @@ class StaticRuns:
             self._plans[message.plan] = (
                 message.definition,
                 list(accumulate(are_calls, initial=0)),
-                [_NEW_NS] * len(segments),
+                [NEW_NS] * len(segments),
             )
             self.execute(message)
         elif kind is m.DropPlan:
@@ -188,8 +185,7 @@ class StaticRuns:
         is_call = run.calls[run.started + 1] > run.calls[run.started]
         if is_call and self._calls(run, before) >= run.message.ahead:
             return False
-        least = _LEAST_OF_LONG if self._busy_ns >= _LONG_NS else _LEAST
-        return self._busy_ns < _BUSY_NS or len(self._units) < least
+        return self._busy_ns < BUSY_NS or len(self._units) < least_in_flight(self._busy_ns)
 
     def _is_ready(self, run: _Run) -> bool:
         """Whether its next segment waits for no bytes: one that was started and waits could not be taken back."""
