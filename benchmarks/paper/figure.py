@@ -75,6 +75,12 @@ def quotient(point: BenchmarkRecord, first: str, second: str, metric: str) -> fl
     return ours / theirs if ours is not None and theirs else None
 
 
+def difference(point: BenchmarkRecord, first: str, second: str, metric: str) -> float | None:
+    """One contestant's median less another's."""
+    ours, theirs = median(point, first, metric), median(point, second, metric)
+    return None if ours is None or theirs is None else ours - theirs
+
+
 def quotient_by_rounds(point: BenchmarkRecord, first: str, second: str, metric: str) -> float | None:
     """One contestant over another, round by round; the median. For differences that a drift of the machine would hide.
 
