@@ -27,13 +27,13 @@ from benchmarks.paper.table import render
 from benchmarks.paper.trace_plot import draw_traces
 from benchmarks.paper.traces import take_trace
 
-_ROUNDS, _QUICK_ROUNDS = 5, 2
+_ROUNDS_OF_COSTS, _QUICK_ROUNDS = 5, 2
 
 Hosts = Annotated[str, typer.Option(help="how many, such as 1,2,4; the figure's own if empty")]
 DevicesPerHost = Annotated[int, typer.Option(min=1, help="of real devices")]
 Null = Annotated[bool, typer.Option("--null", help="null devices: the real control plane, which computes nothing")]
 Quick = Annotated[bool, typer.Option("--quick", help="fewer points and rounds, and less work in each")]
-Rounds = Annotated[int | None, typer.Option(min=1, help=f"of each point; {_ROUNDS}, or {_QUICK_ROUNDS} with --quick")]
+Rounds = Annotated[int | None, typer.Option(min=1, help=f"of each point; its own, or {_QUICK_ROUNDS} with --quick")]
 Results = Annotated[Path, typer.Option(help="where JSON and PNG files go")]
 
 
@@ -87,7 +87,7 @@ def costs(quick: Quick = False, rounds: Rounds = None, results: Results = RESULT
 
 def _measure_costs(quick: bool, rounds: int | None, results: Path) -> bool:
     console = make_console()
-    record = run("costs", cost_points(quick), rounds or (_QUICK_ROUNDS if quick else _ROUNDS), quick, console)
+    record = run("costs", cost_points(quick), rounds or (_QUICK_ROUNDS if quick else _ROUNDS_OF_COSTS), quick, console)
     path = (results / "quick" if quick else results) / COSTS_FILE
     write(record, path)
     console.print(render(record, "what the figures in virtual time are computed with"))
@@ -113,7 +113,8 @@ def _measure(figure: Figure, options: Options, rounds: int | None, results: Path
     console = make_console()
     name = f"{figure.key}-null" if options.null else figure.key
     points = figure.points(options)
-    record = run(name, points, rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS), options.quick, console)
+    rounds = rounds or (_QUICK_ROUNDS if options.quick else figure.rounds)
+    record = run(name, points, rounds, options.quick, console)
     claims = list(figure.claims(record.benchmarks, options))
     undisturbed = figure.virtual and options.null
     costs = msgspec.to_builtins(measured_costs()) if undisturbed else {}

@@ -51,11 +51,11 @@ def _points(options: Options) -> list[Benchmark]:
 
 def prepare_null(settings: Settings) -> Round:
     """So many sessions, each with a program of its own; a call of its own for each computation."""
-    return null_round(settings)
+    return null_round(settings, settings.size(full=2, quick=1))
 
 
-def null_round(settings: Settings, policy: str = DEFAULT_POLICY) -> Round:
-    """The same with any scheduling policy."""
+def null_round(settings: Settings, seconds_of_round: float, policy: str = DEFAULT_POLICY) -> Round:
+    """The same with any scheduling policy. A round takes about so long."""
     from benchmarks.paper.cluster import NullCluster
     from benchmarks.paper.null_steps import Steps
 
@@ -63,7 +63,7 @@ def null_round(settings: Settings, policy: str = DEFAULT_POLICY) -> Round:
     clients, seconds = int(point["clients"]), float(point["milliseconds"]) / 1e3
     cluster = NullCluster(f"1x{point['hosts']}x{point['devices']}", policy=policy)
     steps = [cluster.run(Steps.prepare(cluster.client(f"client {number}"), seconds)) for number in range(clients)]
-    each = max(4, round(settings.size(full=2, quick=1) / max(seconds, 1e-4) / clients))
+    each = max(4, round(seconds_of_round / max(seconds, 1e-4) / clients))
 
     async def all_clients() -> list[list[tuple[float, float]]]:
         return await asyncio.gather(*(one.progress(each, _FILL, _PARTS) for one in steps))

@@ -9,6 +9,7 @@ import msgspec
 
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.record import BenchmarkRecord, Claim
+from benchmarks.harness.statistics import quartiles
 from benchmarks.paper.traces import TracePoint
 
 
@@ -57,6 +58,7 @@ class Figure:
     claims: Callable[[Sequence[BenchmarkRecord], Options], Sequence[Claim]]
     virtual: bool = False
     traces: Callable[[Options], Sequence[TracePoint]] = lambda options: ()
+    rounds: int = 5
 
 
 def median(point: BenchmarkRecord, contestant: str, metric: str) -> float | None:
@@ -71,6 +73,23 @@ def quotient(point: BenchmarkRecord, first: str, second: str, metric: str) -> fl
     """One contestant's median over another's."""
     ours, theirs = median(point, first, metric), median(point, second, metric)
     return ours / theirs if ours is not None and theirs else None
+
+
+def difference(point: BenchmarkRecord, first: str, second: str, metric: str) -> float | None:
+    """One contestant's median less another's."""
+    ours, theirs = median(point, first, metric), median(point, second, metric)
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def quotient_by_rounds(point: BenchmarkRecord, first: str, second: str, metric: str) -> float | None:
+    """One contestant over another, round by round; the median. For differences that a drift of the machine would hide.
+
+    Both sides of a round run right after one another: the shorter a round, the less the machine changes between them.
+    """
+    (samples,) = (record.samples for record in point.metrics if record.name == metric)
+    ours, theirs = samples.get(first, []), samples.get(second, [])
+    pairs = list(zip(ours, theirs, strict=False))
+    return quartiles([our / their for our, their in pairs])[1] if pairs else None
 
 
 def apart(point: BenchmarkRecord, metric: str) -> float | None:

@@ -16,11 +16,14 @@ from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.harness.statistics import rate_in_common_window
 from benchmarks.paper.cluster import NullCluster
-from benchmarks.paper.figure import Figure, Options, at_least, at_most, median, quotient
+from benchmarks.paper.figure import Figure, Options, at_least, at_most, difference, median, quotient
 from benchmarks.paper.null_steps import Steps
 from benchmarks.paper.pauses import METRICS as PAUSES
 from benchmarks.paper.pauses import points as pauses_of
 from benchmarks.paper.shares import spans_since, token_of
+from benchmarks.paper.watched import ALONE as UNWATCHED
+from benchmarks.paper.watched import CORE, WATCHED
+from benchmarks.paper.watched import point as watched
 
 BESIDE, ALONE = "beside one at its quota", "alone"
 _CROWD, _SERVICE = 0, 1  # tenants
@@ -58,7 +61,7 @@ def _points(options: Options) -> list[Benchmark]:
         contestants=(BESIDE, ALONE),
         point={"clients": 1},
     )
-    return [*priority, quota, *pauses]
+    return [*priority, quota, *pauses, watched()]
 
 
 def _tenants(quota: int = 0) -> tuple[TenantSettings, ...]:
@@ -223,6 +226,9 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
 
 def _claims_of(point: BenchmarkRecord) -> list[Claim]:
     measured = {metric.name for metric in point.metrics}
+    if CORE.name in measured:
+        more = difference(point, WATCHED, UNWATCHED, CORE.name)
+        return [at_most(f"{point.title}: {WATCHED}, more of the controller's core, %", more, 2.0)]
     if "rate" in measured:
         return [at_least(f"{point.title}, {BESIDE}, over {ALONE}", quotient(point, BESIDE, ALONE, "rate"), 0.98)]
     if "part" in measured:
@@ -242,7 +248,8 @@ FIGURE = Figure(
         "when it was launched, and the one after that. And steps of a tenant, as fast as they go, alone and beside "
         "another tenant's client that makes arrays without end and is refused more at its quota of memory, in turn; on "
         "null devices alone, so that processors do not decide. And four tenants with work all the time and equal "
-        "shares, one of which pauses: what the others have of the devices meanwhile, and all four when it is back."
+        "shares, one of which pauses: what the others have of the devices meanwhile, and all four when it is back. And "
+        "a controller that starts 1,000 gangs a second, alone and while somebody looks at the cluster as the page does."
     ),
     paper="Not in the paper.",
     axes=None,

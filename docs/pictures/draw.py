@@ -131,7 +131,7 @@ LAUNCH: Picture = (
             235,
             400,
             "3  check",
-            ("arguments, memory, lost islands", "controller/programs/launcher.py", "scheduling/checks.py"),
+            ("arguments, memory, lost islands", "dispatch/launcher.py", "scheduling/checks.py"),
             ORANGE,
         ),
         Box(
@@ -156,7 +156,7 @@ LAUNCH: Picture = (
             635,
             400,
             "7  dispatch",
-            ("one message a host: Run, later Dispatch", "controller/programs/launcher.py"),
+            ("one message a host: Run, later Dispatch", "dispatch/launcher.py"),
             ORANGE,
         ),
         Box(
@@ -177,7 +177,7 @@ LAUNCH: Picture = (
             (
                 "decided once released and no gang needs it:",
                 "scheduling/buffer_directory.py",
-                "sent: controller/programs/buffers.py",
+                "sent: dispatch/buffers.py",
                 "done on the host: worker/store.py",
             ),
             ORANGE,
@@ -191,7 +191,7 @@ LAUNCH: Picture = (
                 "decided: controller/islands/recovery.py",
                 "states: cluster/lifecycle.py",
                 "restarted: engines/island.py",
-                "what fails: controller/programs/failures.py",
+                "what fails: dispatch/failures.py",
             ),
             GREY,
         ),

@@ -13,7 +13,7 @@ from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import BenchmarkRecord, Claim, RunRecord, record_benchmark, write
 from benchmarks.micro.table import BENCHMARKS
 from benchmarks.paper import fig5, fig6
-from benchmarks.paper.figure import Axes, Options, apart, at_least, at_most
+from benchmarks.paper.figure import Axes, Options, apart, at_least, at_most, quotient_by_rounds
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.markdown import write_page
 from benchmarks.paper.plot import lines
@@ -48,6 +48,12 @@ def test_each_figure_has_points_and_its_claims_do_without_those_that_failed(figu
         if figure.axes is not None:
             assert all(figure.axes.x in each.point for each in points)
     assert found
+
+
+def test_a_quotient_by_rounds_is_not_moved_by_a_machine_that_slows_down_between_them():
+    slower = point({"fair": [99.0, 49.5, 9.9], "first-come": [100.0, 50.0, 10.0]})
+    assert quotient_by_rounds(slower, "fair", "first-come", "rate") == pytest.approx(0.99)
+    assert quotient_by_rounds(slower, "fair", "another", "rate") is None
 
 
 def test_keys_are_unique():

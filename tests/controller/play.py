@@ -10,7 +10,7 @@ import msgspec
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
-from atoll.controller.programs.launcher import GANG_WINDOW
+from atoll.dispatch.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from atoll.cluster.processes.leases import LAPSED_STATUS
-from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.controller.sessions import sessions
+from atoll.dispatch.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.controller.programs.launcher import GANG_WINDOW
+from atoll.dispatch.launcher import GANG_WINDOW
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program
 from atoll.protocol import actions as a

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import StatusError
-from atoll.ifrt.compile_requests import compile_job
+from atoll.executables.compile_requests import compile_job
 from atoll.ir.types import (
     Sharding,
     shard_boxes,

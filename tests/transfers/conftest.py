@@ -14,7 +14,7 @@ from tests.transfers.ends import SECONDS, Ends, descriptors, tcp_pair
 
 
 @pytest.fixture(autouse=True)
-def _no_descriptor_leaks() -> Iterator[None]:
+def no_descriptor_leaks() -> Iterator[None]:
     before = descriptors()
     yield
     # Threads of a data port close their ends a little later.

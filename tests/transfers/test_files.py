@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from atoll.errors import StatusError
+from atoll.peers.data_port import DataPort
 from atoll.transfers import files
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.contents import FileContents, read_file
-from atoll.transfers.data_port import DataPort
 from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS

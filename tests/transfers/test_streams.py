@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from atoll.errors import Code, StatusError
+from atoll.peers.data_port import DataPort
 from atoll.transfers import inbox as inboxes
 from atoll.transfers import incoming, landing_memory
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.contents import Buffers, FileContents, as_views
-from atoll.transfers.data_port import DataPort
 from atoll.transfers.engine import Piece
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.landing_memory import LANDING, LEAST_BLOCK_BYTES, LandingMemory

@@ -50,7 +50,7 @@ class Rig:
 
     def __init__(self, directory: Path) -> None:
         from atoll.devices.xla.backend import XlaBackend
-        from atoll.transfers.data_port import DataPort
+        from atoll.peers.data_port import DataPort
         from atoll.transfers.inbox import Inbox
         from atoll.worker.asides import Asides
         from atoll.worker.executor_thread import ExecutorThread

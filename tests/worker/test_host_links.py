@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import Address
 from atoll.wire.pieces import PIECE_BYTES

@@ -13,13 +13,13 @@ from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import DEFAULT_NAME
-from atoll.controller.connections import Connections, Peer
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
-from atoll.controller.outbox import Outbox
 from atoll.controller.sessions.sessions import Sessions
+from atoll.dispatch.connections import Connections, Peer
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer

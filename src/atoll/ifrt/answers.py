@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from atoll.errors import invalid, not_found, unimplemented
-from atoll.ifrt.executables import Executable
-from atoll.ifrt.loaded import Answer
+from atoll.executables.executables import Executable
+from atoll.executables.loaded import Answer
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.ifrt.session import IfrtSession
 from atoll.protocol import profiles

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Status, invalid, not_found, unimplemented
-from atoll.ifrt.arrays import ArrayRecord, Arrays, Memory, Origin
+from atoll.executables.arrays import ArrayRecord, Arrays, Memory, Origin
+from atoll.executables.loaded import Answer, Loaded
+from atoll.executables.python_functions import PythonFunctions
 from atoll.ifrt.host_buffers import HostBuffers
-from atoll.ifrt.loaded import Answer, Loaded
-from atoll.ifrt.python_functions import PythonFunctions
 from atoll.ifrt.responses import ResponseStream
 from atoll.ir.types import ArraySpec
 from atoll.protocol.advice import CALLBACK_ADVICE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.slices import MAGIC, SliceInfo, read_request
-from atoll.ifrt.loaded import Answer
+from atoll.executables.loaded import Answer
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.protocol import messages as m
 from atoll.session.session import ClusterSession

@@ -28,11 +28,11 @@ from atoll.host_services.calls.messages import (
     is_call,
     is_notice,
 )
+from atoll.peers.listener import Listener
 from atoll.protocol.callbacks import CallbackAddress
 from atoll.session.session import ClusterSession
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
-from atoll.transfers.listener import Listener
 from atoll.wire.address import Address
 
 _log = logging.getLogger(__name__)

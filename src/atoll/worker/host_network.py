@@ -21,9 +21,9 @@ from atoll.host_services import host_data
 from atoll.host_services.slabs import ArrayContents, Part, assemble
 from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
+from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.transfers.contents import Buffers, as_views
-from atoll.transfers.data_port import DataPort
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.engine import Contents
 from atoll.transfers.host_memory import aligned

@@ -25,11 +25,11 @@ from atoll.host_services.calls.calls import Calls
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.host_services.python.options import PythonHost
 from atoll.host_services.python.sessions import PythonSessions
+from atoll.peers.data_port import DataPort
+from atoll.peers.host_watch import neighbours
 from atoll.protocol import messages as m
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
-from atoll.transfers.data_port import DataPort
-from atoll.transfers.host_watch import neighbours
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address

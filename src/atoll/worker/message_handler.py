@@ -13,8 +13,8 @@ import msgspec
 from atoll.devices.device import DeviceBackend
 from atoll.errors import Status, status_of
 from atoll.host_services.profiles.recorder import Recorder
+from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import DataPort
 from atoll.worker.asides import Asides
 from atoll.worker.functions import Functions
 

@@ -17,9 +17,9 @@ from atoll.host_services import host_data
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.sessions import Input
 from atoll.ir import plan as p
+from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.transfers.contents import Filled
-from atoll.transfers.data_port import DataPort
 from atoll.worker.client_runs import ClientRuns, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read

@@ -9,7 +9,7 @@ flushes at least once a second, so that nothing is held for long.
 import sys
 
 if any("atoll.controller_process.main" in argument for argument in getattr(sys, "orig_argv", [])):
-    from atoll.controller.outbox import Outbox
+    from atoll.dispatch.outbox import Outbox
     from atoll.protocol.actions import Send
 
     take = Outbox.take

@@ -13,9 +13,9 @@ import pytest
 from atoll.errors import ConnectError
 from atoll.host_services.calls.messages import GREETING, ArrayType, Call, Raised, Returned, decode, encode, first_call
 from atoll.host_services.calls.tables import CallbackTable
+from atoll.peers.listener import Listener
 from atoll.protocol.callbacks import CallbackAddress
 from atoll.transfers.channel import DataChannel, Open
-from atoll.transfers.listener import Listener
 from atoll.wire.address import Address
 
 SECONDS = 10.0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import Code, StatusError
-from atoll.ifrt.persistence import persistence_executable
+from atoll.executables.persistence import persistence_executable
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.protocol.ifrt import executables_pb2, xla_pb2
 from atoll.protocol.messages.python import PythonHosts, ReadArrays, StoredArray, WriteArrays

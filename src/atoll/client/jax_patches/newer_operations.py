@@ -3,8 +3,8 @@
 jaxlib's IFRT proxy client writes each program in the StableHLO of twelve weeks before its release, whatever version the
 server speaks (`GetDefaultStablehloVersion` in XLA's `hlo_program_serdes.cc`), and refuses others:
 "Failed to serialize StableHLO to plugin version". Such a program is written here, in the version that this jaxlib has,
-and travels as an option beside an empty module. A proxy takes it out (`ifrt/compile_requests.py`); workers of an older
-jaxlib say which version they lack. A client that does not have this plug-in keeps jaxlib's refusal.
+and travels as an option beside an empty module. A proxy takes it out (`executables/compile_requests.py`); workers of an
+older jaxlib say which version they lack. A client that does not have this plug-in keeps jaxlib's refusal.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.controller.connections import Connections, Peer
-from atoll.controller.outbox import Outbox
+from atoll.dispatch.connections import Connections, Peer
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.protocol.events import Received

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from atoll.controller.connections import Peer
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.operators.requests import Operators
+from atoll.dispatch.connections import Peer
 from atoll.errors import invalid
 from atoll.protocol import messages as m
 from atoll.protocol.events import Received

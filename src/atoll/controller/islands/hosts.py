@@ -8,12 +8,12 @@ from typing import Any
 from atoll.cluster.lifecycle import HostState, Lifecycle
 from atoll.cluster.resources import Host, ResourceManager
 from atoll.controller.islands.relays import Relays
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.launcher import Launcher
-from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
+from atoll.dispatch.compilation import Compilation
+from atoll.dispatch.launcher import Launcher
+from atoll.dispatch.outbox import Outbox
+from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import invalid
 from atoll.migration.asides import Asides
 from atoll.protocol import messages as m

@@ -11,11 +11,11 @@ from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, Islan
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.failures import Failures
-from atoll.controller.programs.launcher import Launcher
 from atoll.controller.sessions.queries import Queries
+from atoll.dispatch.compilation import Compilation
+from atoll.dispatch.failures import Failures
+from atoll.dispatch.launcher import Launcher
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations

@@ -10,8 +10,8 @@ from typing import Any
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.relay_groups import relay_groups
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.launcher import Launcher
+from atoll.dispatch.launcher import Launcher
+from atoll.dispatch.outbox import Outbox
 from atoll.protocol import messages as m
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from atoll.cluster.lifecycle import Island, IslandDrained, IslandState, Lifecycle
 from atoll.cluster.placement import IslandDevices, Slices
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.outbox import Outbox
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.migrations import Migrations
 from atoll.migration.rules import Changes, has_arrays

@@ -22,8 +22,8 @@ from atoll.cluster.placement import Slices
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.topology import IslandShape
 from atoll.controller.operators.drains import Drains
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.launcher import Launcher
+from atoll.dispatch.launcher import Launcher
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.migration.migrations import Migrations
 from atoll.migration.room import homes

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.tenants import TenantSettings
-from atoll.controller.connections import Peer
 from atoll.controller.operators.requests import Operators
-from atoll.controller.outbox import Outbox
+from atoll.dispatch.connections import Peer
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.journal.event_log import EventLog
 from atoll.protocol import messages as m

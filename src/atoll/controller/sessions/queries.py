@@ -11,7 +11,7 @@ import msgspec
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.outbox import Outbox
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import Status, not_found
 from atoll.protocol import messages as m
 from atoll.scheduling.checks import island_problem

@@ -11,14 +11,14 @@ from typing import Any
 from atoll.cluster.placement import Slices
 from atoll.cluster.processes.leases import CLIENT_LEASES, Leases
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.connections import Connections
 from atoll.controller.islands.recovery import Recovery
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.launcher import Launcher
-from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.slices import SliceRequests
+from atoll.dispatch.compilation import Compilation
+from atoll.dispatch.connections import Connections
+from atoll.dispatch.launcher import Launcher
+from atoll.dispatch.outbox import Outbox
+from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions

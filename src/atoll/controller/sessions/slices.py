@@ -11,7 +11,7 @@ from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.placement import Choice, IslandDevices, Slices
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.slices import check
-from atoll.controller.outbox import Outbox
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, StatusError
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from atoll.cluster.lifecycle import IslandReady
 from atoll.cluster.placement import Slices
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.connections import Connections
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.compilation import Compilation
+from atoll.dispatch.compilation import Compilation
+from atoll.dispatch.connections import Connections
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.migration.asides import Asides
 from atoll.migration.staying import (

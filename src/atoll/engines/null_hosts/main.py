@@ -21,10 +21,10 @@ from atoll.devices.null.fine_clock import FineClock
 from atoll.devices.null.model import chosen_model
 from atoll.engines.null_hosts.host import NullHost
 from atoll.errors import AccessError, ConnectError
+from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
-from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.resumption.dialing import DialedConnection, dial

@@ -9,17 +9,17 @@ import msgspec
 
 from atoll.cluster.slices import MAGIC as SLICE
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
+from atoll.executables.compile_requests import compile_job, plugin_payload
+from atoll.executables.executables import Executable, LostExecutable
+from atoll.executables.loaded import MPMD_ERROR, Loaded
+from atoll.executables.persistence import PERSISTENCE_REQUESTS, persistence_executable
+from atoll.executables.profiles import PROFILE_REQUESTS, ProfileExecutable
+from atoll.executables.program_executables import read
+from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable, python_function
+from atoll.executables.reshard_executables import RESHARD_REQUESTS, ReshardExecutable
 from atoll.ifrt import slices
 from atoll.ifrt.answers import answer
-from atoll.ifrt.compile_requests import compile_job, plugin_payload
-from atoll.ifrt.executables import Executable, LostExecutable
-from atoll.ifrt.loaded import MPMD_ERROR, Loaded
 from atoll.ifrt.pending_request import Handler, PendingRequest
-from atoll.ifrt.persistence import PERSISTENCE_REQUESTS, persistence_executable
-from atoll.ifrt.profiles import PROFILE_REQUESTS, ProfileExecutable
-from atoll.ifrt.program_executables import read
-from atoll.ifrt.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable, python_function
-from atoll.ifrt.reshard_executables import RESHARD_REQUESTS, ReshardExecutable
 from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.callbacks import CALLBACKS_REQUEST
 from atoll.protocol.ifrt import compile_pb2

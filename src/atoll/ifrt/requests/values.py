@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import OK, Status, StatusError, unimplemented
-from atoll.ifrt.compile_requests import default_assignment
+from atoll.executables.compile_requests import default_assignment
 from atoll.ifrt.devices import init_reply
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.session import IfrtSession

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid
-from atoll.ifrt.arrays import ArrayRecord
-from atoll.ifrt.json_requests import beginnings, read_request
-from atoll.ifrt.loaded import Loaded
-from atoll.ifrt.program_executables import ProgramExecutable, metadata_reply
+from atoll.executables.arrays import ArrayRecord
+from atoll.executables.json_requests import beginnings, read_request
+from atoll.executables.loaded import Loaded
+from atoll.executables.program_executables import ProgramExecutable, metadata_reply
 from atoll.ir.program import Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol.ifrt import xla_pb2

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Status, invalid
-from atoll.ifrt.arrays import ArrayRecord
-from atoll.ifrt.compile_requests import CompileJob
-from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
+from atoll.executables.arrays import ArrayRecord
+from atoll.executables.compile_requests import CompileJob
+from atoll.executables.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
 from atoll.protocol.ifrt import executables_pb2, xla_pb2

@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 
 from atoll.errors import invalid
-from atoll.ifrt.arrays import ArrayRecord
-from atoll.ifrt.json_requests import beginnings, read_request
-from atoll.ifrt.python_functions import MAX_ARRAYS, PythonExecutable
+from atoll.executables.arrays import ArrayRecord
+from atoll.executables.json_requests import beginnings, read_request
+from atoll.executables.python_functions import MAX_ARRAYS, PythonExecutable
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes
 from atoll.protocol.ifrt import xla_pb2

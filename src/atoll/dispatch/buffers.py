@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from atoll.controller.outbox import Outbox
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import Status
 from atoll.protocol import messages as m
 from atoll.scheduling.asides import Aside

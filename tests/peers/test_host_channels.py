@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from atoll.errors import ConnectError
-from atoll.transfers import host_channels
+from atoll.peers import host_channels
+from atoll.peers.data_port import DataPort
+from atoll.peers.host_channels import HostChannels
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.data_port import DataPort
-from atoll.transfers.host_channels import HostChannels
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import Address
 from tests.transfers.ends import SECONDS

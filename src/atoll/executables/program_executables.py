@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Code, Status, invalid, unimplemented
-from atoll.ifrt.arguments import Arguments
-from atoll.ifrt.arrays import ArrayRecord
-from atoll.ifrt.executables import Executable
-from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
-from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker
+from atoll.executables.arguments import Arguments
+from atoll.executables.arrays import ArrayRecord
+from atoll.executables.executables import Executable
+from atoll.executables.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
+from atoll.executables.program_checks import MAX_VALUES, ProgramChecker
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2

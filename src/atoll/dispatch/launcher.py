@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.buffers import Buffers
-from atoll.controller.programs.endings import Endings
+from atoll.dispatch.buffers import Buffers
+from atoll.dispatch.endings import Endings
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.promises.irregular import IrregularNodes
 from atoll.promises.large_plans import LargePlans

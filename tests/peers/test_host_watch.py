@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.errors import ConnectError
+from atoll.peers.data_port import DataPort
+from atoll.peers.host_channels import HostChannels
+from atoll.peers.host_watch import HostWatch, neighbours
 from atoll.transfers import silence
-from atoll.transfers.data_port import DataPort
-from atoll.transfers.host_channels import HostChannels
-from atoll.transfers.host_watch import HostWatch, neighbours
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.silence import SilenceMonitor
 from atoll.wire.address import Address

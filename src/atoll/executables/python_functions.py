@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid, unimplemented
-from atoll.ifrt.arguments import Arguments
-from atoll.ifrt.arrays import ArrayRecord
-from atoll.ifrt.loaded import Loaded
-from atoll.ifrt.program_checks import describe
-from atoll.ifrt.program_executables import metadata_reply
+from atoll.executables.arguments import Arguments
+from atoll.executables.arrays import ArrayRecord
+from atoll.executables.loaded import Loaded
+from atoll.executables.program_checks import describe
+from atoll.executables.program_executables import metadata_reply
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, shard_shape
 from atoll.protocol.messages import FunctionSource

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.programs.launcher import Launcher
+from atoll.dispatch.launcher import Launcher
 from atoll.errors import Status
 from atoll.scheduling.checks import gang_problem
 from atoll.scheduling.durations import Durations

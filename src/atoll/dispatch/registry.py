@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.compilation import Compilation
+from atoll.dispatch.compilation import Compilation
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program

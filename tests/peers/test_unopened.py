@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.transfers.unopened import Unopened
+from atoll.peers.unopened import Unopened
 
 
 def test_who_comes_when_there_are_too_many_takes_the_place_of_the_oldest() -> None:

@@ -11,7 +11,7 @@ import math
 import msgspec
 
 from atoll.errors import StatusError, invalid
-from atoll.ifrt.executables import Executable
+from atoll.executables.executables import Executable
 from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute, check, consumes
 from atoll.ir.row_exchange import check_route
 from atoll.ir.types import DTYPE_BITS, NUMBERS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import AtollError, Code, StatusError
+from atoll.peers import listener
+from atoll.peers.data_port import DataPort
+from atoll.peers.unopened import MAX_UNOPENED, Unopened
 from atoll.protocol.messages import OWN_NUMBERS
-from atoll.transfers import listener
 from atoll.transfers.channel import DataChannel, Open
-from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.shared_memory import BlockReturned
 from atoll.transfers.sockets import SocketPiece
-from atoll.transfers.unopened import MAX_UNOPENED, Unopened
 from atoll.wire.address import Address
 from atoll.wire.sockets import dial
 from tests.conftest import gone
@@ -66,7 +66,7 @@ def test_the_secret_of_a_session_opens_its_own_feeds_and_no_other(port):
 
 @pytest.mark.parametrize("opening", [Open(5, "guess"), Open(5, ""), Open(0, ""), Open(0, "secret five")])
 def test_a_wrong_secret_is_refused(port, opening, monkeypatch):
-    monkeypatch.setattr("atoll.transfers.data_port.NEWS_SECONDS", 0.1)
+    monkeypatch.setattr("atoll.peers.data_port.NEWS_SECONDS", 0.1)
     data_port, arrived, _ = port
     data_port.open_session(5, "secret five")
     data_port.set_peers((), "between hosts")

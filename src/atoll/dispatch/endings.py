@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.buffers import Buffers
+from atoll.dispatch.buffers import Buffers
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.promises.promises import Promises
 from atoll.promises.sequential import SequentialDispatch

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from atoll.errors import OK, Code, Status, StatusError, invalid
-from atoll.ifrt.arrays import ArrayRecord
+from atoll.executables.arrays import ArrayRecord
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2

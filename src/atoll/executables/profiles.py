@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import msgspec
 
 from atoll.errors import StatusError, invalid, not_found
-from atoll.ifrt.arrays import ArrayRecord
-from atoll.ifrt.json_requests import beginnings, read_request, reading
-from atoll.ifrt.loaded import Loaded
-from atoll.ifrt.program_executables import metadata_reply
+from atoll.executables.arrays import ArrayRecord
+from atoll.executables.json_requests import beginnings, read_request, reading
+from atoll.executables.loaded import Loaded
+from atoll.executables.program_executables import metadata_reply
 from atoll.ir.program import HostBuffer, HostToDevice, Program, single
 from atoll.ir.types import ArraySpec, Replicated, Sharding
 from atoll.protocol import messages as m

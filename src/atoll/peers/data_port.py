@@ -16,15 +16,15 @@ from typing import Any, Protocol
 
 from atoll.cluster.processes.leases import CLIENT_LEASES
 from atoll.errors import AtollError, Code, Status, StatusError
+from atoll.peers.host_channels import HostChannels, OnLost
+from atoll.peers.host_watch import HostWatch, OnSilent
+from atoll.peers.listener import Listener
+from atoll.peers.unopened import OPEN_SECONDS
 from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
 from atoll.transfers.engine import Piece, TransferEngine
-from atoll.transfers.host_channels import HostChannels, OnLost
-from atoll.transfers.host_watch import HostWatch, OnSilent
 from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.kinds import KINDS
-from atoll.transfers.listener import Listener
 from atoll.transfers.silence import SILENCE_SECONDS
-from atoll.transfers.unopened import OPEN_SECONDS
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.outbox import Outbox
+from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.checks import island_problem

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from atoll.controller.connections import Connections
+from atoll.dispatch.connections import Connections
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Action, AnyAction, Close, Send
 from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, is_only_for, sealed

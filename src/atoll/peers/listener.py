@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll.errors import AtollError
+from atoll.peers.unopened import Unopened
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import TransferEngine
 from atoll.transfers.kinds import KINDS
-from atoll.transfers.unopened import Unopened
 from atoll.wire.address import Address
 from atoll.wire.sockets import bind
 from atoll.wire.stream import accepted_stream
