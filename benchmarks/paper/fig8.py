@@ -55,7 +55,10 @@ def prepare_null(settings: Settings) -> Round:
 
 
 def null_round(settings: Settings, seconds_of_round: float, policy: str = DEFAULT_POLICY) -> Round:
-    """The same with any scheduling policy. A round takes about so long."""
+    """The same with any scheduling policy. A round takes about so long, and longer where many clients are to start.
+
+    Also what the controller's process takes for a computation: `controller_us`.
+    """
     from benchmarks.paper.cluster import NullCluster
     from benchmarks.paper.null_steps import Steps
 
@@ -63,13 +66,17 @@ def null_round(settings: Settings, seconds_of_round: float, policy: str = DEFAUL
     clients, seconds = int(point["clients"]), float(point["milliseconds"]) / 1e3
     cluster = NullCluster(f"1x{point['hosts']}x{point['devices']}", policy=policy)
     steps = [cluster.run(Steps.prepare(cluster.client(f"client {number}"), seconds)) for number in range(clients)]
-    each = max(4, round(seconds_of_round / max(seconds, 1e-4) / clients))
+    all_calls = seconds_of_round * (1 + clients / 64) / max(seconds, 1e-4)
+    each = max(4, round(all_calls / clients))
 
     async def all_clients() -> list[list[tuple[float, float]]]:
         return await asyncio.gather(*(one.progress(each, _FILL, _PARTS) for one in steps))
 
     def measure() -> dict[str, float]:
-        return {"rate": rate_in_common_window(cluster.run(all_clients()))}
+        before = cluster.processor_seconds()["controller"]
+        rate = rate_in_common_window(cluster.run(all_clients()))
+        took = cluster.processor_seconds()["controller"] - before
+        return {"rate": rate, "controller_us": 1e6 * took / (each + _FILL) / clients}
 
     measure()
     return measure

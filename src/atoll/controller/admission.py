@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from atoll.cluster.lifecycle import HostState, IslandLost
-from atoll.cluster.processes.leases import Leases
-from atoll.cluster.resources import ResourceManager
-from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
 from atoll.controller.sessions.sessions import Sessions
-from atoll.dispatch.connections import Connections, Peer
-from atoll.dispatch.outbox import Outbox
+from atoll.controller.state import ClusterState
+from atoll.dispatch.connections import Peer
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
@@ -32,7 +30,6 @@ from atoll.protocol.events import (
     TimerEnded,
 )
 from atoll.scheduling.session import Session
-from atoll.scheduling.tenants import Tenants
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import Tokens
 
@@ -43,40 +40,39 @@ ENGINE_SAYS_SECONDS = 0.2
 
 
 class Admission:
-    """Lets peers in, and notices their loss. `from_engine` and `from_operator` take what those send."""
+    """Lets peers in, and notices their loss. `from_engine` and `from_operator` take what those send, and
+    `from_proxy(session, message)` what a session's proxy does.
+    """
 
     def __init__(
         self,
-        settings: ClusterSettings,
+        state: ClusterState,
         tokens: Tokens,
-        tenants: Tenants,
         version: str,
-        connections: Connections,
-        outbox: Outbox,
-        resources: ResourceManager,
         sessions: Sessions,
+        from_proxy: Callable[[int, Any], None],
         hosts: Hosts,
         recovery: Recovery,
         relays: Relays,
         agents: Agents,
-        leases: Leases,
         from_engine: Callable[[Peer, Received], None],
         from_operator: Callable[[Peer, Received], None],
     ) -> None:
-        self._max_sessions = settings.max_sessions
+        self._max_sessions = state.settings.max_sessions
+        self._tenants = state.tenants
+        self._connections = state.connections
+        self._peers = state.connections.peers
+        self._outbox = state.outbox
+        self._resources = state.resources
+        self._leases = state.leases
         self._tokens = tokens
-        self._tenants = tenants
         self._version = version
-        self._connections = connections
-        self._peers = connections.peers
-        self._outbox = outbox
-        self._resources = resources
         self._sessions = sessions
+        self._handle_of_session = from_proxy
         self._hosts = hosts
         self._recovery = recovery
         self._relays = relays
         self._agents = agents
-        self._leases = leases
         self._from_engine = from_engine
         self._from_operator = from_operator
         self._waiting: list[Peer] = []  # proxies that came before the cluster was complete
@@ -270,7 +266,7 @@ class Admission:
 
     def _from_proxy(self, peer: Peer, event: Received) -> None:
         self._sessions.leases.renew(peer.number, event.seconds)
-        self._sessions.handle(peer.number, event.message)
+        self._handle_of_session(peer.number, event.message)
 
     def _proxy_lost(self, peer: Peer, reason: str) -> None:
         self._sessions.close(peer.number)

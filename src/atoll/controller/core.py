@@ -9,7 +9,7 @@ memory goes, the client's credits return).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll._version import __version__
@@ -19,12 +19,8 @@ from atoll.cluster.lifecycle import (
     IslandGivenUp,
     IslandLost,
     IslandReady,
-    Lifecycle,
 )
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.placement import Slices
-from atoll.cluster.processes.leases import Leases
-from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.islands.agents import Agents
@@ -34,15 +30,15 @@ from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
+from atoll.controller.sessions.proxies import Proxies
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.controller.sessions.staying import SessionsThatStay
+from atoll.controller.state import ClusterState
 from atoll.dispatch.compilation import Compilation
-from atoll.dispatch.connections import Connections
 from atoll.dispatch.failures import Failures
 from atoll.dispatch.launcher import Launcher
-from atoll.dispatch.outbox import Outbox
 from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
@@ -58,13 +54,10 @@ from atoll.scheduling.estimates import Estimates
 from atoll.scheduling.long_gangs import LongGangs
 from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
-from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.usage import Meter
 from atoll.security.tokens import Tokens
 from atoll.telemetry.checks import Checks
-from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 from atoll.telemetry.tracing import Tracing
 
@@ -77,84 +70,63 @@ class Controller:
     def __init__(
         self, settings: ClusterSettings, token: str = "", version: str = __version__, host_token: str = ""
     ) -> None:
-        self.settings: ClusterSettings = settings
-        self.tenants = Tenants(settings.tenants)
+        state = self._state = ClusterState.of(settings)
+        self.settings = settings
+        self.tenants = state.tenants
+        self.resources = state.resources
+        self.sessions = state.sessions
+        self.slices = state.slices
+        self.quarantine = state.quarantine
+        self.leases = state.leases
+        self.connections = state.connections
+        self.history = state.history
+        self._outbox = state.outbox
         self.tokens = Tokens(token, host_token, self.tenants.settings)
         self.log = EventLog(settings, version, self.tokens)
-        self.resources = ResourceManager(settings.topology)
-        self.sessions: dict[int, Session] = {}
-        self.slices = Slices()
-        self.quarantine = Quarantine()
-        self.leases = Leases(settings.lease_seconds)
         self.meter = Meter()
         self._long_gangs = LongGangs()
-        self.connections = Connections()
-        self._outbox = Outbox(self.connections)
-        self.agents = Agents(self.connections, self._outbox)
+        self.agents = Agents(state)
         self.load = LoadRecord()
-        self.history = History(self._outbox.time)
-        self._lifecycle = Lifecycle(self.resources.islands)
         links = self.connections
         self._checks = Checks(self, self._outbox, links.hosts, links.sessions, links.away)
-        self._make_programs(settings)
-        self._make_sessions(settings)
+        self._make_programs()
+        self._make_sessions()
         self._operators = Operators(
-            self.sessions,
-            self.resources,
-            self._lifecycle,
-            self.slices,
+            state,
             self.migrations,
             self.suspensions,
             self.launcher,
             self._recovery.forget_hosts,
-            self._outbox,
-            settings.start_seconds,
             self.agents.wait_of,
-            self.history,
         )
-        self._subscribe()
+        from_operators = OperatorService(
+            self,
+            state,
+            self._operators,
+            self._checks,
+            self.log,
+            self._tracing,
+            self._sessions.end,
+            self._keep_usage,
+            self._stop_requested,
+        )
         self._admission = Admission(
-            settings,
+            state,
             self.tokens,
-            self.tenants,
             version,
-            self.connections,
-            self._outbox,
-            self.resources,
             self._sessions,
+            self._proxies.handle,
             self._hosts,
             self._recovery,
             self._relays,
             self.agents,
-            self.leases,
             EngineMessages(self._recovery, self.agents, self._operators).received,
-            OperatorService(
-                self,
-                self.tenants,
-                self._operators,
-                self._checks,
-                self._outbox,
-                self.log,
-                self._tracing,
-                self._sessions.end,
-                self._keep_usage,
-                self._stop_requested,
-            ).received,
+            from_operators.received,
         )
         self._staying = SessionsThatStay(
-            self.sessions,
-            self.connections,
-            self._outbox,
-            self.resources,
-            self.slices,
-            self.tenants,
-            self._compilation,
-            self._asides,
-            self.suspensions,
-            self._admission.admit_again,
+            state, self._compilation, self._asides, self.suspensions, self._admission.admit_again
         )
-        self._lifecycle.subscribe(IslandReady, self._staying.island_ready)
-        self._lifecycle.subscribe(IslandLost, self._admission.island_lost)
+        self._subscribe()
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
             e.Received: self._admission.received,
             e.Flush: self._flush,
@@ -171,8 +143,9 @@ class Controller:
             e.ConnectionBack: self._admission.back,
         }
 
-    def _make_programs(self, settings: ClusterSettings) -> None:
+    def _make_programs(self) -> None:
         """What programs need: from their registration to their ends."""
+        settings = self.settings
         self.launcher = Launcher(
             self.resources,
             self.sessions,
@@ -197,15 +170,16 @@ class Controller:
             self._compilation, self._outbox, self.launcher.large_plans, self.meter, self._estimates
         )
 
-    def _make_sessions(self, settings: ClusterSettings) -> None:
-        """Sessions, and the hosts that they run on."""
-        queries = Queries(self.resources, self.sessions, self._outbox, _location, self.memory)
+    def _make_sessions(self) -> None:
+        """Sessions, what moves them and puts them aside, and the hosts that they run on."""
+        state, settings = self._state, self.settings
+        self._queries = Queries(state, _location, self.memory)
         own = OwnPrograms(self.programs, self.launcher, self._outbox)
         asides = self._asides = Asides(self.sessions, self.resources, self.launcher, own, self._outbox)
         self.launcher.bring_back = asides.bring_back
         self.launcher.buffers.on_aside_freed = asides.drop
         self.migrations = Migrations(
-            self.resources, self._compilation, queries, self.launcher, self.programs, own, asides, self._outbox
+            self.resources, self._compilation, self._queries, self.launcher, self.programs, own, asides, self._outbox
         )
         self.suspensions = Suspensions(
             self.migrations,
@@ -226,79 +200,89 @@ class Controller:
             settings.spill,
             settings.suspend_lower,
         )
-        self._relays = Relays(self.resources, self._outbox, self.launcher, settings.relay_group)
+        self._slice_requests = SliceRequests(state, self.memory.free, pressure.make_way)
+        self._relays = Relays(state, self.launcher, settings.relay_group)
         self._recovery = Recovery(
-            self.resources,
-            self._lifecycle,
-            self.sessions,
-            self._outbox,
+            state,
             self.launcher,
             self._failures,
             self._compilation,
-            queries,
-            self.quarantine,
-            self.leases,
-            settings,
+            self._queries,
             self.agents.wait_of,
             self._relays.broken,
-            self.tenants,
-            self.history,
         )
-        self._sessions = Sessions(
-            self.sessions,
-            self.connections,
-            self._outbox,
-            self.resources,
-            self.slices,
-            SliceRequests(
-                self.sessions, self.resources, self.slices, self.memory.free, pressure.make_way, self._outbox
-            ),
+        self._sessions = Sessions(state)
+        self._proxies = Proxies(
+            state,
+            self._sessions,
             self._compilation,
             self.programs,
             self.launcher,
-            queries,
             self.migrations,
             self.suspensions,
-            self._recovery,
-            settings.lease_seconds,
-            self.history,
             self._tracing,
-            self._checks,
+            self._messages_of_proxies(),
         )
-        self._hosts = Hosts(
-            self.resources,
-            self._lifecycle,
-            self.sessions,
-            self._outbox,
-            self.launcher,
-            self._compilation,
-            self.programs,
-            queries,
-            self._sessions,
-            self.memory,
-            settings.device_memory,
-            self._recovery.peer_silent,
-            self._relays,
-            self._tracing,
-            asides,
-            self._checks,
-        )
+        self._hosts = Hosts(state, self.launcher, self.programs, self.memory, self._tracing, self._messages_of_hosts())
+
+    def _messages_of_proxies(self) -> Mapping[type[Any], Callable[[Session, Any], None]]:
+        """Those that are for one part alone, which takes them as they are."""
+        return {
+            m.Launch: self.launcher.launch_within_window,
+            m.RegisterFunction: self._compilation.register,
+            m.CompileAgain: self._compilation.again,
+            m.Query: self._queries.ask,
+            m.AddSlice: self._slice_requests.add,
+            m.ReleaseSlice: self._slice_requests.release,
+            m.HandlesReported: self._checks.held,
+        }
+
+    def _messages_of_hosts(self) -> Mapping[type[Any], Callable[[int, Any], None]]:
+        """The same of workers."""
+        return {
+            m.RunProgress: self.launcher.static_runs.progressed,
+            m.Yielded: self.launcher.static_runs.yielded,
+            m.RowsMoved: self.launcher.rows_moved,
+            m.PeerSilent: self._recovery.peer_silent,
+            m.FeedsArrived: self._proxies.feeds_arrived,
+            m.Compiled: self._compilation.compiled,
+            m.PlanRegistered: self.programs.plan_registered,
+            m.StoresReported: self._checks.reported,
+            m.WorkerAnswer: self._queries.answered,
+            m.AsidePut: self._asides.put_on,
+            m.AsideFailed: self._asides.failed,
+            **self._relays.handlers,
+        }
 
     def _subscribe(self) -> None:
-        """Who learns of an island's life, in which order."""
-        self.history.subscribe(self._lifecycle)
-        subscribe = self._lifecycle.subscribe
+        """Who learns of an island's life and of a session's end, in which order."""
+        lifecycle = self._state.lifecycle
+        self.history.subscribe(lifecycle)
+        subscribe = lifecycle.subscribe
         subscribe(IslandReady, self._operators.island_ready)
+        subscribe(IslandReady, self._staying.island_ready)
         subscribe(IslandLost, self._recovery.island_lost)
         subscribe(IslandLost, self.migrations.island_lost)
         subscribe(IslandLost, self.suspensions.island_lost)
         subscribe(IslandLost, self._relays.island_lost)
         subscribe(IslandLost, self.programs.island_lost)
+        subscribe(IslandLost, self._admission.island_lost)
         subscribe(IslandBack, self._recovery.island_back)
         subscribe(IslandBack, self._operators.island_back)
         subscribe(IslandGivenUp, self._recovery.island_given_up)
         subscribe(IslandGivenUp, self._operators.island_given_up)
         subscribe(IslandDrained, self._operators.drains.island_drained)
+        self._sessions.subscribe(
+            self.migrations.session_closed,
+            self.suspensions.session_closed,
+            self.launcher.session_closed,
+            self._tracing.session_closed,
+            self._checks.session_closed,
+            self._hosts.session_closed,
+            self.programs.session_closed,
+            self._compilation.session_closed,
+            self._recovery.session_closed,
+        )
 
     # ---- events
 

@@ -155,8 +155,8 @@ class Migrations:
             if lost.island in migration.islands:
                 self._give_up(migration, lost.status)
 
-    def session_closed(self, number: int) -> None:
-        migration = self.under_way.pop(number, None)
+    def session_closed(self, session: Session) -> None:
+        migration = self.under_way.pop(session.number, None)
         if migration is not None:
             for name in migration.functions.values():
                 self._compilation.drop_reference(name)

@@ -123,11 +123,11 @@ class Checks:
             check.differences += _unlike(session, message.handles)
         self._reply_if_complete(message.check)
 
-    def session_closed(self, number: int) -> None:
+    def session_closed(self, session: Session) -> None:
         """Its proxy will not answer."""
         for check, each in list(self._checks.items()):
-            if number in each.proxies:
-                each.proxies.discard(number)
+            if session.number in each.proxies:
+                each.proxies.discard(session.number)
                 self._reply_if_complete(check)
 
     def tick(self, now: float) -> None:

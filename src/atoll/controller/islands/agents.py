@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.dispatch.connections import Connections, Peer
-from atoll.dispatch.outbox import Outbox
+from atoll.controller.state import ClusterState
+from atoll.dispatch.connections import Peer
 from atoll.errors import Code, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.protocol.events import Received
@@ -12,10 +12,10 @@ from atoll.protocol.events import Received
 class Agents:
     """An agent is known by its connection. `report` is what the engine has said last of islands and machines."""
 
-    def __init__(self, connections: Connections, outbox: Outbox) -> None:
+    def __init__(self, state: ClusterState) -> None:
         self.report = m.EngineReport((), ())
-        self._connections = connections
-        self._outbox = outbox
+        self._connections = state.connections
+        self._outbox = state.outbox
         self._agents: set[int] = set()
 
     def admit(self, peer: Peer) -> None:

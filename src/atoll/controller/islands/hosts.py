@@ -5,75 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atoll.cluster.lifecycle import HostState, Lifecycle
-from atoll.cluster.resources import Host, ResourceManager
-from atoll.controller.islands.relays import Relays
-from atoll.controller.sessions.queries import Queries
-from atoll.controller.sessions.sessions import Sessions
-from atoll.dispatch.compilation import Compilation
+from atoll.cluster.lifecycle import HostState
+from atoll.cluster.resources import Host
+from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
-from atoll.dispatch.outbox import Outbox
 from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import invalid
-from atoll.migration.asides import Asides
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import Session
-from atoll.telemetry.checks import Checks
 from atoll.telemetry.tracing import Tracing
 
 
 class Hosts:
-    """`device_memory` is the bytes of each device; 0: what its worker says."""
+    """Handles what workers send. `others` are the handlers of what is for one part of the controller alone."""
 
     def __init__(
         self,
-        resources: ResourceManager,
-        lifecycle: Lifecycle,
-        sessions: Mapping[int, Session],
-        outbox: Outbox,
+        state: ClusterState,
         launcher: Launcher,
-        compilation: Compilation,
         programs: ProgramRegistry,
-        queries: Queries,
-        feeds: Sessions,
         memory: Ledger,
-        device_memory: int,
-        peer_silent: Callable[[int, m.PeerSilent], None],
-        relays: Relays,
         tracing: Tracing,
-        asides: Asides,
-        checks: Checks,
+        others: Mapping[type[Any], Callable[[int, Any], None]],
     ) -> None:
-        self._resources = resources
-        self._lifecycle = lifecycle
-        self._sessions = sessions
-        self._outbox = outbox
+        self._resources = state.resources
+        self._lifecycle = state.lifecycle
+        self._sessions = state.sessions
+        self._outbox = state.outbox
+        self._device_memory = state.settings.device_memory  # bytes of each device; 0: what its worker says
         self._launcher = launcher
-        self._queries = queries
         self._programs = programs
         self._memory = memory
-        self._device_memory = device_memory
         self._tracing = tracing
-        self._handlers: dict[type[Any], Callable[[int, Any], None]] = {
+        self._handlers: Mapping[type[Any], Callable[[int, Any], None]] = {
             m.Done: self._done,
             m.Failed: self._failed,
             m.Pong: self._pong,
             m.Enqueued: self._enqueued,
-            m.RunProgress: launcher.static_runs.progressed,
-            m.Yielded: launcher.static_runs.yielded,
             m.Reported: self._reported,
-            m.RowsMoved: launcher.rows_moved,
             m.FeedsLost: self._feeds_lost,
-            m.PeerSilent: peer_silent,
-            m.FeedsArrived: feeds.feeds_arrived,
-            m.Compiled: compilation.compiled,
-            m.PlanRegistered: programs.plan_registered,
-            m.StoresReported: checks.reported,
-            m.WorkerAnswer: self._answered,
-            m.AsidePut: asides.put_on,
-            m.AsideFailed: asides.failed,
-            **relays.handlers,
+            **others,
         }
 
     def _pong(self, host: int, message: m.Pong) -> None:
@@ -130,5 +102,7 @@ class Hosts:
         for session, feed in message.feeds:
             self._outbox.to_host(message.host, m.FailFeeds(session, ((feed, 1),), message.status))
 
-    def _answered(self, host: int, message: m.WorkerAnswer) -> None:
-        self._queries.answered(message)
+    def session_closed(self, session: Session) -> None:
+        """Its arrays are freed, on all hosts."""
+        for host in self._resources.hosts:
+            self._outbox.to_host(host, m.CloseStore(session.number))

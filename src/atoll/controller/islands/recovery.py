@@ -7,23 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState, Lifecycle
-from atoll.cluster.processes.leases import Leases
-from atoll.cluster.resources import ResourceManager
-from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState
 from atoll.controller.sessions.queries import Queries
+from atoll.controller.state import ClusterState
 from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.failures import Failures
 from atoll.dispatch.launcher import Launcher
-from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
-from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.tickets import Gang
-from atoll.telemetry.history import History
 
 # For the other hosts of a gang to end, once it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
@@ -36,42 +30,34 @@ _LOST = "what was stored or ran on its island is lost"
 
 
 class Recovery:
-    """Decides that an island is lost, and brings it back."""
+    """Decides that an island is lost, and brings it back. `wait_of(island)` says what one waits for that starts."""
 
     def __init__(
         self,
-        resources: ResourceManager,
-        lifecycle: Lifecycle,
-        sessions: dict[int, Session],
-        outbox: Outbox,
+        state: ClusterState,
         launcher: Launcher,
         failures: Failures,
         compilation: Compilation,
         queries: Queries,
-        quarantine: Quarantine,
-        leases: Leases,
-        settings: ClusterSettings,
         wait_of: Callable[[int], str],
         broken: Mapping[int, str],
-        tenants: Tenants,
-        history: History,
     ) -> None:
-        self._resources = resources
-        self._lifecycle = lifecycle
-        self._sessions = sessions
-        self._outbox = outbox
+        self._resources = state.resources
+        self._lifecycle = state.lifecycle
+        self._sessions = state.sessions
+        self._outbox = state.outbox
+        self._quarantine = state.quarantine
+        self._leases = state.leases
+        self._tenants = state.tenants
+        self._history = state.history
+        self._abandoned_seconds = state.settings.abandoned_seconds
+        self._start_seconds = state.settings.start_seconds
         self._launcher = launcher
         self._failures = failures
         self._compilation = compilation
         self._queries = queries
-        self._quarantine = quarantine
-        self._leases = leases
-        self._abandoned_seconds = settings.abandoned_seconds
-        self._start_seconds = settings.start_seconds
         self._wait_of = wait_of
         self._broken = broken  # links between hosts, by island
-        self._tenants = tenants
-        self._history = history
         self._broken_for: Durations[int] = Durations()  # islands
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._abandoned: Durations[int] = Durations()  # gangs, by sequence

@@ -9,19 +9,18 @@ from typing import Any
 
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.relay_groups import relay_groups
-from atoll.cluster.resources import ResourceManager
+from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
-from atoll.dispatch.outbox import Outbox
 from atoll.protocol import messages as m
 
 
 class Relays:
     """`size` is that of a group; 0: there are none."""
 
-    def __init__(self, resources: ResourceManager, outbox: Outbox, launcher: Launcher, size: int) -> None:
+    def __init__(self, state: ClusterState, launcher: Launcher, size: int) -> None:
         self.broken: dict[int, str] = {}  # islands in which two hosts of a group cannot reach each other, and which
-        self._resources = resources
-        self._outbox = outbox
+        self._resources = state.resources
+        self._outbox = state.outbox
         self._launcher = launcher
         self._size = size
         self._islands: set[int] = set()  # that have their groups

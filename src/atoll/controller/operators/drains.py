@@ -6,14 +6,13 @@ ended, or stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from atoll.cluster.lifecycle import Island, IslandDrained, IslandState, Lifecycle
-from atoll.cluster.placement import IslandDevices, Slices
-from atoll.cluster.resources import ResourceManager
-from atoll.dispatch.outbox import Outbox
+from atoll.cluster.lifecycle import Island, IslandDrained, IslandState
+from atoll.cluster.placement import IslandDevices
+from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.migrations import Migrations
 from atoll.migration.rules import Changes, has_arrays
@@ -47,24 +46,20 @@ class Drains:
 
     def __init__(
         self,
-        sessions: Mapping[int, Session],
-        resources: ResourceManager,
-        lifecycle: Lifecycle,
-        slices: Slices,
+        state: ClusterState,
         migrations: Migrations,
         suspensions: Suspensions,
         forget_hosts: Callable[[int], object],
-        outbox: Outbox,
         reply: Callable[..., None],
     ) -> None:
-        self._sessions = sessions
-        self._resources = resources
-        self._lifecycle = lifecycle
-        self._slices = slices
+        self._sessions = state.sessions
+        self._resources = state.resources
+        self._lifecycle = state.lifecycle
+        self._slices = state.slices
+        self._outbox = state.outbox
         self._migrations = migrations
         self._suspensions = suspensions
         self._forget_hosts = forget_hosts
-        self._outbox = outbox
         self._reply = reply
         self._ending: dict[int, _Drain] = {}  # by island: its workers were asked to end
         self._end_times: Durations[int] = Durations()

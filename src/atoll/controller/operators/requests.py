@@ -5,7 +5,7 @@ Each request gets one reply, `OperationReply`, when it is done or refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,15 +15,12 @@ from atoll.cluster.lifecycle import (
     IslandGivenUp,
     IslandReady,
     IslandState,
-    Lifecycle,
 )
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.placement import Slices
-from atoll.cluster.resources import ResourceManager
 from atoll.cluster.topology import IslandShape
 from atoll.controller.operators.drains import Drains
+from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
-from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.migration.migrations import Migrations
 from atoll.migration.room import homes
@@ -32,7 +29,6 @@ from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.session import Session
-from atoll.telemetry.history import History
 
 _MOST_ISLANDS = 1 << 16
 Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest
@@ -49,41 +45,33 @@ class _Start:
 class Operators:
     """Handles operators' requests; an operator is known by its connection.
 
-    `forget_hosts(island)` is called when the workers of an island have ended. A new island is to be up within
-    `start_seconds`; `wait_of(island)` says what it waits for.
+    `forget_hosts(island)` is called when the workers of an island have ended. `wait_of(island)` says what a new one
+    waits for.
     """
 
     def __init__(
         self,
-        sessions: Mapping[int, Session],
-        resources: ResourceManager,
-        lifecycle: Lifecycle,
-        slices: Slices,
+        state: ClusterState,
         migrations: Migrations,
         suspensions: Suspensions,
         launcher: Launcher,
         forget_hosts: Callable[[int], object],
-        outbox: Outbox,
-        start_seconds: float,
         wait_of: Callable[[int], str],
-        history: History,
     ) -> None:
-        self._wait_of = wait_of
-        self._history = history
-        self._sessions = sessions
-        self._resources = resources
-        self._lifecycle = lifecycle
-        self._slices = slices
+        self._sessions = state.sessions
+        self._resources = state.resources
+        self._lifecycle = state.lifecycle
+        self._slices = state.slices
+        self._outbox = state.outbox
+        self._history = state.history
+        self._start_seconds = state.settings.start_seconds
         self._migrations = migrations
         self._suspensions = suspensions
         self._launcher = launcher
-        self._outbox = outbox
-        self._start_seconds = start_seconds
+        self._wait_of = wait_of
         self._starting: dict[int, _Start] = {}  # by island
         self._start_times: Durations[int] = Durations()  # islands
-        self.drains = Drains(
-            sessions, resources, lifecycle, slices, migrations, suspensions, forget_hosts, outbox, self._reply
-        )
+        self.drains = Drains(state, migrations, suspensions, forget_hosts, self._reply)
 
     def handle(self, operator: int, message: Operation) -> None:
         try:

@@ -9,8 +9,8 @@ import msgspec
 
 from atoll.cluster.tenants import TenantSettings
 from atoll.controller.operators.requests import Operators
+from atoll.controller.state import ClusterState
 from atoll.dispatch.connections import Peer
-from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.journal.event_log import EventLog
 from atoll.protocol import messages as m
@@ -19,7 +19,7 @@ from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.scheduling.estimates import expectations
-from atoll.scheduling.tenants import Tenant, Tenants
+from atoll.scheduling.tenants import Tenant
 from atoll.telemetry.checks import Checks
 from atoll.telemetry.report import Reported, report
 from atoll.telemetry.tracing import Tracing
@@ -36,10 +36,9 @@ class OperatorService:
     def __init__(
         self,
         controller: Reported,
-        tenants: Tenants,
+        state: ClusterState,
         operators: Operators,
         checks: Checks,
-        outbox: Outbox,
         log: EventLog,
         tracing: Tracing,
         end_session: Callable[[int, Status], None],
@@ -47,10 +46,10 @@ class OperatorService:
         stop_asked: Callable[[int, m.StopRequest], None],
     ) -> None:
         self._controller = controller
-        self._tenants = tenants
+        self._tenants = state.tenants
+        self._outbox = state.outbox
         self._operators = operators
         self._checks = checks
-        self._outbox = outbox
         self._log = log
         self._tracing = tracing
         self._end_session = end_session

@@ -5,13 +5,12 @@ Each is answered once, also where its island restarts: jaxlib's client ends its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 
 import msgspec
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.resources import ResourceManager
-from atoll.dispatch.outbox import Outbox
+from atoll.controller.state import ClusterState
 from atoll.errors import Status, not_found
 from atoll.protocol import messages as m
 from atoll.scheduling.checks import island_problem
@@ -24,15 +23,13 @@ class Queries:
 
     def __init__(
         self,
-        resources: ResourceManager,
-        sessions: Mapping[int, Session],
-        outbox: Outbox,
+        state: ClusterState,
         location_of: Callable[[Session, int], DeviceLocation],
         memory: Ledger,
     ) -> None:
-        self._resources = resources
-        self._sessions = sessions
-        self._outbox = outbox
+        self._resources = state.resources
+        self._sessions = state.sessions
+        self._outbox = state.outbox
         self._location_of = location_of
         self._memory = memory
         self._next = 1
@@ -61,7 +58,7 @@ class Queries:
         if not self._resources.is_lost(location.host):  # else it is asked when its island is back
             self._outbox.to_host(location.host, m.WorkerQuery(session.number, query, message.what, subject, payload))
 
-    def answered(self, message: m.WorkerAnswer) -> None:
+    def answered(self, host: int, message: m.WorkerAnswer) -> None:
         asked = self._asked.pop(message.query, None)
         if asked is not None:
             _, session, query = asked

@@ -4,14 +4,13 @@ one may wait until those of a lower priority have made way for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
-from atoll.cluster.placement import Choice, IslandDevices, Slices
-from atoll.cluster.resources import ResourceManager
+from atoll.cluster.placement import Choice, IslandDevices
 from atoll.cluster.slices import check
-from atoll.dispatch.outbox import Outbox
+from atoll.controller.state import ClusterState
 from atoll.errors import OK, StatusError
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
@@ -24,19 +23,16 @@ class SliceRequests:
 
     def __init__(
         self,
-        sessions: Mapping[int, Session],
-        resources: ResourceManager,
-        slices: Slices,
+        state: ClusterState,
         free_bytes: Callable[[HostDevice], int],
         make_way: Callable[[Session, Callable[[], Choice], Callable[[], None]], bool],
-        outbox: Outbox,
     ) -> None:
-        self._sessions = sessions
-        self._resources = resources
-        self._slices = slices
+        self._sessions = state.sessions
+        self._resources = state.resources
+        self._slices = state.slices
+        self._outbox = state.outbox
         self._free_bytes = free_bytes
         self._make_way = make_way
-        self._outbox = outbox
 
     def add(self, session: Session, message: m.AddSlice) -> None:
         def choose() -> Choice:
@@ -73,9 +69,9 @@ class SliceRequests:
         has = sum(len(each.devices) for other in own for each in other.devices.slices.values())
         (tenant.exceeded("devices", count, has, f"its slices have {has}") or OK).raise_if_error()
 
-    def release(self, session: Session, number: int) -> None:
-        if number in session.devices.slices:
-            self._slices.release(session.number, number)
+    def release(self, session: Session, message: m.ReleaseSlice) -> None:
+        if message.slice in session.devices.slices:
+            self._slices.release(session.number, message.slice)
 
     def _islands(self, platform: str) -> list[IslandDevices]:
         islands = self._resources.islands.values()

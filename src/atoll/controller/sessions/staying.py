@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.cluster.lifecycle import IslandReady
-from atoll.cluster.placement import Slices
-from atoll.cluster.resources import ResourceManager
+from atoll.controller.state import ClusterState
 from atoll.dispatch.compilation import Compilation
-from atoll.dispatch.connections import Connections
-from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.migration.asides import Asides
 from atoll.migration.staying import (
@@ -32,7 +29,6 @@ from atoll.protocol.actions import KeepSessions
 from atoll.protocol.events import SessionsKept
 from atoll.scheduling.functions import function_name
 from atoll.scheduling.session import Session
-from atoll.scheduling.tenants import Tenants
 
 _ENDED = Status(Code.DATA_LOSS, "the cluster was ended, and what was on its devices with it")
 
@@ -42,23 +38,18 @@ class SessionsThatStay:
 
     def __init__(
         self,
-        sessions: dict[int, Session],
-        connections: Connections,
-        outbox: Outbox,
-        resources: ResourceManager,
-        slices: Slices,
-        tenants: Tenants,
+        state: ClusterState,
         compilation: Compilation,
         asides: Asides,
         suspensions: Suspensions,
         admit: Callable[[Session, int], None],
     ) -> None:
-        self._sessions = sessions
-        self._connections = connections
-        self._outbox = outbox
-        self._resources = resources
-        self._slices = slices
-        self._tenants = tenants
+        self._sessions = state.sessions
+        self._connections = state.connections
+        self._outbox = state.outbox
+        self._resources = state.resources
+        self._slices = state.slices
+        self._tenants = state.tenants
         self._compilation = compilation
         self._asides = asides
         self._suspensions = suspensions

@@ -1,0 +1,51 @@
+"""What a cluster has and whom it knows at a time: what nearly every part of the controller reads or changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.cluster.lifecycle import Lifecycle
+from atoll.cluster.placement import Slices
+from atoll.cluster.processes.leases import Leases
+from atoll.cluster.resources import ResourceManager
+from atoll.cluster.settings import ClusterSettings
+from atoll.dispatch.connections import Connections
+from atoll.dispatch.outbox import Outbox
+from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.session import Session
+from atoll.scheduling.tenants import Tenants
+from atoll.telemetry.history import History
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterState:
+    """Made once, with the controller; what is in it changes. It decides nothing."""
+
+    settings: ClusterSettings
+    tenants: Tenants
+    resources: ResourceManager
+    lifecycle: Lifecycle
+    connections: Connections
+    outbox: Outbox
+    history: History
+    leases: Leases  # of hosts
+    sessions: dict[int, Session] = field(default_factory=dict)  # that are open, by number
+    slices: Slices = field(default_factory=Slices)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+
+    @classmethod
+    def of(cls, settings: ClusterSettings) -> ClusterState:
+        """Of a cluster that has just begun."""
+        connections = Connections()
+        outbox = Outbox(connections)
+        resources = ResourceManager(settings.topology)
+        return cls(
+            settings,
+            Tenants(settings.tenants),
+            resources,
+            Lifecycle(resources.islands),
+            connections,
+            outbox,
+            History(outbox.time),
+            Leases(settings.lease_seconds),
+        )
