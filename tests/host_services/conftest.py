@@ -1,5 +1,5 @@
 """Channels over socket pairs, as in the tests of `transfers`."""
 
-from tests.transfers.conftest import _no_descriptor_leaks, ends, raw, unix_ends
+from tests.transfers.conftest import no_descriptor_leaks, ends, raw, unix_ends
 
-__all__ = ["_no_descriptor_leaks", "ends", "raw", "unix_ends"]
+__all__ = ["no_descriptor_leaks", "ends", "raw", "unix_ends"]
