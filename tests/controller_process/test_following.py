@@ -23,6 +23,9 @@ from atoll.wire.framing import HEADER_BYTES
 from atoll.wire.resumption.messages import Acknowledge
 
 PART = 1 << 10
+# Of a controller without peers.
+CONTROLLER: Any = SimpleNamespace(tokens=Tokens(), connections=SimpleNamespace(deciders=()))
+CONNECTIONS: Any = SimpleNamespace(all=tuple)
 
 
 class Standby:
@@ -61,7 +64,7 @@ def follow(path: Path, payload: bytes, scene: Callable[[Following, Standby, Jour
         folder = Folder(path)
         write_whole(folder.snapshot(1), 1, 5, payload)
         journal = Journal(folder, 5, 1, dict)
-        made = Following(Tokens(), lambda: journal, lambda what: None, lambda addresses: None, lambda: ())
+        made = Following(CONTROLLER, lambda: journal, lambda what: None, lambda addresses: None, CONNECTIONS)
         standby: Any = Standby()
         made._standby, made._basis = standby, 1
         await asyncio.wait_for(scene(made, standby, journal), 10)
@@ -131,7 +134,7 @@ def test_peers_know_of_a_lost_standby_for_as_long_as_it_may_have_taken_over(monk
     told: list[tuple[str, ...]] = []
 
     async def main() -> None:
-        made = Following(Tokens(), lambda: None, lambda what: None, told.append, lambda: ())
+        made = Following(CONTROLLER, lambda: None, lambda what: None, told.append, CONNECTIONS)
         hello = m.Hello(m.PROTOCOL, "standby", "", 1, __version__, "tls://there:1")
         monkeypatch.setattr(made, "_refusal", lambda connection, hello: None)
         connection = Mock()
@@ -157,7 +160,7 @@ def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up(monkey
     monkeypatch.setattr(following, "LEASE_SECONDS", 0.2)
 
     async def main() -> None:
-        made = Following(Tokens(), lambda: None, lambda what: None, told.append, lambda: ())
+        made = Following(CONTROLLER, lambda: None, lambda what: None, told.append, CONNECTIONS)
         monkeypatch.setattr(made, "_refusal", lambda connection, hello: None)
         connection = Mock()
         made.serve(connection, m.Hello(m.PROTOCOL, "standby", "", 1, __version__, "tls://there:1"))

@@ -154,6 +154,60 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
     play(scene)
 
 
+async def cut_off(pair: Pair, is_cut_off: bool = True) -> None:
+    """The controller hears its standby and its host no more, and its proxy only; or all of them again."""
+    standby, worker = pair.shell._following._standby, pair.shell.resumable.all()[0]._leg
+    for each in (standby, worker):
+        assert each is not None
+        assert each._transport is not None
+        if is_cut_off:
+            each._transport.pause_reading()
+        else:
+            each._transport.resume_reading()
+    await until(lambda: bool(pair.shell._following._silence._corked) == is_cut_off)
+
+
+def ready_of(peer: Peer) -> list[int]:
+    """The answers that have come."""
+    found = []
+    while not peer.inbox.empty():
+        message = peer.inbox.get_nowait()
+        found += [message[1]] if message[0] == READY else []
+    return found
+
+
+def test_a_controller_that_is_cut_off_answers_when_it_hears_again(play):
+    async def scene(pair: Pair) -> None:
+        await cut_off(pair)
+        pair.proxy.connection.send(m.Await(7, ()))
+        await asyncio.sleep(0.3)
+        assert ready_of(pair.proxy) == []
+        await cut_off(pair, False)
+        assert (await pair.proxy.next_of(READY))[1] == 7
+        assert not pair.shell.controller.connections.away
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_what_a_controller_that_was_cut_off_has_heard_its_standby_hears_again_and_nothing_is_lost(play):
+    async def scene(pair: Pair) -> None:
+        await cut_off(pair)
+        pair.shell._following.send = lambda turn: None  # type: ignore[method-assign]  # nothing gets there
+        pair.proxy.connection.send(m.Await(7, ()))
+        await asyncio.sleep(0.3)
+        pair.kill()
+        shell = await asyncio.wait_for(pair.running, 10)
+        assert shell is not None
+        await until(lambda: not shell.controller.connections.away)
+        assert (await pair.proxy.next_of(READY))[1] == 7
+        assert not pair.proxy.lost
+        assert not pair.worker.lost
+        shell.stop()
+
+    play(scene)
+
+
 def test_while_hosts_reach_the_controller_a_standby_that_does_not_serves_nobody(play):
     async def scene(pair: Pair) -> None:
         pair.standby._takeover.lost()

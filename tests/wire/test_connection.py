@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -335,6 +337,69 @@ def test_what_a_peer_has_sent_before_it_was_killed_arrives_though_an_answer_fail
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(asyncio.wait_for(main(), 20))
+
+
+class EndlessPeer:
+    """Reads nothing, so an answer to it fails, and sends for as long as somebody takes it, up to a bound."""
+
+    MOST = 32 << 20
+    AHEAD = 16 << 10  # less than what a socket holds when it wakes who waits to send
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._has_sent = threading.Condition()
+        self._thread = threading.Thread(target=self._send)
+
+    def begin(self, path: str) -> None:
+        self._socket.connect(path)
+        self._socket.shutdown(socket.SHUT_RD)
+        self._thread.start()
+
+    def _send(self) -> None:
+        content = frame(Note("x" * 4000))
+        with contextlib.suppress(OSError):  # the other end has closed
+            while self.sent < self.MOST:
+                self._socket.sendall(content)
+                with self._has_sent:
+                    self.sent += len(content)
+                    self._has_sent.notify()
+
+    def wait_until_ahead(self, taken: int) -> None:
+        """Until more lies in the socket than was taken."""
+        with self._has_sent:
+            self._has_sent.wait_for(lambda: self.sent - taken >= self.AHEAD or self.sent >= self.MOST, 10)
+
+    def end(self) -> None:
+        self._socket.close()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_peer_that_does_not_read_and_sends_on_and_on_does_not_hold_up_the_loop(loop, short_directory: Path):
+    async def main() -> None:
+        connection: Connection
+        lost: asyncio.Queue[str] = asyncio.Queue()
+        peer = EndlessPeer()
+
+        def answer(message: Any) -> None:
+            peer.wait_until_ahead(connection.bytes_in)  # it is quicker than who reads
+            connection.send(Count(0))
+
+        def accept() -> Connection:
+            nonlocal connection
+            connection = Connection(Note | Count, answer, lost.put_nowait)
+            return connection
+
+        server, address = await listen(Address(path=str(short_directory / "s")), accept)
+        await asyncio.to_thread(peer.begin, address.path)
+        await lost.get()
+        assert connection.bytes_in < peer.MOST / 4, "what came after the loss was waited for"
+        await asyncio.to_thread(peer.end)
+        server.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(main(), 60))
 
 
 def test_connecting_where_no_process_listens_names_the_address(short_directory: Path):

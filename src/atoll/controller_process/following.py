@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from atoll._version import __version__
+from atoll.controller.core import Controller
 from atoll.controller_process.options import ALONE, FOLLOWED
+from atoll.controller_process.silence import Silence
 from atoll.controller_process.takeover import LEASE_SECONDS
 from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standbys import STANDBY, BasisPart, Pulse, TurnPart
 from atoll.security.roles import may_say
-from atoll.security.tokens import Tokens
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
 from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye
+from atoll.wire.resumption.table import ResumableConnections
 
 _log = logging.getLogger(__name__)
 
@@ -44,23 +46,23 @@ _FULL_SECONDS = 0.01
 class Following:
     """One standby at a time. `journal()` is the controller's, `report` tells its engine whether it is followed.
 
-    `announce(addresses)` tells all peers where else they find a controller; `acknowledged()` is what they have
-    acknowledged, by connection.
+    `announce(addresses)` tells all peers where else they find a controller; these have the `connections`.
     """
 
     def __init__(
         self,
-        tokens: Tokens,
+        controller: Controller,
         journal: Callable[[], Journal | None],
         report: Callable[[bytes], None],
         announce: Callable[[tuple[str, ...]], None],
-        acknowledged: Callable[[], Iterable[tuple[int, int, int]]],
+        connections: ResumableConnections,
     ) -> None:
-        self._tokens = tokens
+        self._tokens = controller.tokens
         self._journal = journal
         self._report = report
         self._announce = announce
-        self._acknowledged = acknowledged
+        self._connections = connections
+        self._silence = Silence(self.doubt, lambda: controller.connections.deciders, connections)
         self._loop = asyncio.get_running_loop()
         self._standby: Connection | None = None
         self._address = ""  # of the standby
@@ -154,7 +156,8 @@ class Following:
 
     def _send_pulse(self, standby: Connection) -> None:
         self._pulses.append(self._loop.time())
-        standby.send(Pulse(tuple(self._acknowledged()) if self._basis else (), self._is_followed))
+        acknowledged = ((each.number, *each.ledger.acknowledged) for each in self._connections.all())
+        standby.send(Pulse(tuple(acknowledged) if self._basis else (), self._is_followed))
 
     def _begin_basis(self, standby: Connection, journal: Journal) -> bool:
         """Sends the snapshot, where it is there; False where it will not be."""
@@ -204,6 +207,7 @@ class Following:
             self._announce((self._address,))
             return
         self._is_followed = True
+        self._silence.begin()
         self._send_pulse(standby)
         standby.flush()
         _log.warning("a standby at %s follows this controller", self._address)
@@ -227,12 +231,16 @@ class Following:
 
     def _forget(self) -> None:
         """It has not taken over: peers need not look for it, unless there is another one."""
-        if self._standby is None and self._announced:
+        if self._standby is not None:
+            return
+        self._silence.end()
+        if self._announced:
             self._announced = ""
             self._announce(())
 
     def end(self) -> None:
         """The cluster ends, and nobody is to go on."""
+        self._silence.end()
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.send_link(Bye())
@@ -240,6 +248,7 @@ class Following:
 
     def drop(self) -> None:
         """Another controller has taken over."""
+        self._silence.stop()
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.abort()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -89,9 +89,7 @@ class ControllerShell:
         self.resumable.on_superseded = self._end_superseded
         self._own = (options.advertise or options.listen,) if options.standby else ()  # not the one that peers dialed
         self.resumable.elsewhere = self._own
-        self._following = Following(
-            self.controller.tokens, lambda: self.journal, self._report, self._announce, self._acknowledged
-        )
+        self._following = Following(self.controller, lambda: self.journal, self._report, self._announce, self.resumable)
         self.resumable.doubt = self._following.doubt
         self._resumes = grace_seconds > 0
         self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
@@ -274,10 +272,6 @@ class ControllerShell:
     def _announce(self, addresses: tuple[str, ...]) -> None:
         """To all peers: a controller may be found there, too."""
         self.resumable.elsewhere = (*self._own, *addresses)
-
-    def _acknowledged(self) -> Iterator[tuple[int, int, int]]:
-        """What each peer has acknowledged."""
-        return ((each.number, *each.ledger.acknowledged) for each in self.resumable.all())
 
     def _send(self, action: a.Send) -> None:
         connection = self._connections.get(action.connection)

@@ -226,11 +226,7 @@ class Standby:
         shell = self._shell
         if shell is None or not self._is_relied_on or self._is_over.done():
             return
-        connections = shell.controller.connections
-        hosts = list(connections.hosts.values())
-        if not hosts and connections.engine is not None:
-            hosts = [connections.engine]
-        if self._takeover.is_due(self._loop.time(), hosts):
+        if self._takeover.is_due(self._loop.time(), shell.controller.connections.deciders):
             self._is_over.set_result(True)
 
     # ---- taking over

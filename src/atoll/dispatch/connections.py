@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,12 @@ class Connections:
         self.sessions: dict[int, int] = {}
         self.engine: int | None = None
         self.away: set[int] = set()  # those that have no socket now
+
+    @property
+    def deciders(self) -> Collection[int]:
+        """Those who decide which of two controllers goes on: the hosts, or where there are none, the engine."""
+        engine = () if self.engine is None else (self.engine,)
+        return tuple(self.hosts.values()) or engine
 
     def remove(self, connection: int) -> Any:
         """The connection is closed or lost; nothing is sent to it any more. Returns its peer, if it was known."""

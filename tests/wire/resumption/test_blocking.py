@@ -15,7 +15,7 @@ from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.endpoints import listen
 from atoll.wire.resumption import connection as module
-from tests.wire.resumption.network import Hello, Listener, Note, until
+from tests.wire.resumption.network import PATIENCE_SECONDS, Hello, Listener, Note, until
 
 COUNT = 2000
 
@@ -66,10 +66,9 @@ def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_pa
             listener.connection.send(Note(number))
             if draw.random() < 0.01:
                 await asyncio.sleep(0.002)
-                leg = listener.connection._leg  # type: ignore[union-attr]
-                if leg is not None:
-                    leg._transport.abort()
-                    cuts += 1
+                await until(lambda: listener.connection._leg is not None)  # type: ignore[union-attr]
+                listener.connection._leg._transport.abort()  # type: ignore[union-attr]
+                cuts += 1
         await until(lambda: len(listener.messages) >= COUNT and len(worker.messages) >= COUNT)
         assert [each.number for each in worker.messages] == list(range(COUNT))
         for first in (0, 1):  # each thread's are in order
@@ -112,7 +111,7 @@ def test_a_worker_that_waits_for_its_controller_ends_when_the_grace_is_over(tmp_
         server, worker = await begin(tmp_path, listener)
         server.close()
         listener.connection._leg._transport.abort()  # type: ignore[union-attr]
-        await asyncio.to_thread(worker.receives.join, 10)
+        await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
         await until(lambda: "was not back" in listener.events[-1])
@@ -126,7 +125,7 @@ def test_a_worker_that_the_controller_has_given_up_ends(tmp_path):
         server, worker = await begin(tmp_path, listener)
         listener.table.forget(listener.connection)  # type: ignore[arg-type]
         listener.connection._leg._transport.abort()  # type: ignore[union-attr]
-        await asyncio.to_thread(worker.receives.join, 10)
+        await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
         listener.connection.close()
@@ -145,7 +144,7 @@ def test_where_it_is_not_granted_a_lost_socket_ends_it(tmp_path):
         await until(lambda: worker.messages == [Note(1)])
         assert not worker.connection.can_resume
         listener.connection._transport.abort()  # type: ignore[union-attr]
-        await asyncio.to_thread(worker.receives.join, 10)
+        await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
         server.close()
@@ -164,6 +163,6 @@ def test_a_peer_of_this_machine_whose_process_has_ended_is_not_waited_for(tmp_pa
         await until(lambda: len(listener.events) == 1)
         assert listener.events != ["away"]
         worker.connection.close()
-        await asyncio.to_thread(worker.receives.join, 10)
+        await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
 
     asyncio.run(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -18,17 +17,9 @@ from atoll.wire.resumption import connection as module
 from atoll.wire.resumption import dialing
 from atoll.wire.resumption.table import AcceptedConnection, LinkState
 from tests.thoroughness import examples
-from tests.wire.resumption.network import Dialer, Listener, Network, Note, until
+from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until
 
 LARGE = b"x" * (PIECE_BYTES + 1)
-
-
-def play(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await main()
-
-    asyncio.run(bounded())
 
 
 def send(connection: Any, number: int, *, large: bool) -> None:

@@ -9,8 +9,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.resumption.ledger import Counts
 from atoll.wire.resumption.messages import Resume
 from atoll.wire.resumption.table import AcceptedConnection, LinkState
-from tests.wire.resumption.network import Dialer, Listener, Network, Note, until
-from tests.wire.resumption.test_connection import play
+from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until
 
 
 def state_of(listener: Listener) -> LinkState:

@@ -15,7 +15,7 @@ from typing import Any
 from atoll.wire.connection import Connection, ConnectionStatistics
 from atoll.wire.framing import encode
 from atoll.wire.pieces import PIECE_BYTES
-from atoll.wire.resumption.ledger import MAX_RETAINED, Counts, Ledger
+from atoll.wire.resumption.ledger import MAX_RETAINED, NONE, Counts, Ledger
 from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye
 from atoll.wire.resumption.pace import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_MESSAGES
 
@@ -38,6 +38,7 @@ class ResumableConnection:
         self._name = name
         self._on_message = on_message
         self._leg: Connection | None = None
+        self._out: Connection | None = None  # the leg, while something is to be said on it
         self._closed = False
         self._acknowledged = Counts()  # to the peer
         self._due = (0, 0)  # messages and bytes of this leg, after which they are acknowledged
@@ -58,8 +59,8 @@ class ResumableConnection:
         ledger.nbytes += len(frame)
         if ledger.nbytes > MAX_RETAINED:
             self._give_up()
-        if self._leg is not None:
-            self._leg.send_encoded(frame)
+        if self._out is not None:
+            self._out.send_encoded(frame)
 
     def send_in_pieces(self, frame: bytes) -> None:
         if self._closed or len(frame) <= PIECE_BYTES:
@@ -67,8 +68,8 @@ class ResumableConnection:
             return
         if not self.ledger.keep_pieced(frame):
             self._give_up()
-        if self._leg is not None:
-            self._leg.send_in_pieces(frame)
+        if self._out is not None:
+            self._out.send_in_pieces(frame)
 
     def _give_up(self) -> None:
         """Not at once: who sends does not expect a loss."""
@@ -91,15 +92,15 @@ class ResumableConnection:
 
     def adopt(self, leg: Connection) -> None:
         """The connection goes on with this leg."""
-        self._leg = leg
+        self._leg = self._out = leg
         self._due = ACKNOWLEDGE_MESSAGES, ACKNOWLEDGE_BYTES
         leg.name = self._name
         leg.on_message, leg.on_lost, leg.on_link, leg.on_read = self._on_message, self._leg_lost, self._link, self._read
 
-    def _send_again(self) -> None:
-        """What the peer has not acknowledged, on a leg that is new."""
+    def _send_again(self, beyond: Counts = NONE) -> None:
+        """What the peer has not acknowledged, on a leg that is new; what was kept beyond that, on one that is not."""
         assert self._leg is not None
-        for frame, in_pieces in self.ledger.unacknowledged():
+        for frame, in_pieces in self.ledger.unacknowledged(beyond):
             if in_pieces:
                 self._leg.send_in_pieces(frame)
             else:
@@ -120,7 +121,7 @@ class ResumableConnection:
             counts = leg.statistics()
             here = counts.messages_in, counts.messages_out, counts.bytes_in, counts.bytes_out
             self._before = [a + b for a, b in zip(self._before, here, strict=True)]
-            self._leg = None
+            self._leg = self._out = None
         return leg
 
     def _leg_lost(self, reason: str) -> None:
@@ -154,9 +155,9 @@ class ResumableConnection:
 
     def acknowledge(self) -> None:
         """All that has come will not be needed again, whatever happens to this process."""
-        if self._leg is not None:
+        if self._out is not None:
             self._acknowledged = self.received
-            self._leg.send_link(Acknowledge(*self._acknowledged))
+            self._out.send_link(Acknowledge(*self._acknowledged))
 
     # ---- ending
 

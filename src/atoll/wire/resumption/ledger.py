@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from atoll.errors import FrameError
@@ -24,6 +25,9 @@ class Counts(NamedTuple):
 
     whole: int = 0
     pieced: int = 0
+
+
+NONE = Counts()
 
 
 @dataclass
@@ -68,14 +72,14 @@ class Ledger:
             self.nbytes -= len(self.pieced.popleft())
         self.acknowledged = counts
 
-    def unacknowledged(self) -> Iterator[tuple[bytes, bool]]:
-        """What is to be sent again, in order, and whether in pieces.
+    def unacknowledged(self, beyond: Counts = NONE) -> Iterator[tuple[bytes, bool]]:
+        """What is to be sent again, in order, and whether in pieces; but for so many that were the first of all.
 
         Those in pieces come last: they may be overtaken, and must not overtake.
         """
-        for frame in self.whole:
+        for frame in islice(self.whole, max(0, beyond.whole - self.acknowledged.whole), None):
             yield frame, False
-        for frame in self.pieced:
+        for frame in islice(self.pieced, max(0, beyond.pieced - self.acknowledged.pieced), None):
             yield frame, True
 
 

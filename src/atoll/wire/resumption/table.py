@@ -55,6 +55,8 @@ class AcceptedConnection(ResumableConnection):
         self.begun = state.begun  # since the peer was here
         self._table = table
         self._peer_has_ended = False
+        self._corked: Counts | None = None  # what had been sent when it was
+        self._closes = False  # when it is uncorked
         self._grace: asyncio.TimerHandle | None = None
 
     def state(self) -> LinkState:
@@ -88,7 +90,8 @@ class AcceptedConnection(ResumableConnection):
         self._check_descent(message)
         self.ledger.acknowledge(Counts(message.whole, message.pieced))
         self.begun = []
-        was_away = self.is_away
+        was_away = self.is_away or self._corked is not None
+        self._corked = None
         old = self._release()
         if old is not None:
             old.abort()
@@ -103,6 +106,32 @@ class AcceptedConnection(ResumableConnection):
         self.announce(self._table.elsewhere)
         if was_away:
             self._table.on_back(self.number)
+        if self._closes:
+            self.close()
+
+    def cork(self) -> None:
+        """From now on nothing is said, and nothing that comes is acknowledged, until `uncork`, or another leg."""
+        if self._corked is None:
+            self._corked, self._out = self.ledger.sent, None
+            if not self.is_away:
+                self._table.on_away(self.number)
+
+    def uncork(self) -> None:
+        """What was to be said meanwhile follows at once."""
+        corked, self._corked = self._corked, None
+        if corked is not None and self._leg is not None:
+            self._out = self._leg
+            self._send_again(corked)
+            if not self._closes:
+                self._table.on_back(self.number)
+        if self._closes:
+            self.close()
+
+    def close(self) -> None:
+        if self._corked is None:
+            super().close()
+        else:
+            self._closes = True
 
     def leave(self, seconds: float) -> None:
         """This process ends, and the connection does not: its peer waits for so long for one that goes on with it."""

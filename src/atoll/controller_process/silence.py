@@ -1,0 +1,101 @@
+"""When a controller falls silent: its standby may have taken over, and too few of its hosts are heard to exclude that.
+
+A standby takes over with more than half of the hosts (`takeover`). A controller that hears neither its standby nor as
+many hosts as that one would lack may be cut off from all of them, and still reach some peers, such as an engine on its
+own machine. What it said to them would have to be undone: the standby knows nothing of it. So it goes on deciding, and
+keeps what it has to say until the standby answers, enough hosts do, or the standby cannot have taken over any more. The
+hosts that it does not hear it goes on asking for signs of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Mapping
+
+from atoll.controller_process.takeover import LEASE_SECONDS
+from atoll.wire.resumption.table import ResumableConnections
+
+_LOOK_SECONDS = 0.5
+_CORKED_LOOK_SECONDS = 0.1  # while peers wait for what is kept
+
+
+class Hearing:
+    """Whom a controller hears. Pure: times come in, in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[int, float]] = {}  # bytes, and when the last came, by connection
+
+    def counted(self, now: float, received: Mapping[int, int]) -> None:
+        """So many bytes have come until now, by connection. Those that are not there any more are forgotten."""
+        heard = {}
+        for connection, nbytes in received.items():
+            before = self._heard.get(connection)
+            heard[connection] = before if before is not None and before[0] == nbytes else (nbytes, now)
+        self._heard = heard
+
+    def hears(self, now: float, connection: int) -> bool:
+        _, when = self._heard.get(connection, (0, -math.inf))
+        return now - when <= LEASE_SECONDS
+
+    def lacks_most(self, now: float, hosts: Collection[int], corked: Collection[int]) -> bool:
+        """Whether more than half of the hosts are not heard. Those that are `corked` were, and are asked nothing."""
+        silent = [each for each in hosts if each not in corked and not self.hears(now, each)]
+        return 2 * len(silent) > len(hosts)
+
+
+class Silence:
+    """Corks the connections of a controller that is in doubt. `doubt()` is empty where its standby has not taken over;
+    `hosts()` are the connections of those who would decide that.
+
+    It looks for as long as there is a standby, or a doubt: `begin` says that there is one.
+    """
+
+    def __init__(
+        self, doubt: Callable[[], str], hosts: Callable[[], Collection[int]], connections: ResumableConnections
+    ) -> None:
+        self._doubt = doubt
+        self._hosts = hosts
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._hearing = Hearing()
+        self._corked: set[int] = set()
+        self._looks: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        if self._looks is None:
+            self._look()
+
+    def end(self) -> None:
+        """There is no standby any more, nor a doubt."""
+        self.stop()
+        self._uncork()
+        self._hearing = Hearing()
+
+    def stop(self) -> None:
+        """This controller is none any more: what it had to say is of no use."""
+        if self._looks is not None:
+            self._looks.cancel()
+            self._looks = None
+
+    def _look(self) -> None:
+        self._cork_or_not(self._loop.time())
+        self._looks = self._loop.call_later(_CORKED_LOOK_SECONDS if self._corked else _LOOK_SECONDS, self._look)
+
+    def _cork_or_not(self, now: float) -> None:
+        hearing, hosts = self._hearing, set(self._hosts())
+        connections = self._connections.all()
+        hearing.counted(now, {each.number: each.statistics().bytes_in for each in connections})
+        if not self._doubt() or not hearing.lacks_most(now, hosts, self._corked):
+            self._uncork()
+            return
+        for each in connections:
+            if each.number not in self._corked and (each.number not in hosts or hearing.hears(now, each.number)):
+                self._corked.add(each.number)
+                each.cork()
+
+    def _uncork(self) -> None:
+        corked, self._corked = self._corked, set()
+        for each in self._connections.all() if corked else ():
+            if each.number in corked:
+                each.uncork()
