@@ -8,6 +8,7 @@ either: see `guardian`.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -45,6 +46,9 @@ RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
 os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
 for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM"):
     os.environ.pop(_name, None)
+
+# Until all tests are collected: what is imported stays, and is not to be looked through while it grows, nor at the end.
+gc.disable()
 
 import psutil  # noqa: E402
 import pytest  # noqa: E402
@@ -200,6 +204,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     count = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path not in slow, -count[item.path], item.path))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -1,5 +1,5 @@
 """Channels over socket pairs, as in the tests of `transfers`."""
 
-from tests.transfers.conftest import no_descriptor_leaks, ends, raw, unix_ends
+from tests.transfers.conftest import ends, no_descriptor_leaks, raw, unix_ends
 
-__all__ = ["no_descriptor_leaks", "ends", "raw", "unix_ends"]
+__all__ = ["ends", "no_descriptor_leaks", "raw", "unix_ends"]

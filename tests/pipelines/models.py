@@ -14,14 +14,15 @@ VOCABULARY, WIDTH, LAYERS = 11, 16, 4
 
 
 def first_params(layers: int = LAYERS) -> dict[str, Any]:
-    keys = iter(jax.random.split(jax.random.key(0), 1 + 2 * layers))
+    rng = np.random.default_rng(0)  # and not JAX's, which would be compiled, in each process that imports a test
+
+    def normal(*shape: int, scale: float = 1.0) -> jax.Array:
+        return jnp.asarray(scale * rng.standard_normal(shape))
+
     return {
-        "embedding": jax.random.normal(next(keys), (VOCABULARY, WIDTH)),
+        "embedding": normal(VOCABULARY, WIDTH),
         "layers": [
-            {
-                "up": jax.random.normal(next(keys), (WIDTH, 4 * WIDTH)) / 8,
-                "down": jax.random.normal(next(keys), (4 * WIDTH, WIDTH)) / 8,
-            }
+            {"up": normal(WIDTH, 4 * WIDTH, scale=1 / 8), "down": normal(4 * WIDTH, WIDTH, scale=1 / 8)}
             for _ in range(layers)
         ],
     }

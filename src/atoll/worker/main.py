@@ -16,7 +16,7 @@ from atoll._version import __version__
 from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
-from atoll.cluster.processes.process import read_options, spare_collector, start_logging
+from atoll.cluster.processes.process import read_options, spare_collector, start_logging, starting
 from atoll.cluster.processes.starting import StartSigns
 from atoll.devices.device import DeviceBackend
 from atoll.devices.kinds import kind_of
@@ -215,7 +215,8 @@ def main() -> None:
     # Several threads share the interpreter's lock here; the default of 5 ms would be most of a launch's latency.
     sys.setswitchinterval(5e-4)
     try:
-        backend = open_devices(options, signs)
+        with starting():
+            backend = open_devices(options, signs)
         address = parse_address(options.controller)
         with signs.waiting("connected to the controller"):
             identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", CONNECT_SECONDS)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from atoll._version import __version__
+from atoll.cluster.processes.process import spare_collector
 from atoll.errors import AtollError
 from atoll.operate.command import clusters, hosts, manifests, operators, scripts, tenants, usage, watching
 from atoll.operate.command.terminal import fail
@@ -97,6 +98,7 @@ app.command()(scripts.proxy)
 
 def main() -> None:
     """The command `atoll`."""
+    spare_collector()
     try:
         sys.exit(app(prog_name="atoll", standalone_mode=False))
     except AtollError as error:

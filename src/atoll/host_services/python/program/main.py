@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from atoll.cluster.processes.isolation import isolate
-from atoll.cluster.processes.process import read_options
+from atoll.cluster.processes.process import read_options, starting
 from atoll.protocol.messages.python import PythonOptions
 
 
@@ -18,7 +18,8 @@ def main() -> None:
     # What is printed in Python is for the user; what libraries print to the descriptor, such as gloo, is not.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from atoll.host_services.python.program.calls import run
+    with starting():
+        from atoll.host_services.python.program.calls import run
 
     run(options, isolated)
 

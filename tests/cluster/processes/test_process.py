@@ -1,0 +1,24 @@
+"""What all of Atoll's processes have in common."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from atoll.cluster.processes.process import starting
+
+
+def test_while_a_process_starts_the_collector_does_not_look_and_then_it_does_again_but_not_at_what_was_made() -> None:
+    frozen = gc.get_freeze_count()
+    with starting():
+        assert not gc.isenabled()
+        made = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= frozen + len(made)
+
+
+def test_a_process_whose_start_fails_has_its_collector_again() -> None:
+    with pytest.raises(RuntimeError), starting():
+        raise RuntimeError
+    assert gc.isenabled()
