@@ -154,6 +154,33 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
     play(scene)
 
 
+def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over_nevertheless(play, monkeypatch):
+    monkeypatch.setattr(following, "_DOUBT_SECONDS", 0.1)
+
+    async def scene(pair: Pair) -> None:
+        beside = await Peer.open(pair.first, "proxy")  # as an engine on the machine that is cut off
+        await beside.next_of(WELCOME)
+        standby = pair.shell._following._standby
+        assert standby is not None
+        pair.shell._following._drop(standby, "the test")
+        await until(lambda: pair.shell.resumable.elsewhere == ())
+        worker = pair.worker.connection
+        worker._addresses._address = pair.second  # type: ignore[union-attr]
+        worker._addresses._answered = ()  # type: ignore[union-attr]
+        worker.drop("the test")  # type: ignore[union-attr]
+        shell = await asyncio.wait_for(pair.running, 10)
+        assert shell is not None
+        await asyncio.wait_for(pair.shell._stop.wait(), 10)
+        await until(lambda: not shell.controller.connections.away)
+        beside.connection.send(m.Await(8, ()))
+        assert (await beside.next_of(READY))[1] == 8
+        assert not beside.lost
+        beside.connection.close()
+        shell.stop()
+
+    play(scene)
+
+
 async def cut_off(pair: Pair, is_cut_off: bool = True) -> None:
     """The controller hears its standby and its host no more, and its proxy only; or all of them again."""
     standby, worker = pair.shell._following._standby, pair.shell.resumable.all()[0]._leg

@@ -71,6 +71,7 @@ class Following:
         self._stands_by = False  # it has the snapshot, and handles what comes
         self._announced = ""  # the address that all peers know
         self._is_followed = False  # it is the standby that goes on where this process ends
+        self._relied_on = ""  # the address of the last for which that was so
         self._pulses: deque[float] = deque()  # when those were sent that it has not answered
         self._answered = 0  # pulses
         self._heard = 0.0  # when that was sent which it has answered: what waits in a socket is no news
@@ -105,6 +106,14 @@ class Following:
         if self._standby is not None:
             return Status(Code.ALREADY_EXISTS, f"this controller has a standby, at {self._address}")
         return None
+
+    @property
+    def successor(self) -> tuple[str, ...]:
+        """The address of the standby that was relied on last: who has taken over is there.
+
+        Peers may have been told to do without it: it waits longer for hosts to come than this process believes in it.
+        """
+        return (self._relied_on,) if self._relied_on else ()
 
     def doubt(self) -> str:
         """Why peers that come back are not served for now: the standby may have taken over; "" where that is excluded.
@@ -206,7 +215,7 @@ class Following:
             self._announced = self._address
             self._announce((self._address,))
             return
-        self._is_followed = True
+        self._is_followed, self._relied_on = True, self._address
         self._silence.begin()
         self._send_pulse(standby)
         standby.flush()

@@ -29,7 +29,7 @@ from atoll.security.joiners import Joiners
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
-from atoll.wire.resumption.messages import AnyLinkMessage, Resume
+from atoll.wire.resumption.messages import AnyLinkMessage, Elsewhere, Resume
 from atoll.wire.resumption.table import AcceptedConnection, LinkState, ResumableConnections
 
 _log = logging.getLogger(__name__)
@@ -135,15 +135,19 @@ class ControllerShell:
         self._tick()
 
     def _end_superseded(self, term: int) -> None:
-        """At once: nothing more is decided, written or sent, and all peers look for the other one."""
+        """At once: nothing more is decided or written, and all peers learn where the other one is, and nothing else."""
         _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self.resumable.term)
         self.superseded_by = term
         if self.journal is not None:
             self.journal.leave()
             self.journal = None
         self._following.drop()
-        for connection in self._connections.values():
-            connection.drop("") if isinstance(connection, AcceptedConnection) else connection.abort()
+        there = self._following.successor
+        for connection in list(self._connections.values()):
+            if isinstance(connection, AcceptedConnection):
+                connection.hand_over(there)
+            else:
+                connection.close_with(Elsewhere(there))
         self._stop.set()
 
     def accept(self) -> Connection:

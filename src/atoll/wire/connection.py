@@ -262,6 +262,12 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
             self._loop.call_later(_CLOSE_SECONDS, self._transport.abort)
 
+    def close_with(self, message: AnyLinkMessage) -> None:
+        """Sends this in place of what is queued, and closes; `on_lost` is not called."""
+        self._outgoing.clear()
+        self.send_link(message)
+        self.close()
+
     @property
     def local_host(self) -> str:
         """The address of this machine that the connection uses; "" for a unix socket."""

@@ -142,6 +142,14 @@ class AcceptedConnection(ResumableConnection):
             leg.close()
         self._over()
 
+    def hand_over(self, addresses: tuple[str, ...]) -> None:
+        """Another process goes on with it, there: its peer learns that, and nothing that it has not got yet."""
+        self._closed = True
+        leg = self._release()
+        if leg is not None:
+            leg.close_with(Elsewhere(addresses))
+        self._over()
+
     def announce(self, addresses: tuple[str, ...]) -> None:
         """Where it may be resumed, too."""
         if self._leg is not None:
