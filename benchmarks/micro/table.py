@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (w), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (y), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -240,5 +240,18 @@ BENCHMARKS = (
             for size in ("1", "4")
         ),
         prepare_deadline=120.0,
+    ),
+    Benchmark(
+        key="y",
+        title="a step of a pipeline, 1f1b, S=16, M=64: 5,856 gangs on null devices; node by node",
+        prepare="benchmarks.micro.pipeline_steps:steps",
+        contestants=("atoll, static runs", "atoll, node by node"),
+        metrics=(
+            Metric("controller", "the controller's processor time", "ms", Target(5.0, at_least=False)),
+            Metric("idle", "the controller's processor time in as long a time without a step", "ms"),
+            Metric("bytes", "what the controller reads and writes", "kB"),
+            Metric("hosts", "the hosts' processor time", "ms"),
+            Metric("step", "a step", "ms"),
+        ),
     ),
 )

@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 _OF_ALL_THREADS = 2  # CPUCLOCK_SCHED of Linux
 _LEASE_SECONDS = 60.0  # a machine that is measured is a busy one
 _MOST_SESSIONS = 512
+_STATIC_SECONDS = ClusterSettings("").static_seconds
 
 
 class Cluster:
@@ -37,6 +38,7 @@ class Cluster:
         policy: str = DEFAULT_POLICY,
         grace_seconds: float = 0.0,
         journal: str = "",
+        static_seconds: float = _STATIC_SECONDS,
     ) -> None:
         folder = tempfile.mkdtemp(prefix="atoll-bench-")
         settings = ClusterSettings(
@@ -48,6 +50,7 @@ class Cluster:
             max_sessions=_MOST_SESSIONS,
             tenants=tenants,
             grace_seconds=grace_seconds,
+            static_seconds=static_seconds,
         )
         options = EngineOptions(settings, folder, parent=os.getpid(), journal=journal)
         self.address = options.controller_address
@@ -70,8 +73,9 @@ class NullCluster(Cluster):
         policy: str = DEFAULT_POLICY,
         grace_seconds: float = 0.0,
         journal: str = "",
+        static_seconds: float = _STATIC_SECONDS,
     ) -> None:
-        super().__init__(islands, NULL_PLATFORM, dispatch, tenants, policy, grace_seconds, journal)
+        super().__init__(islands, NULL_PLATFORM, dispatch, tenants, policy, grace_seconds, journal, static_seconds)
         self._loop = asyncio.new_event_loop()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -10,6 +10,7 @@ import pytest
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, Program, Transfer
 from atoll.protocol import messages as m
+from atoll.scheduling.tallies import counts_of
 from tests.controller.play import BROKEN, Play, on, runs
 
 NODES = 6
@@ -40,8 +41,14 @@ def launched(play: Play, result: int = 20) -> list[m.Run]:
 
 
 def progress(run: m.Run, *segments: int, is_over: bool = False) -> m.RunProgress:
-    times = [number for segment in segments for number in (segment, 10 * segment + 1, 10 * segment + 11)]
-    return m.RunProgress(run.sequence, struct.pack(f"<{len(times)}q", *times), is_over)
+    """These segments have ended, each after 10 ns."""
+    times = [number for segment in segments for number in (10 * segment + 1, 10 * segment + 11)]
+    first, *_ = (*segments, 0)
+    took = [10 for _ in segments]
+    lessons = tuple((each, 10) for each in run.lessons if each in segments)
+    counted = m.GangsEnded(sum(took), min(times, default=0), 0, max(times, default=0), tuple(counts_of(took)), lessons)
+    packed = struct.pack(f"<{len(times)}q", *times)
+    return m.RunProgress(run.sequence, first, packed, counted if segments else None, is_over)
 
 
 def awaited(play: Play, handle: int) -> list[Any]:
@@ -72,6 +79,38 @@ def test_a_host_gets_all_of_its_segments_in_one_message_and_says_once_that_they_
     spans = play.controller.trace.spans()
     assert len(spans) == 1 + NODES + NODES // 2
     assert {span.kind for span in spans if span.sequence >= first.sequence} == {"call", "send", "receive"}
+
+
+def test_what_is_reported_in_parts_is_counted_as_what_is_reported_at_once(play):
+    first, second = launched(play)
+    for message in (progress(first, 0, 1), progress(first, 2, 3, 4), progress(first, 5, is_over=True)):
+        play.report(0, message)
+    play.report(1, progress(second, *range(NODES // 2), is_over=True))
+    tallies, tenant = play.controller.launcher.tallies, play.controller.sessions[play.session].tenant.name
+    assert tallies[0, tenant].moved == {"put": [1, 8], "send": [NODES // 2, 0]}
+    assert tallies[1, tenant].moved == {"receive": [NODES // 2, 8 * NODES // 2]}
+    assert tallies[0, tenant].running == tallies[1, tenant].running == 0
+    spans = [span for span in play.controller.trace.spans() if span.host == 0 and span.sequence >= first.sequence]
+    assert [span.ended - span.started for span in spans] == [10] * NODES
+
+
+def test_gangs_with_different_devices_of_a_host_are_charged_for_these():
+    play = Play("2x1x2", static_seconds=0.0)
+    for function, device in ((1, 0), (2, 1)):
+        play.with_function(function, (device,))
+    play.array(ARRAY)
+    calls = (Call(1, (0,), (on(0),), (0,)), Call(2, (), (on(1),), (1,)), Call(2, (), (on(1),), (1,)))
+    nodes = (*calls, Transfer((1,), (on(2),), False, reshard=True))
+    play.say(m.RegisterProgram(5, Program("both", (on(0),), nodes, (2, 3, 4))))
+    first, _ = runs(play.say(m.Launch(5, (ARRAY,), (20, 21, 22), ())))
+    assert first.ahead
+    play.controller.meter.take(2)
+    # On one device 10 ns; on the other one 12, and then 3; and a send.
+    times = struct.pack("<8q", 100, 110, 100, 112, 100, 115, 110, 110)
+    ended = m.GangsEnded(15, 100, 0, 115, tuple(counts_of([10, 2, 3, 0])))
+    play.report(0, m.RunProgress(first.sequence, 0, times, ended, True))
+    used = {each.program: each.device_ns for each in play.controller.meter.take(2)[1]}
+    assert used["both"] == 10 + 12 + 3
 
 
 def test_the_next_launch_follows_before_the_one_before_has_ended(play):
@@ -132,6 +171,20 @@ def test_a_run_is_taken_back_at_any_segment(play, started, limits):
     else:
         raise AssertionError("the launch has not ended")
     assert len(ended) == len(set(ended)) == NODES + NODES // 2 - sum(limits), "each gang runs once"
+
+
+def test_what_hosts_still_run_of_a_run_that_is_taken_back_is_charged_to_its_session(play):
+    first, second = launched(play)
+    play.report(0, progress(first, 0))
+    charged: list[tuple[int, int]] = []
+    policy = play.controller.scheduler._islands[0].policy
+    policy.charge = lambda gang, nanoseconds: charged.append((gang.sequence, nanoseconds))  # type: ignore[method-assign]
+    play.proxy(another(play), m.Launch(5, (), (1,), ()))
+    play.report(0, progress(first, 1))
+    for host, run in enumerate((first, second)):
+        play.report(host, m.Yielded(play.session, ((run.sequence, 3),)))
+    play.report(0, progress(first, 2, 3, 4, is_over=True))
+    assert charged == [(first.sequence, 30)], "but not what it had before it said how far it has come"
 
 
 def test_a_launch_beside_others_is_dispatched_node_by_node(play):
@@ -222,11 +275,14 @@ def test_memory_is_reserved_for_the_most_that_is_ever_needed_and_only_results_ke
     assert not any(play.controller.memory.used.values())
 
 
-@pytest.mark.parametrize("times", [b"\0" * 23, struct.pack("<3q", NODES, 0, 1), struct.pack("<3q", -1, 0, 1)])
-def test_times_that_are_none_end_the_connection_of_who_reports_them(play, times):
+@pytest.mark.parametrize(("place", "nbytes", "counts"), [(0, 23, 22), (NODES, 16, 22), (-1, 16, 22), (0, 16, 21)])
+def test_what_is_no_progress_ends_the_connection_of_who_reports_it(play, place, nbytes, counts):
     first, _ = launched(play)
-    with pytest.raises(Exception, match=r"segments|bytes"):
-        play.controller.launcher.static_runs.progressed(0, m.RunProgress(first.sequence, times, True))
+    ended = m.GangsEnded(1, 0, 0, 1, (0,) * counts)
+    with pytest.raises(Exception, match=r"segments|bytes|counts"):
+        play.controller.launcher.static_runs.progressed(
+            0, m.RunProgress(first.sequence, place, bytes(nbytes), ended, True)
+        )
 
 
 def test_a_program_on_no_island_is_no_static_run(play):

@@ -51,6 +51,7 @@ SAMPLES: dict[Any, Any] = {
     dict[str, int]: {"cpu": 4},
     dict[int, bool] | None: {7: False, 1 << 62: True},
     Seat: Seat(1, 0),
+    m.GangsEnded | None: m.GangsEnded(5, 1, 2, 7, (0, 1), ((3, 4),)),
     m.StoreContent: m.StoreContent(1, (2, 3), True),
     By: By.SESSION,
     IslandShape | None: IslandShape(2, 4, "cuda", (2, 4), "h100"),

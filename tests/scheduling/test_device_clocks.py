@@ -37,6 +37,22 @@ def test_hosts_have_clocks_of_their_own_and_start_anew():
     assert clocks.busy((0, 1), devices, (10, 20, 0, 10)) == 20
 
 
+def test_what_a_host_has_counted_is_what_each_of_its_gangs_would_have_been_charged():
+    ends, apart, together = [(0, 10), (2, 15), (20, 25)], DeviceClocks(), DeviceClocks()
+    for clocks in (apart, together):
+        clocks.busy((0,), ALL, (0, 7))
+    busy = [apart.busy((0,), ALL, each) // 2 for each in ends]
+    assert together.busy_together(0, (0, 1), sum(busy), 0, 7, 25) == sum(busy)
+    assert apart.busy((0,), ALL, (20, 30)) == together.busy((0,), ALL, (20, 30)) == 10
+
+
+def test_a_host_does_not_count_what_ran_there_before_its_static_run():
+    clocks = DeviceClocks()
+    clocks.busy((0,), ALL, (0, 7))
+    assert clocks.busy_together(0, (0, 1), 20, 2, 0, 25) == 15, "the devices were free at 7 only"
+    assert clocks.busy_together(0, (0, 1), 1, 20, 0, 24) == 0
+
+
 def test_devices_are_never_busy_for_longer_than_there_is_time():
     rng, clocks, now, busy = random.Random(0), DeviceClocks(), 0, 0
     for _ in range(1000):

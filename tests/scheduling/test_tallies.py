@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.ir.plan import STEP_KINDS
-from atoll.scheduling.tallies import BOUNDS, TRANSFERS, Histogram, Tallies
+from atoll.scheduling.tallies import BOUNDS, TRANSFERS, Histogram, Tallies, counts_of
 
 
 @given(st.lists(st.floats(0, 200), max_size=30))
@@ -18,6 +18,16 @@ def test_a_histogram_counts_each_time_below_its_bound(times: list[float]):
         assert sum(histogram.counts[: number + 1]) == sum(each <= bound for each in times)
     assert sum(histogram.counts) == len(times)
     assert abs(histogram.total - sum(times)) < 1e-6
+
+
+@given(st.lists(st.integers(0, 200_000_000_000), max_size=30))
+def test_many_are_counted_together_as_each_of_them(times: list[int]):
+    apart, together = Histogram(), Histogram()
+    for each in times:
+        apart.observe(each * 1e-9)
+    together.observe_all(counts_of(times), sum(times) * 1e-9)
+    assert together.counts == apart.counts
+    assert abs(together.total - apart.total) < 1e-6
 
 
 def test_bounds_rise():

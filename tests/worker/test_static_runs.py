@@ -12,6 +12,7 @@ from atoll.ir import plan as p
 from atoll.ir.exchange import Exchange, spread
 from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
+from atoll.scheduling.tallies import counts_of
 from atoll.worker.static_runs import StaticRuns
 
 SESSION, PLAN, FIRST = 7, 3, 100
@@ -69,8 +70,9 @@ class Host:
 
 
 def ended(message: m.RunProgress) -> list[int]:
-    """The segments that it is about."""
-    return list(struct.unpack(f"<{len(message.times) // 8}q", message.times)[::3])
+    """The segments that it is about, but for those that have failed."""
+    ends = struct.unpack(f"<{len(message.times) // 8}q", message.times)[1::2]
+    return [segment for segment, end in enumerate(ends, message.first) if end]
 
 
 def test_units_start_as_earlier_ones_end_and_one_message_tells_of_all():
@@ -85,7 +87,7 @@ def test_units_start_as_earlier_ones_end_and_one_message_tells_of_all():
     host.end(104, 106, 108)
     (told,) = host.told()
     assert (told.sequence, told.is_over, ended(told)) == (FIRST, True, [0, 1, 2, 3, 4])
-    assert struct.unpack("<3q", told.times[:24]) == (0, 0, MS)
+    assert struct.unpack("<2q", told.times[:16]) == (0, MS)
 
 
 def test_what_is_in_flight_is_bounded_by_time_and_by_what_memory_was_reserved_for():
@@ -122,7 +124,8 @@ def test_a_run_that_yields_goes_on_up_to_where_it_is_told(limit):
     host.end(100)
     started = len(host.units())
     host.static_runs.handle(m.Yield(SESSION))
-    assert host.told() == [m.Yielded(SESSION, ((FIRST, started),))]
+    before, yielded = host.told()
+    assert (ended(before), yielded) == ([0], m.Yielded(SESSION, ((FIRST, started),))), "what it had alone comes first"
     host.end(*[100 + 2 * i for i in range(1, started)])
     assert (host.units(), host.told()) == ([], []), "it waits for the controller"
     limit = max(limit, started)
@@ -132,7 +135,7 @@ def test_a_run_that_yields_goes_on_up_to_where_it_is_told(limit):
     host.end(*left)
     (told,) = host.told()
     assert told.is_over
-    assert ended(told) == list(range(limit))
+    assert ended(told) == list(range(1, limit))
 
 
 def test_a_run_that_has_not_begun_yields_all_of_it():
@@ -199,6 +202,37 @@ def test_a_run_that_is_dropped_while_it_yields_goes_on_nowhere():
     host.end(100, 102, 104)
     assert host.units() == []
     assert host.told()[-1].is_over
+
+
+def test_a_run_that_stood_behind_another_one_is_not_told_of_before_it_has_taken_a_second():
+    host = Host(segments=3)
+    host.run()
+    host.run(sequence=200)
+    host.end(100, 102, 104, took=400 * MS)
+    assert [each.is_over for each in host.told()] == [True]
+    host.end(200, 202, 204)
+    assert [each.is_over for each in host.told()] == [True]
+
+
+def test_of_gangs_that_end_out_of_order_those_behind_an_open_one_have_their_times_told_later():
+    host = Host(segments=4)
+    host.run()
+    host.end(102, took=1001 * MS)
+    (told,) = host.told()
+    assert (ended(told), told.ended.busy_ns) == ([], 1001 * MS), "but they are counted"
+    host.end(100, 104, 106)
+    (told,) = host.told()
+    assert (told.first, ended(told), told.ended.busy_ns) == (0, [0, 1, 2, 3], 3 * MS)
+
+
+def test_a_gang_has_its_devices_from_the_end_of_the_one_before_it():
+    host = Host(segments=3)
+    host.static_runs.handle(m.Run(FIRST, SESSION, PLAN, (), (), (), segments=3, ahead=12, lessons=(1,)))
+    for sequence, now in ((100, 4), (102, 5), (104, 9)):
+        host.static_runs.report(m.Done(((sequence, 0, now * MS),)))
+    (told,) = host.told()
+    counts = tuple(counts_of([4 * MS, MS, 4 * MS]))
+    assert told.ended == m.GangsEnded(9 * MS, 0, 0, 9 * MS, counts, ((1, MS),))
 
 
 def test_others_pass_and_long_runs_are_told_of_each_second():

@@ -1,25 +1,28 @@
 """What ends of a static run's gangs are charged and counted for: what each would have been that ended by itself.
 
-All gangs of an island come in one message, or a few: what is done for each is a step of a loop over numbers.
+All gangs of an island come in one message, or a few, and their host has counted them: nothing is done here for each.
+Only where they do not all have the same devices, they are counted here, one by one.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from atoll.errors import invalid
-from atoll.promises.static_programs import StaticProgram
+from atoll.promises.static_programs import IslandPart, StaticProgram
+from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.gangs import RunGangs
 from atoll.scheduling.session import GangRun
-from atoll.scheduling.tallies import Tallies
+from atoll.scheduling.tallies import BOUNDS, Tallies, Tally, counts_of
 from atoll.scheduling.tickets import Gang
 
-_TRIPLE = 24  # bytes of a segment's times
+_PAIR = 16  # bytes of a segment's times
 
-# Records ends: a gang, those that it stands for, the sequence number of the program's first one, and times.
-Record = Callable[[Gang[GangRun], RunGangs, int, tuple[int, ...]], None]
+# Records ends: a gang, those that it stands for, the sequence number of the program's first one, the place of the first
+# that has ended, and the times of this and those behind it.
+Record = Callable[[Gang[GangRun], RunGangs, int, int, bytes], None]
 
 
 class StaticCharges:
@@ -31,48 +34,74 @@ class StaticCharges:
         self._last_ends = last_ends
         self._record = record
 
-    def charge(self, gang: Gang[GangRun], program: StaticProgram, first: int, packed: bytes) -> None:
-        """Gangs that this one stands for have ended, as `RunProgress` has it.
+    def charge(self, gang: Gang[GangRun], program: StaticProgram, first: int, message: m.RunProgress) -> None:
+        """Gangs that this one stands for have ended.
 
         Raises INVALID_ARGUMENT for what no worker reports.
         """
-        if len(packed) % _TRIPLE:
-            raise invalid(f"gang {gang.sequence} has times of {len(packed)} bytes")
-        times = struct.unpack(f"<{len(packed) // 8}q", packed)
-        part = program.parts[gang.island]
-        (host,), own, launch = gang.hosts, gang.run, gang.run.launch
-        places, starts, ends = times[::3], times[1::3], times[2::3]
-        if not 0 <= min(places) <= max(places) < len(part.gangs):
-            raise invalid(f"gang {gang.sequence} has no such segments")
-        if part.devices is not None:
-            took = self._clocks.busy_in_order(host, part.devices, starts, ends)
-            busy = sum(took) * len(part.devices)
-        else:
-            took, busy = [], 0
-            for place, started, ended in zip(places, starts, ends, strict=True):
+        part, place = program.parts[gang.island], message.first
+        count, rest = divmod(len(message.times), _PAIR)
+        if rest:
+            raise invalid(f"gang {gang.sequence} has times of {len(message.times)} bytes")
+        if not 0 <= place <= place + count <= len(part.gangs):
+            raise invalid(f"gang {gang.sequence} has no segments {place} to {place + count}")
+        tally = self._tallies[gang.island, gang.ticket.tenant.name]
+        if message.ended is not None:
+            self._ended(gang, part, message.ended, tally)
+        if not count:
+            return
+        if part.devices is None:
+            self._ended_one_by_one(gang, part, place, struct.unpack(f"<{2 * count}q", message.times), tally)
+        launch, stop = gang.run.launch, place + count
+        if launch.error is None:
+            for kind, counts, nbytes in part.transfers:
+                if counts[stop] > counts[place]:
+                    tally.move(kind, nbytes[stop] - nbytes[place], counts[stop] - counts[place])
+            launch.program.account.bytes_moved += part.written[stop] - part.written[place]
+        self._record(gang, part.each, first, place, message.times)
+
+    def _ended(self, gang: Gang[GangRun], part: IslandPart, ended: m.GangsEnded, tally: Tally) -> None:
+        if len(ended.counts) != len(BOUNDS) + 1:
+            raise invalid(f"gang {gang.sequence} has {len(ended.counts)} counts")
+        host, devices = gang.hosts[0], part.devices
+        if ended.ended > self._last_ends.get(host, 0):
+            self._last_ends[host] = ended.ended
+        if devices is not None:
+            busy = self._clocks.busy_together(host, devices, ended.busy_ns, ended.started, ended.free, ended.ended)
+            _count(gang, part, tally, ended.counts, ended.busy_ns, busy * len(devices), ended.lessons)
+
+    def _ended_one_by_one(
+        self, gang: Gang[GangRun], part: IslandPart, first: int, times: tuple[int, ...], tally: Tally
+    ) -> None:
+        took, busy = {}, 0
+        for place, (started, ended) in enumerate(zip(times[::2], times[1::2], strict=True), first):
+            if ended:
                 spec = part.gangs[place]
                 each = self._clocks.busy(gang.hosts, spec.devices, (started, ended))
-                took.append(each // spec.device_count)
+                took[place] = each // spec.device_count
                 busy += each
-        self._last_ends[host] = max(self._last_ends.get(host, 0), max(ends))
-        own.device_ns += busy
-        account = launch.program.account
-        account.device_ns += busy
-        if account.is_idle:
-            account.wake()
-        for place in part.lessons:
-            if place in places:
-                part.gangs[place].learn(took[places.index(place)])
-        tally = self._tallies[gang.island, gang.ticket.tenant.name]
-        tally.ended_all(sum(seconds for _, seconds in own.waited), took, busy)
-        if len(places) == len(part.gangs):  # all at once
-            for transferred in part.transferred:
-                tally.move(*transferred)
-            account.bytes_moved += part.whole.moved
-        else:
-            for kind, moved in part.transfers.items():
-                of_kind = [nbytes for nbytes in map(moved.__getitem__, places) if nbytes >= 0]
-                if of_kind:
-                    tally.move(kind, sum(of_kind), len(of_kind))
-            account.bytes_moved += sum(map(part.written.__getitem__, places))
-        self._record(gang, part.each, first, times)
+        lessons = [(place, took[place]) for place in part.lessons if place in took]
+        _count(gang, part, tally, counts_of(list(took.values())), sum(took.values()), busy, lessons)
+
+
+def _count(
+    gang: Gang[GangRun],
+    part: IslandPart,
+    tally: Tally,
+    counts: Sequence[int],
+    nanoseconds: int,
+    busy: int,
+    lessons: Iterable[tuple[int, int]],
+) -> None:
+    """Gangs of the part have ended, as `Tally.ended_all` has it, which kept devices busy for so long."""
+    own = gang.run
+    own.device_ns += busy
+    account = own.launch.program.account
+    account.device_ns += busy
+    if account.is_idle:
+        account.wake()
+    specs, known = part.gangs, part.lessons
+    for place, took in lessons:
+        if place in known:
+            specs[place].learn(took)
+    tally.ended_all(sum([seconds for _, seconds in own.waited]), counts, nanoseconds, busy)

@@ -7,9 +7,10 @@ The memory is found by letting the gangs reserve theirs, on devices that have no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.tenants import DEFAULT_TENANT
@@ -31,8 +32,7 @@ _SHORT_NS = 1_000_000
 _KINDS = frozenset({"call", "move", "send", "receive"})
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A value that is there when a run's part on an island has ended: a result. Its memory is that of argument `donor`,
     or fresh where that is -1.
     """
@@ -65,6 +65,14 @@ class PartMemory:
         return tuple(found.items())
 
 
+class Transfers(NamedTuple):
+    """Of the gangs of one kind before each place, and of all of them: how many there are, and the bytes they move."""
+
+    kind: str
+    counts: tuple[int, ...]
+    nbytes: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class IslandPart:
     """A program's part on one island: `each` of its gangs, in order. `whole` is what they need together: as scratch
@@ -78,10 +86,10 @@ class IslandPart:
     kept: tuple[Kept, ...]
     lost: tuple[int, ...]  # arguments that have no memory of their own any more at the end
     devices: tuple[int, ...] | None  # of the host, where all its gangs have the same
-    transfers: dict[str, tuple[int, ...]]  # by kind: the bytes that each gang moves so; -1 where it is of another kind
-    written: tuple[int, ...]  # bytes of each gang that are charged
-    transferred: tuple[tuple[str, int, int], ...]  # by all gangs together: (kind, bytes, how many)
+    transfers: tuple[Transfers, ...]
+    written: tuple[int, ...]  # bytes that are charged of the gangs before each place, and of all of them
     lessons: dict[int, int]  # places from which it is learnt how long functions take, and how many gangs do the same
+    lesson_places: tuple[int, ...]
 
     @property
     def gangs(self) -> tuple[GangSpec, ...]:
@@ -154,21 +162,26 @@ def static_program(
         last = {id(spec.experience): place for place, spec in enumerate(specs) if spec.functions}
         count = Counter(id(spec.experience) for spec in specs if spec.functions)
         lessons = {place: count[which] for which, place in last.items()}
-        transfers = {
-            kind: tuple(nbytes if spec.kind == kind else -1 for spec, nbytes in zip(specs, moved, strict=True))
+        transfers = tuple(
+            Transfers(
+                kind,
+                _sums(spec.kind == kind for spec in specs),
+                _sums(nbytes * (spec.kind == kind) for spec, nbytes in zip(specs, moved, strict=True)),
+            )
             for kind in sorted({spec.kind for spec in specs} & TRANSFERS)
-        }
-        written = tuple(spec.moved for spec in specs)
-        transferred = tuple(
-            (kind, sum(n for n in each if n >= 0), sum(n >= 0 for n in each)) for kind, each in transfers.items()
         )
+        written = _sums(spec.moved for spec in specs)
         each = RunGangs(specs, moved, tuple(numbers), tuple(first[number] for number in numbers))
         whole = _whole(specs, tuple(sorted(needs.most.items())))
         again = replace(whole, scratch=needs.behind(needs))
         parts[island] = IslandPart(
-            each, whole, again, needs, kept, lost, devices, transfers, written, transferred, lessons
+            each, whole, again, needs, kept, lost, devices, transfers, written, lessons, tuple(lessons)
         )
     return StaticProgram(parts, tuple(nodes), number, ahead, weight)
+
+
+def _sums(numbers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(accumulate(numbers, initial=0))
 
 
 def _whole(gangs: tuple[GangSpec, ...], peak: MemoryRequirement) -> GangSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,10 +29,20 @@ class StaticRun:
     limits: dict[int, int] | None = None  # once it was taken back: the segments that run, by island
     held: set[int] = field(default_factory=set)  # islands to start on once these are known
     returned: list[Gang[GangRun]] = field(default_factory=list)  # that have ended since
+    alone_ns: dict[int, int] = field(default_factory=dict)  # by island: of devices, before it was taken back there
 
     def has_ended(self, island: int) -> bool:
         run = self.gangs[island].run
         return run.started and not run.hosts_left
+
+    def share(self, islands: Iterable[int]) -> None:
+        """Others want what it has: what it takes of devices from now on is charged to its session."""
+        self.alone_ns |= {island: self.gangs[island].run.device_ns for island in islands}
+
+    def shared_ns(self, gang: Gang[GangRun]) -> int:
+        """What is charged for a gang that has ended: nothing where there was nobody to share with."""
+        taken = gang.run.device_ns
+        return taken - self.alone_ns.get(gang.island, taken)
 
     def make_entries(self) -> None:
         """Of the values between nodes: the launch becomes one like others."""

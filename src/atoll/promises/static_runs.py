@@ -190,6 +190,7 @@ class StaticRuns:
                 launch.host_feeds,
                 segments=limit,
                 ahead=run.program.ahead,
+                lessons=run.program.parts[gang.island].lesson_places,
             ),
         )
 
@@ -212,6 +213,8 @@ class StaticRuns:
             if run.launch.session == session and run.launch.error is None and run.limits is None
             if next(iter(run.gangs.values())).ticket.committed
         ]
+        for run in runs:
+            run.share(run.gangs)
         asked = {host for run in runs for gang in run.gangs.values() for host in self._under_way(gang)}
         taken_back = self._taken_back[session] = TakenBack(runs, asked)
         for host in sorted(asked):
@@ -228,6 +231,9 @@ class StaticRuns:
         taken_back = self._taken_back.get(message.session)
         if taken_back is not None and host in taken_back.asked:
             taken_back.asked.discard(host)
+            island = self._resources.topology.island_of(host)
+            for run in taken_back.runs:
+                run.share({island} & run.gangs.keys())
             taken_back.started.update(message.runs)
             self._decide(message.session, taken_back)
 
@@ -293,8 +299,7 @@ class StaticRuns:
         run = self._runs.get(gang.ticket.number) if gang.ticket.is_static else None
         if run is None:
             raise invalid(f"gang {message.sequence} is of no static run")
-        if message.times:
-            self._charges.charge(gang, run.program, run.first, message.times)
+        self._charges.charge(gang, run.program, run.first, message)
         if message.is_over:
             gang.run.hosts_left.clear()
             self._is_over(run, gang)
@@ -304,12 +309,12 @@ class StaticRuns:
         if gang.run.failure is not None and run.launch.error is None:
             return  # it is settled soon whose fault that is
         if run.limits is None or run.launch.error is not None or run.launch.session not in self._sessions:
-            self._leave(gang)
+            self._leave(run, gang)
             if run.launch.error is None:
                 self._keep_results(run, gang)
             self._end(gang)  # which lets the one behind it grow
             return
-        self._leave(gang)
+        self._leave(run, gang)
         part = run.program.parts[gang.island]
         self._memory.run_through(gang, part.gangs[: run.limits[gang.island]])
         self._grow(gang.island, run.launch.session)
@@ -318,15 +323,15 @@ class StaticRuns:
             self._launch_rest(run, run.limits)
             self.give_up(run)
 
-    def _leave(self, gang: Gang[GangRun]) -> None:
+    def _leave(self, run: StaticRun, gang: Gang[GangRun]) -> None:
         """Its hosts have ended it: what it took of its island goes."""
         del self._in_flight[gang.sequence]
-        self._scheduler.finished(gang)  # uncharged: there was nobody to share with
+        self._scheduler.finished(gang, run.shared_ns(gang))
         self._memory.ended(gang)
 
     def _keep_results(self, run: StaticRun, gang: Gang[GangRun]) -> None:
         part = run.program.parts[gang.island]
-        self._memory.keep(gang, [(each.value, each.requirement, each.donor) for each in part.kept], part.lost)
+        self._memory.keep(gang, part.kept, part.lost)
 
     def give_up(self, run: StaticRun) -> None:
         """What has been returned is over, without anything else."""

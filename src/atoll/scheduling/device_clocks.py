@@ -49,21 +49,18 @@ class DeviceClocks:
             host.end = max(ended, host.end)
         return found
 
-    def busy_in_order(
-        self, number: int, devices: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...]
-    ) -> list[int]:
-        """Gangs have ended one after another on a host, all with these devices: how long each of them had them."""
+    def busy_together(
+        self, number: int, devices: tuple[int, ...], busy: int, started: int, free: int, ended: int
+    ) -> int:
+        """Gangs have ended one after another on a host, all with these devices: how long they had them.
+
+        The host has counted `busy` from when they were `free`, as far as it knew, or the first one `started`.
+        """
         host = self._hosts.get(number)
         if host is None or host.devices != devices:
             host = self._hosts[number] = self._with(host or _Host(devices), devices)
-        end, found = host.end, []
-        for started, ended in zip(starts, ends, strict=True):
-            if ended > end:
-                found.append(ended - (started if started > end else end))
-                end = ended
-            else:
-                found.append(0)
-        host.end = end
+        found = max(0, busy + max(started, free) - max(started, host.end))
+        host.end = max(ended, host.end)
         return found
 
     def _with(self, host: _Host, devices: tuple[int, ...]) -> _Host:

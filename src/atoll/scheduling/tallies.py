@@ -7,6 +7,7 @@ What is derived from that (rates, quantiles, shares) is the matter of who looks.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 # Upper bounds of the histograms' buckets, in seconds; a last one has what is above. They are part of the metrics.
 BOUNDS = (
@@ -18,6 +19,16 @@ _BOUNDS_NS = (*(bound * 1e9 for bound in BOUNDS), float("inf"))
 # The kinds of gangs that move bytes (`ir.plan.STEP_KINDS`), and those of them whose hosts know how many.
 ROW_TRANSFERS = frozenset({"send rows", "receive rows"})
 TRANSFERS = frozenset({"put", "get", "move", "send", "receive"}) | ROW_TRANSFERS
+
+
+def counts_of(nanoseconds: list[int]) -> list[int]:
+    """How many of these are in each bucket."""
+    ordered, before, found = sorted(nanoseconds), 0, []
+    for bound in _BOUNDS_NS:
+        until = bisect_right(ordered, bound, before)
+        found.append(until - before)
+        before = until
+    return found
 
 
 class Histogram:
@@ -33,14 +44,10 @@ class Histogram:
         self.counts[bisect_left(BOUNDS, seconds)] += count
         self.total += seconds * count
 
-    def observe_all(self, nanoseconds: list[int]) -> None:
-        """The same for many."""
-        ordered, before = sorted(nanoseconds), 0
-        for place, bound in enumerate(_BOUNDS_NS):
-            until = bisect_right(ordered, bound, before)
-            self.counts[place] += until - before
-            before = until
-        self.total += sum(nanoseconds) * 1e-9
+    def observe_all(self, counts: Sequence[int], seconds: float) -> None:
+        """The same for many, as `counts_of` has them; they are so many seconds together."""
+        self.counts = [old + new for old, new in zip(self.counts, counts, strict=True)]
+        self.total += seconds
 
 
 class Tally:
@@ -63,10 +70,10 @@ class Tally:
         else:
             self.failed += 1
 
-    def ended_all(self, waited: float, nanoseconds: list[int], device_ns: int) -> None:
-        """Gangs that waited for so many seconds each have started, and ended well."""
-        self.waited.observe(waited, len(nanoseconds))
-        self.ran.observe_all(nanoseconds)
+    def ended_all(self, waited: float, counts: Sequence[int], nanoseconds: int, device_ns: int) -> None:
+        """Gangs that waited for so many seconds each have started, and ended well: as `Histogram.observe_all`."""
+        self.waited.observe(waited, sum(counts))
+        self.ran.observe_all(counts, nanoseconds * 1e-9)
         self.device_ns += device_ns
 
     def move(self, kind: str, nbytes: int, count: int = 1) -> None:

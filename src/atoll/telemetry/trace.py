@@ -7,6 +7,7 @@ of several devices do where their gangs ran at once.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -29,6 +30,7 @@ _TEXTS = {reason: reason.value for reason in Reason}
 _LOOK_BACK = 256
 # Of one host, one after another.
 _MOST_CLOCKS = 16
+_PAIRS = struct.Struct("<2q")
 
 
 class _GangEnds(msgspec.Struct, frozen=True, gc=False):
@@ -100,8 +102,8 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
 
 
 class _RunEnds(msgspec.Struct, frozen=True, gc=False):
-    """Ends of gangs of a static run on its one host: `times` has for each its place among `gangs`, its dispatch and
-    its end. `first` is the sequence number of the program's first gang.
+    """Ends of gangs of a static run on its one host, from `place` on in `gangs`: `packed` has for each its dispatch and
+    its end, as in `RunProgress`. `first` is the sequence number of the program's first gang.
     """
 
     island: int
@@ -109,14 +111,17 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
     program: str
     gangs: RunGangs
     first: int
+    place: int
     hosts: tuple[int, ...]
-    times: tuple[int, ...]
+    packed: bytes
     launched: float
     waited: Waited
 
     def _ends(self) -> Iterable[_GangEnds]:
         gangs = self.gangs
-        for place, started, ended in zip(self.times[::3], self.times[1::3], self.times[2::3], strict=True):
+        for place, times in enumerate(_PAIRS.iter_unpack(self.packed), self.place):
+            if not times[1]:  # it has failed
+                continue
             yield _GangEnds(
                 self.island,
                 self.session,
@@ -124,7 +129,7 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
                 gangs.specs[place],
                 self.first + gangs.numbers[place],
                 self.hosts,
-                (started, ended),
+                times,
                 self.launched,
                 self.waited,
                 gangs.moved[place],
@@ -133,7 +138,7 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def count(self) -> int:
-        return len(self.times) // 3
+        return len(self.packed) // _PAIRS.size
 
     def spans(self, aligned: Callable[[int], Alignment]) -> Iterable[Span]:
         for each in self._ends():
@@ -232,24 +237,24 @@ class Trace:
         )
         self._added(len(hosts))
 
-    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, times: tuple[int, ...]) -> None:
+    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
         """Gangs of a static run have ended, as `_RunEnds` has it."""
         run = gang.run
         launch = run.launch
-        self._ends.append(
-            _RunEnds(
-                gang.island,
-                launch.session,
-                launch.program.name,
-                gangs,
-                first,
-                gang.hosts,
-                times,
-                launch.seconds,
-                run.waited,
-            )
+        ends = _RunEnds(
+            gang.island,
+            launch.session,
+            launch.program.name,
+            gangs,
+            first,
+            place,
+            gang.hosts,
+            packed,
+            launch.seconds,
+            run.waited,
         )
-        self._added(len(times) // 3)
+        self._ends.append(ends)
+        self._added(ends.count)
 
     def _added(self, count: int) -> None:
         self._count += count

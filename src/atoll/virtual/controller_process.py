@@ -18,7 +18,6 @@ from atoll.virtual.costs import Costs
 
 _PID = 1  # of everybody: there is one process
 _VERSION = "of the simulation"
-_TRIPLE = 24  # bytes of what is reported of a gang of a static run
 
 
 class ControllerProcess:
@@ -131,8 +130,8 @@ class ControllerProcess:
                 program = self.controller.sessions[peer.number].programs.get(number)
                 gangs = self._gangs(peer.number, program) if isinstance(program, RegisteredProgram) else 0
                 return costs.message + gangs * costs.controller_gang / 2
-            case e.Received(message=m.RunProgress(times=times)):
-                return costs.message + len(times) // _TRIPLE * costs.controller_static_gang
+            case e.Received(message=m.RunProgress()):
+                return costs.controller_static_run
             case e.TimerEnded():
                 return 0.0
         return costs.message

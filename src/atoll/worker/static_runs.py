@@ -20,9 +20,27 @@ import msgspec
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.scheduling.in_flight import BUSY_NS, NEW_NS, least_in_flight
+from atoll.scheduling.tallies import counts_of
 
 # Of runs that take longer the controller hears as often: what they use is charged then.
 _REPORT_NS = 1_000_000_000
+
+
+@dataclass(slots=True, eq=False)
+class _Ended:
+    """As `GangsEnded`: how long each of the gangs had its devices, in nanoseconds."""
+
+    started: int
+    free: int
+    ended: int = 0
+    took: list[int] = field(default_factory=list)
+    lessons: dict[int, int] = field(default_factory=dict)
+
+    def counted(self) -> m.GangsEnded:
+        took = self.took
+        return m.GangsEnded(
+            sum(took), self.started, self.free, self.ended, tuple(counts_of(took)), tuple(self.lessons.items())
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -38,9 +56,20 @@ class _Run:
     is_dropped: bool = False
     is_held: bool = False  # it has yielded, and the controller has yet to say up to where it goes on
     open: dict[int, int] = field(default_factory=dict)  # by segment, in order: what it counts, in nanoseconds
-    times: list[int] = field(default_factory=list)  # that are not reported yet
-    last_end: int = 0
-    reported: int = 0  # when
+    times: list[int] = field(default_factory=list)  # of segments from `first` on: starts and ends, or 0
+    first: int = 0  # segment that is not reported yet
+    ended: _Ended | None = None  # since it was reported last
+    reported: int = 0  # when; at first, when it began
+
+    def take_progress(self, is_over: bool) -> m.RunProgress:
+        """What is to be reported; from now on what comes after it."""
+        stop = 2 * (next(iter(self.open), self.started) - self.first)
+        times, self.times = self.times[:stop], self.times[stop:]
+        ended = None if self.ended is None else self.ended.counted()
+        message = m.RunProgress(self.message.sequence, self.first, struct.pack(f"<{stop}q", *times), ended, is_over)
+        self.first += stop // 2
+        self.ended = None
+        return message
 
     def sequence(self, segment: int) -> int:
         segments = self.plan.segments
@@ -76,6 +105,7 @@ class StaticRuns:
         self._runs: dict[int, _Run] = {}  # by sequence, in order
         self._units: dict[int, tuple[_Run, int]] = {}  # in flight: their segments, by sequence
         self._busy_ns = 0  # that those in flight count
+        self._last_end = 0  # of those that were
 
     # ---- any thread
 
@@ -108,9 +138,7 @@ class StaticRuns:
                 for session in list({run.message.session: None for run in self._runs.values()}):
                     self._dispatch(session)
         elif kind is m.Run and message.ahead and message.plan in self._plans:
-            self._runs[message.sequence] = _Run(
-                message, *self._plans[message.plan], message.segments, reported=self._now()
-            )
+            self._runs[message.sequence] = _Run(message, *self._plans[message.plan], message.segments)
             self._dispatch(message.session)
         elif kind is m.Yield:
             self._yield(message.session)
@@ -163,11 +191,10 @@ class StaticRuns:
             is_over = is_first and run.started == run.limit and not (run.open or run.is_held)
             if is_over:
                 del self._runs[run.message.sequence]
-            elif not run.times or self._now() - run.reported < _REPORT_NS:
+            elif run.ended is None or self._now() - run.reported < _REPORT_NS:
                 continue
-            times, run.times, run.reported = run.times, [], self._now()
-            packed = struct.pack(f"<{len(times)}q", *times)
-            self._to_controller(m.RunProgress(run.message.sequence, packed, is_over))
+            run.reported = self._now()
+            self._to_controller(run.take_progress(is_over))
 
     def _dispatch(self, session: int) -> None:
         before = -1  # calls of earlier runs since the first segment that has not ended; -1: all have
@@ -209,12 +236,14 @@ class StaticRuns:
         segment, message = run.started, run.message
         sequence = run.sequence(segment)
         counts = run.open[segment] = run.expected[segment]
+        run.times += (0, 0)
         self._busy_ns += counts
         self._units[sequence] = run, segment
         run.started += 1
         if segment:
             self.execute(m.Dispatch(message.session, message.sequence, ((sequence, 1),)))
         else:
+            run.reported = self._now()  # not when it came: it may have stood behind another one for long
             self.execute(msgspec.structs.replace(message, segments=1, ahead=0))
 
     def _ended(self, message: m.Done | m.Failed) -> None:
@@ -227,13 +256,22 @@ class StaticRuns:
         for sequence, started, ended in message.runs:
             run, segment = self._units.pop(sequence)
             self._busy_ns -= run.open.pop(segment)
-            run.times += (segment, started, ended)
-            run.expected[segment] = max(0, ended - max(started, run.last_end))
-            run.last_end = max(run.last_end, ended)
+            place = 2 * (segment - run.first)
+            run.times[place : place + 2] = started, ended
+            if run.ended is None:
+                run.ended = _Ended(started, self._last_end)
+            took = run.expected[segment] = max(0, ended - max(started, self._last_end))
+            run.ended.took.append(took)
+            if segment in run.message.lessons:
+                run.ended.lessons[segment] = took
+            self._last_end = run.ended.ended = max(self._last_end, ended)
             self._go_on(run.message.session)
 
     def _yield(self, session: int) -> None:
         runs = [run for run in self._of(session) if not run.is_dropped]
         for run in runs:
             run.limit, run.is_held = run.started, True
+            if run.ended is not None:  # what ends from now on is charged to the session
+                run.reported = self._now()
+                self._to_controller(run.take_progress(is_over=False))
         self._to_controller(m.Yielded(session, tuple((run.message.sequence, run.started) for run in runs)))

@@ -119,15 +119,31 @@ class RowsMoved(Message, frozen=True, tag=59):
     received: int = 0
 
 
+class GangsEnded(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Gangs of a static run that have ended on a host since it last said so. Each had its devices from its start there,
+    or from the end of the one before it, to its own end; times are those of Done.
+    """
+
+    busy_ns: int  # for how long they had their devices, all together
+    started: int  # when the first one was
+    free: int  # when what was before it on this host had ended
+    ended: int  # when the last one did
+    counts: tuple[int, ...]  # by how long they had their devices: as `scheduling.tallies.counts_of`
+    lessons: tuple[tuple[int, int], ...] = ()  # of the segments for which `Run` asks: (segment, nanoseconds)
+
+
 class RunProgress(Message, frozen=True, tag=106):
-    """Segments of a static run that have ended since the last time: `times` has three numbers for each, which are the
-    segment's place in the plan, its start and its end, as 8 bytes in little-endian order; times are those of Done.
+    """How far a static run has come since the last time. `times` has two numbers for each segment of the plan from
+    `first` up to one that has not ended: its start and its end, as 8 bytes in little-endian order; 0 for one that has
+    failed.
 
     With `is_over`, the host starts none of the others by itself, and all that it has started have ended.
     """
 
     sequence: int
+    first: int
     times: bytes
+    ended: GangsEnded | None
     is_over: bool
 
 
@@ -190,6 +206,7 @@ class Run(Message, frozen=True, tag=24):
     # Of a static run: the host starts one segment after another by itself, so that there are no more calls than these
     # from the first that has not ended to the newest. The units' sequence numbers follow from the segments' gangs.
     ahead: int = 0
+    lessons: tuple[int, ...] = ()  # segments of a static run of which the controller learns how long they take
 
 
 class Yield(Message, frozen=True, tag=108):

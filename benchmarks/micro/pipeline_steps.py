@@ -1,0 +1,85 @@
+"""(y): what a step of a pipeline costs the controller, on null devices: as a static run, and node by node."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.pipelines.entries import Times
+from atoll.pipelines.schedules import schedule
+from atoll.session.bare import BareClient
+from benchmarks.harness.benchmark import Round, Settings
+from benchmarks.paper.cluster import NullCluster
+from benchmarks.paper.schedules import Sizes, make_training
+from benchmarks.paper.training import Training
+
+STATIC = "atoll, static runs"
+_STAGES, _MICRO_BATCHES = 16, 64
+# Stages are quicker than their hosts: so a step takes no longer than these, which share a machine, need for it.
+STEP_SIZES = Sizes(unit=1e-4, activation_bytes=4096)
+_AHEAD = 2
+_NEVER = 1e9  # seconds
+
+
+def steps(settings: Settings) -> Round:
+    is_static = settings.system == STATIC
+    stages, microbatches = settings.size(_STAGES, 4), settings.size(_MICRO_BATCHES, 8)
+    alone = ClusterSettings(f"{stages}x1x1").static_seconds
+    cluster = NullCluster(f"{stages}x1x1", static_seconds=alone if is_static else _NEVER)
+    client = cluster.client()
+    table = schedule("1f1b", stages, microbatches)
+    groups = [[device] for device in client.devices]
+    training = cluster.run(make_training(client, groups, table, Times(), STEP_SIZES))
+    count = settings.size(8, 4)
+    weights = cluster.run(begin(client, training))
+
+    def measure() -> dict[str, float]:
+        nonlocal weights
+        before, sent, began = cluster.processor_seconds(), cluster.controller_bytes(), time.perf_counter()
+        weights = cluster.run(train(client, training, weights, count))
+        seconds, after = time.perf_counter() - began, cluster.processor_seconds()
+        sent = cluster.controller_bytes() - sent
+        time.sleep(seconds)
+        idle = cluster.processor_seconds()["controller"] - after["controller"]
+        return {
+            "controller": 1e3 * (after["controller"] - before["controller"]) / count,
+            "idle": 1e3 * idle / count,
+            "bytes": sent / 1e3 / count,
+            "hosts": 1e3 * (after["hosts"] - before["hosts"]) / count,
+            "step": 1e3 * seconds / count,
+        }
+
+    weights = cluster.run(train(client, training, weights, 1))
+    time.sleep(alone)
+    weights = cluster.run(train(client, training, weights, _AHEAD + 1))  # by now it is known how long gangs take
+    return measure
+
+
+async def begin(client: BareClient, training: Training) -> list[int]:
+    """The first weights."""
+    weights = await client.launch(training.first, (), training.weights)
+    await client.wait(weights)
+    return weights
+
+
+async def train(client: BareClient, training: Training, weights: list[int], count: int) -> list[int]:
+    """So many steps, with others in flight behind each, to the end of all gangs of the last one; the new weights."""
+    losses: deque[int] = deque()
+
+    async def end_one() -> None:
+        loss = losses.popleft()
+        await client.wait((loss,))
+        client.release((loss,))
+
+    for _ in range(count):
+        *following, loss = await client.launch(training.step, weights, training.weights + 1, training.credits)
+        client.release(weights)
+        weights = following
+        losses.append(loss)
+        if len(losses) > _AHEAD:
+            await end_one()
+    while losses:
+        await end_one()
+    await client.wait(weights)
+    return weights
