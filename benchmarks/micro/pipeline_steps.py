@@ -19,14 +19,13 @@ _STAGES, _MICRO_BATCHES = 16, 64
 # Stages are quicker than their hosts: so a step takes no longer than these, which share a machine, need for it.
 STEP_SIZES = Sizes(unit=1e-4, activation_bytes=4096)
 _AHEAD = 2
-_NEVER = 1e9  # seconds
 
 
 def steps(settings: Settings) -> Round:
     is_static = settings.system == STATIC
     stages, microbatches = settings.size(_STAGES, 4), settings.size(_MICRO_BATCHES, 8)
-    alone = ClusterSettings(f"{stages}x1x1").static_seconds
-    cluster = NullCluster(f"{stages}x1x1", static_seconds=alone if is_static else _NEVER)
+    alone = ClusterSettings(f"{stages}x1x1").static_seconds or 0.0
+    cluster = NullCluster(f"{stages}x1x1", static_seconds=alone if is_static else None)
     client = cluster.client()
     table = schedule("1f1b", stages, microbatches)
     groups = [[device] for device in client.devices]

@@ -38,7 +38,7 @@ class Cluster:
         policy: str = DEFAULT_POLICY,
         grace_seconds: float = 0.0,
         journal: str = "",
-        static_seconds: float = _STATIC_SECONDS,
+        static_seconds: float | None = _STATIC_SECONDS,
     ) -> None:
         folder = tempfile.mkdtemp(prefix="atoll-bench-")
         settings = ClusterSettings(
@@ -73,7 +73,7 @@ class NullCluster(Cluster):
         policy: str = DEFAULT_POLICY,
         grace_seconds: float = 0.0,
         journal: str = "",
-        static_seconds: float = _STATIC_SECONDS,
+        static_seconds: float | None = _STATIC_SECONDS,
     ) -> None:
         super().__init__(islands, NULL_PLATFORM, dispatch, tenants, policy, grace_seconds, journal, static_seconds)
         self._loop = asyncio.new_event_loop()

@@ -106,6 +106,23 @@ def test_what_is_in_flight_is_bounded_by_time_and_by_what_memory_was_reserved_fo
         host = Host(segments=40) if took == 50_000 else host
 
 
+def test_the_next_call_is_enqueued_behind_a_long_one_whatever_is_sent_between_the_two():
+    host = Host()
+    send = p.Send(0, (0,), Exchange(spread((4,), Replicated(), (0,)), spread((4,), Replicated(), (1,)), False, 0))
+    plan = p.Plan("step", (), tuple(p.Segment(i, (send if i % 3 else CALL,)) for i in range(12)), ())
+    host.static_runs.handle(m.RegisterPlan(PLAN, plan))
+    host.segments = 12
+    host.run()
+    started = host.units()
+    while started:  # from now on it is known how long each takes
+        host.end(started[0], took=MS // 20 if (started[0] - FIRST) % 3 else 20 * MS)
+        started = started[1:] + host.units()
+    host.run(sequence=200)
+    assert host.units() == [200, 201, 202, 203, 204, 205], "two calls, and what is sent between and after them"
+    host.end(200, took=20 * MS)
+    assert host.units() == [206, 207, 208]
+
+
 def test_a_run_waits_for_the_one_before_it_in_its_session_to_be_dispatched():
     host = Host(segments=4)
     host.run()

@@ -9,7 +9,6 @@ awaited by the worker. `promises.sequential` has the other way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
@@ -58,7 +57,7 @@ class Launcher:
         quarantine: Quarantine,
         sequential: bool = False,
         policy: Callable[[], Policy] = FairShares,
-        static_seconds: float = math.inf,
+        static_seconds: float | None = None,
     ) -> None:
         topology = resources.topology
         self.scheduler = Scheduler[GangRun](

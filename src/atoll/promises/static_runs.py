@@ -37,7 +37,7 @@ _AHEAD, _AHEAD_OF_SHORT = 2, 12
 
 class StaticRuns:
     """Launches from their tickets to their ends, for as far as they are static. They are where nobody else has started
-    anything on their islands for `alone_seconds`.
+    anything on their islands for `alone_seconds`; None: nowhere.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StaticRuns:
         to_host: Callable[[int, Any], None],
         quarantine: Quarantine,
         charges: StaticCharges,
-        alone_seconds: float,
+        alone_seconds: float | None,
     ) -> None:
         self._launching = launching
         self._resources = resources
@@ -67,11 +67,13 @@ class StaticRuns:
 
     def program_of(self, session: Session, program: RegisteredProgram) -> StaticProgram | None:
         """What a static run would be that is launched now; None where it is to be launched node by node."""
-        settings = session.tenant.settings
-        if not program.islands or self._quarantine.suspects or settings.memory or settings.total_memory:
+        settings, alone_seconds = session.tenant.settings, self._alone_seconds
+        if alone_seconds is None or not program.islands:
+            return None
+        if self._quarantine.suspects or settings.memory or settings.total_memory:
             return None
         scheduler = self._scheduler
-        if any(scheduler.alone_for(island, session.number) < self._alone_seconds for island in program.islands):
+        if any(scheduler.alone_for(island, session.number) < alone_seconds for island in program.islands):
             return None
         if program.static is None:
             program.static = self._static_program(program, _AHEAD) or False

@@ -75,6 +75,9 @@ class _Run:
         segments = self.plan.segments
         return self.message.sequence + segments[segment].gang - segments[0].gang
 
+    def is_call(self, segment: int) -> bool:
+        return self.calls[segment + 1] > self.calls[segment]
+
 
 class UnitsEnded(msgspec.Struct, frozen=True):
     """What was reported of units of static runs, on any thread; nothing, where bytes have come that one awaits."""
@@ -105,6 +108,7 @@ class StaticRuns:
         self._runs: dict[int, _Run] = {}  # by sequence, in order
         self._units: dict[int, tuple[_Run, int]] = {}  # in flight: their segments, by sequence
         self._busy_ns = 0  # that those in flight count
+        self._calling = 0  # how many of them call functions
         self._last_end = 0  # of those that were
 
     # ---- any thread
@@ -209,10 +213,15 @@ class StaticRuns:
     def _has_room(self, run: _Run, before: int) -> bool:
         if not self._is_ready(run):
             return False
-        is_call = run.calls[run.started + 1] > run.calls[run.started]
+        is_call = run.is_call(run.started)
         if is_call and self._calls(run, before) >= run.message.ahead:
             return False
-        return self._busy_ns < BUSY_NS or len(self._units) < least_in_flight(self._busy_ns)
+        if self._busy_ns < BUSY_NS:
+            return True
+        if is_call:
+            return self._calling < least_in_flight(self._busy_ns)
+        # What is sent between two calls waits for the first, and must not keep the second from its place behind it.
+        return len(self._units) - self._calling < run.message.ahead
 
     def _is_ready(self, run: _Run) -> bool:
         """Whether its next segment waits for no bytes: one that was started and waits could not be taken back."""
@@ -238,6 +247,7 @@ class StaticRuns:
         counts = run.open[segment] = run.expected[segment]
         run.times += (0, 0)
         self._busy_ns += counts
+        self._calling += run.is_call(segment)
         self._units[sequence] = run, segment
         run.started += 1
         if segment:
@@ -246,16 +256,21 @@ class StaticRuns:
             run.reported = self._now()  # not when it came: it may have stood behind another one for long
             self.execute(msgspec.structs.replace(message, segments=1, ahead=0))
 
+    def _take(self, sequence: int) -> tuple[_Run, int]:
+        """A unit that was in flight: it counts no more."""
+        run, segment = self._units.pop(sequence)
+        self._busy_ns -= run.open.pop(segment)
+        self._calling -= run.is_call(segment)
+        return run, segment
+
     def _ended(self, message: m.Done | m.Failed) -> None:
         if isinstance(message, m.Failed):
-            run, segment = self._units.pop(message.sequence)
-            self._busy_ns -= run.open.pop(segment)
+            run, _ = self._take(message.sequence)
             self._to_controller(m.Failed(run.message.sequence, message.status))
             self._drop([run], m.DropRun(run.message.session, run.message.sequence))
             return
         for sequence, started, ended in message.runs:
-            run, segment = self._units.pop(sequence)
-            self._busy_ns -= run.open.pop(segment)
+            run, segment = self._take(sequence)
             place = 2 * (segment - run.first)
             run.times[place : place + 2] = started, ended
             if run.ended is None:
