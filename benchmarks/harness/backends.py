@@ -82,6 +82,8 @@ BACKENDS = {
         Backend("first-come", {"JAX_PLATFORMS": "cpu"}),
         Backend("beside one at its quota", {"JAX_PLATFORMS": "cpu"}),
         Backend("alone", {"JAX_PLATFORMS": "cpu"}),
+        Backend("watched", {"JAX_PLATFORMS": "cpu"}),
+        Backend("not watched", {"JAX_PLATFORMS": "cpu"}),
         Backend(
             "JAX, one process",
             {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count={devices}"},

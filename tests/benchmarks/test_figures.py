@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric
+from benchmarks.harness.backends import environment_of
+from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Settings
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import BenchmarkRecord, Claim, RunRecord, record_benchmark, write
 from benchmarks.micro.table import BENCHMARKS
@@ -48,6 +50,13 @@ def test_each_figure_has_points_and_its_claims_do_without_those_that_failed(figu
         if figure.axes is not None:
             assert all(figure.axes.x in each.point for each in points)
     assert found
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.key)
+def test_each_contestant_of_a_figure_has_an_environment(figure):
+    for each in itertools.chain.from_iterable(map(figure.points, OPTIONS)):
+        for contestant in each.contestants:
+            assert environment_of(Settings(contestant, True, dict(each.point)))["PYTHONUNBUFFERED"]
 
 
 def test_a_quotient_by_rounds_is_not_moved_by_a_machine_that_slows_down_between_them():
