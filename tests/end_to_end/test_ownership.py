@@ -131,6 +131,37 @@ def test_an_embedded_cluster_ends_with_the_block_of_connect(start_script: StartS
 # ---- a standing cluster
 
 
+def test_without_its_proxy_a_script_can_have_another_and_goes_on_with_what_it_has_at_home(
+    start_script: StartScript, cluster: Any
+) -> None:
+    script = working(
+        start_script,
+        """
+        from jax.extend.backend import clear_backends
+
+        at_home = np.asarray(step(array))
+        print("kill", flush=True)
+        while True:
+            time.sleep(0.01)
+            try:
+                np.asarray(step(array))
+            except Exception:
+                break
+        clear_backends()
+        print(float(step(jax.device_put(at_home)).sum()) / at_home.size, jax.devices()[0].platform, flush=True)
+        """,
+        ATOLL_ADDRESS=cluster.address,
+    )
+    assert script.line() == "kill", script.errors()
+    script.processes()["atoll.ifrt.main"].kill()
+    assert script.line() == "2.0 atoll", script.errors()
+    assert script.process.wait(START_SECONDS) == 0, script.errors()
+    said = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
+    assert len(said) == 1, script.errors()
+    assert "was ended by SIGKILL" in said[0]
+    assert "clear_backends()" in said[0]
+
+
 def sessions(report: dict[str, Any]) -> list[tuple[int, int]]:
     return [(session["pid"], session["bytes"]) for session in report["sessions"]]
 

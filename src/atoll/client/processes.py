@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -24,6 +26,12 @@ from atoll.operate.joining import reach
 from atoll.operate.registry import register_embedded
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.security.join import JOIN_VARIABLE
+
+_PROXY_KILLED = (
+    "atoll: the proxy of this script was ended by {signal}, and its session with it: its arrays are lost. jaxlib's "
+    "client has one connection in its life; jax.extend.backend.clear_backends() has JAX make another, with a proxy of "
+    "its own, for a script that goes on from a checkpoint."
+)
 
 
 class ClientProcesses:
@@ -45,6 +53,7 @@ class ClientProcesses:
         self._losses = self._directory / "losses"
         self._losses.touch()
         self._children: list[Child] = []
+        self._is_ending = False
         self.token = settings.token
         self.join = reached.join if reached is not None else None
         self._environment = {DEFAULT_TOKEN_VARIABLE: self.token, JOIN_VARIABLE: str(self.join or "")}
@@ -63,7 +72,7 @@ class ClientProcesses:
             if ready.error:
                 raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
             self.proxy_address = ready.address
-            watch_in_thread(proxy.process.pid, self._proxy_ended)
+            watch_in_thread(proxy.process.pid, lambda: self._proxy_ended(proxy))
         except BaseException:
             self.close()
             raise
@@ -112,6 +121,7 @@ class ClientProcesses:
 
     def leave(self) -> None:
         """This process ends: the others see that for themselves, and clean up, unless they have ended before it."""
+        self._is_ending = True
         ended = any(child.process.poll() is not None for child in self._children)
         for child in self._children:
             child.leave()
@@ -120,13 +130,17 @@ class ClientProcesses:
 
     def close(self) -> None:
         """Ends the processes and removes what they leave."""
+        self._is_ending = True
         for child in reversed(self._children):
             child.end()
         self._remove_folders()
 
-    def _proxy_ended(self) -> None:
+    def _proxy_ended(self, proxy: Child) -> None:
         """Nothing takes large arrays out of the shared memory any more, however many the client still puts there."""
         shutil.rmtree(self.transfer_directory, ignore_errors=True)
+        # One that ends by itself has told the script why. Of one that is killed, jaxlib says only that it is gone.
+        if not self._is_ending and (status := proxy.process.wait()) < 0:
+            print(_PROXY_KILLED.format(signal=signal.Signals(-status).name), file=sys.stderr, flush=True)
 
     def _remove_folders(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
