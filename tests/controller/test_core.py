@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
 import pytest
 
@@ -133,6 +134,20 @@ def test_a_launch_is_one_message_a_host_and_its_end_makes_room():
     assert play.say(m.Await(5, (11,))) == []
     assert play.done(run.sequence) == [m.Awaited(5, OK), m.CreditReturned(1)]
     assert play.say(m.Await(6, (11,))) == [m.Awaited(6, OK)]
+
+
+def test_room_that_nobody_waits_for_is_given_back_in_few_messages():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    launches = 200
+    started = deque(runs([each for i in range(launches) for each in play.say(m.Launch(1, (10,), (100 + i,), ()))]))
+    returned = []
+    while started:
+        sent = play.done(started.popleft().sequence)
+        started += runs(sent)
+        returned += [each.launches for each in sent if isinstance(each, m.CreditReturned)]
+    assert returned == [64, 64, 64, 8], "64 at a time, and the rest when nothing is in flight"
 
 
 def test_a_result_may_be_used_before_it_is_there():

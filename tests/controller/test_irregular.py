@@ -128,8 +128,8 @@ def test_a_number_that_fails_fails_the_results_and_what_needs_them():
     (other,) = play.say(m.Launch(3, (10,), (22,), ()))
     play.say(m.Await(5, (21,)))
     sent = play.report(0, m.Failed(sequence, BROKEN))
-    assert sent == [m.Awaited(5, BROKEN), m.CreditReturned(2)]
-    assert play.done(other.sequence) == [m.CreditReturned(1)]
+    assert sent == [m.Awaited(5, BROKEN)]
+    assert play.done(other.sequence) == [m.CreditReturned(3)]
     assert play.number(sequence, 1) == []
 
 

@@ -224,7 +224,7 @@ class Endings:
     def end_credits(self, session: Session, credits: int) -> None:
         """A launch of the client's that took these has ended."""
         session.launch_ended(credits)
-        self._outbox.return_credits(session.number, credits)
+        self._outbox.return_credits(session.number, credits, may_wait=session.credits > 0)
 
     def fail(self, launch: Launch, status: Status) -> None:
         """A launch fails: what of it has not started will not, and nothing new may use its results."""

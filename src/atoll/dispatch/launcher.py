@@ -264,7 +264,10 @@ class Launcher:
 
     def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:
         """Whether other sessions wait for an island that the program needs."""
-        return any(self.scheduler.others_wait(island, session.number) for island in program.islands)
+        for island in program.islands:  # noqa: SIM110 - by hand: it is on the path of every launch
+            if self.scheduler.others_wait(island, session.number):
+                return True
+        return False
 
     def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int, first: int = 0) -> None:
         """A dispatch unit of the launch gets its ticket. Notes what it waits for, and the buffers that it needs. Its

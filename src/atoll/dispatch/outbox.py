@@ -1,7 +1,8 @@
 """What the controller has decided to do, in order.
 
 Memory that goes is named last, once a host and session: messages to a host arrive in order, so a `Free` comes after the
-last run that uses it. So are credits, once a session.
+last run that uses it. So are credits, once a session; those of a session that has more in flight wait for one another,
+since its proxy needs none while there is room in its window.
 
 Hosts of a group get all but pings by way of their relay: one message for all of the group that get the same.
 """
@@ -15,7 +16,11 @@ from atoll.dispatch.connections import Connections
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Action, AnyAction, Close, Send
 from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, is_only_for, sealed
+from atoll.scheduling.checks import LAUNCH_WINDOW
 from atoll.scheduling.frees import Frees
+
+# Of a session's credits, so many go together.
+_TOGETHER = LAUNCH_WINDOW // 8
 
 
 class Outbox:
@@ -33,7 +38,8 @@ class Outbox:
         self._actions: list[AnyAction | Forwarded] = []
         self._last: dict[int, int] = {}  # by host, or relay: the index of the last message to it, or to its group
         self._frees = Frees()
-        self._credits: dict[int, int] = {}
+        self._credits: dict[int, int] = {}  # that sessions get
+        self._due: dict[int, None] = {}  # sessions that get theirs now
         self._has_forwarded = False
         self._relays = RelayTable()
 
@@ -66,6 +72,10 @@ class Outbox:
 
     def to_hosts(self, hosts: tuple[int, ...], message: Any) -> None:
         """The same message to many: it is made and encoded once."""
+        if self._relays.is_empty:
+            for host in hosts:
+                self.to_host(host, message)
+            return
         for relay, some in self._relays.partition(hosts):
             if relay >= 0:
                 self._forward(relay, some, message)
@@ -134,15 +144,22 @@ class Outbox:
         """The hosts may forget these buffers; with `delete`, their memory goes even while others refer to it."""
         self._frees.add(hosts, session, handles, delete)
 
-    def return_credits(self, session: int, count: int = 1) -> None:
-        """So much of the session's window is free again; -1 for a launch that its proxy did not make."""
-        self._credits[session] = self._credits.get(session, 0) + count
+    def return_credits(self, session: int, count: int = 1, may_wait: bool = False) -> None:
+        """So much of the session's window is free again; -1 for a launch that its proxy did not make.
+
+        They `may_wait` for others where more of its launches are in flight, whose credits return later.
+        """
+        count += self._credits.get(session, 0)
+        self._credits[session] = count
+        if not may_wait or count >= _TOGETHER:
+            self._due[session] = None
 
     # ---- losses
 
     def forget_session(self, session: int) -> None:
         """The session is over: nothing more is freed or said to it."""
         self._credits.pop(session, None)
+        self._due.pop(session, None)
         self._frees.forget_session(session)
 
     def forget_host(self, host: int) -> None:
@@ -159,15 +176,18 @@ class Outbox:
 
     def flush_frees(self) -> None:
         """Names the memory that goes now: what is sent next needs it."""
+        if self._frees.is_empty:  # it is asked before every gang
+            return
         for hosts, session, handles, delete in self._frees.take():
             self.to_hosts(hosts, m.Free(session, handles, delete))
 
     def take(self) -> list[AnyAction]:
         self.flush_frees()
-        for session, count in self._credits.items():
+        for session in self._due:
+            count = self._credits.pop(session, 0)
             if count:
                 self.to_session(session, m.CreditReturned(count))
-        self._credits.clear()
+        self._due.clear()
         actions, self._actions = self._actions, []
         self._last.clear()
         if not self._has_forwarded:

@@ -68,7 +68,10 @@ class StaticRuns:
     def program_of(self, session: Session, program: RegisteredProgram) -> StaticProgram | None:
         """What a static run would be that is launched now; None where it is to be launched node by node."""
         settings, alone_seconds = session.tenant.settings, self._alone_seconds
-        if alone_seconds is None or not program.islands:
+        if alone_seconds is None or program.static is False:
+            return None
+        if len(program.islands) < 2:
+            program.static = False
             return None
         if self._quarantine.suspects or settings.memory or settings.total_memory:
             return None

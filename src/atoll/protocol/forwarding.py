@@ -53,6 +53,11 @@ class RelayTable:
         self._known: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
         self.of = self._relays.get  # a host's relay, or None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no groups."""
+        return not self._relays
+
     def form(self, hosts: tuple[int, ...]) -> None:
         """The first of them is the relay."""
         self._relays.update(dict.fromkeys(hosts, hosts[0]))

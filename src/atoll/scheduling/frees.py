@@ -14,6 +14,11 @@ class Frees:
     def __init__(self) -> None:
         self._frees: dict[tuple[int, bool], _Handles] = {}  # by session and delete
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return not self._frees
+
     def add(self, hosts: tuple[int, ...], session: int, handles: Iterable[int], delete: bool) -> None:
         self._frees.setdefault((session, delete), {}).setdefault(hosts, []).extend(handles)
 

@@ -101,9 +101,10 @@ class Ledger:
         """
         if not self.capacity and limit is None:
             return None
-        parts = [self._parts(each) for each in requirements]
+        wanted = [each for each in requirements if each]
+        parts = [self._parts(each) for each in wanted]
         if len(parts) > 1:
-            parts = [self._parts(each) for each in requirements]  # the later ones may have changed cells of the others
+            parts = [self._parts(each) for each in wanted]  # the later ones may have changed cells of the others
         sums: dict[_Memory, int] = {}
         for each in parts:
             for part in each:

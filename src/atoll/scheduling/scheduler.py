@@ -146,13 +146,14 @@ class Scheduler(Generic[Payload]):
                 state.committed.popleft()
                 state.policy.charge(gang, 0)
                 continue
-            cells = state.loads_of(gang.hosts)
+            cells, is_full = state.loads_of(gang.hosts), False
             for cell in cells:
                 load = cell.count
                 if not load.full and load.in_flight and load.in_flight + gang.weight > state.window:
                     load.full = True  # for this gang: one that is larger than the window runs when nothing else does
                     state.full_hosts += len(cell.keys)
-            if any(cell.count.full for cell in cells):
+                is_full = is_full or load.full
+            if is_full:
                 return None
             if gang.exclusive and state.in_flight:
                 state.draining = True
