@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from atoll.client.settings import Settings, script_name
@@ -53,7 +54,9 @@ class ClientProcesses:
         self._losses = self._directory / "losses"
         self._losses.touch()
         self._children: list[Child] = []
+        self._ending = threading.Lock()
         self._is_ending = False
+        self._proxy: Child | None = None  # until it is known how it has ended
         self.token = settings.token
         self.join = reached.join if reached is not None else None
         self._environment = {DEFAULT_TOKEN_VARIABLE: self.token, JOIN_VARIABLE: str(self.join or "")}
@@ -72,7 +75,8 @@ class ClientProcesses:
             if ready.error:
                 raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
             self.proxy_address = ready.address
-            watch_in_thread(proxy.process.pid, lambda: self._proxy_ended(proxy))
+            self._proxy = proxy
+            watch_in_thread(proxy.process.pid, self._proxy_ended)
         except BaseException:
             self.close()
             raise
@@ -121,7 +125,7 @@ class ClientProcesses:
 
     def leave(self) -> None:
         """This process ends: the others see that for themselves, and clean up, unless they have ended before it."""
-        self._is_ending = True
+        self._end()
         ended = any(child.process.poll() is not None for child in self._children)
         for child in self._children:
             child.leave()
@@ -130,16 +134,31 @@ class ClientProcesses:
 
     def close(self) -> None:
         """Ends the processes and removes what they leave."""
-        self._is_ending = True
+        self._end()
         for child in reversed(self._children):
             child.end()
         self._remove_folders()
 
-    def _proxy_ended(self, proxy: Child) -> None:
+    def _end(self) -> None:
+        """What ends from now on ends because this process wants it."""
+        with self._ending:
+            self._look_after_proxy()
+            self._is_ending = True
+
+    def _proxy_ended(self) -> None:
         """Nothing takes large arrays out of the shared memory any more, however many the client still puts there."""
-        shutil.rmtree(self.transfer_directory, ignore_errors=True)
-        # One that ends by itself has told the script why. Of one that is killed, jaxlib says only that it is gone.
-        if not self._is_ending and (status := proxy.process.wait()) < 0:
+        with self._ending:
+            if not self._is_ending:  # else the next client of this process may have the folder already
+                shutil.rmtree(self.transfer_directory, ignore_errors=True)
+                self._look_after_proxy()
+
+    def _look_after_proxy(self) -> None:
+        """One that has ended by itself has told the script why. One that was killed has not, nor does jaxlib."""
+        status = None if self._proxy is None else self._proxy.process.poll()
+        if status is None:
+            return
+        self._proxy = None
+        if status < 0:
             print(_PROXY_KILLED.format(signal=signal.Signals(-status).name), file=sys.stderr, flush=True)
 
     def _remove_folders(self) -> None:

@@ -56,8 +56,7 @@ class StaticRuns:
         self._to_host = to_host
         self._quarantine = quarantine
         self._charges = charges
-        self._scheduler, self._memory = launching.scheduler, launching.memory
-        self._in_flight = launching.in_flight
+        self._scheduler, self._memory, self._in_flight = launching.scheduler, launching.memory, launching.in_flight
         self._alone_seconds = alone_seconds
         self._runs: dict[int, StaticRun] = {}  # by the number of their ticket
         self._taken_back: dict[int, TakenBack] = {}  # by session
@@ -70,23 +69,19 @@ class StaticRuns:
         settings, alone_seconds = session.tenant.settings, self._alone_seconds
         if alone_seconds is None or program.static is False:
             return None
-        if len(program.islands) < 2:
-            program.static = False
-            return None
         if self._quarantine.suspects or settings.memory or settings.total_memory:
             return None
-        scheduler = self._scheduler
-        if any(scheduler.alone_for(island, session.number) < alone_seconds for island in program.islands):
+        if any(self._scheduler.alone_for(each, session.number) < alone_seconds for each in program.islands):
             return None
         if program.static is None:
-            program.static = self._static_program(program, _AHEAD) or False
+            program.static = self._static_program(program, _AHEAD)
         elif program.static and program.static.ahead == _AHEAD and program.static.is_short:
             program.static = self._static_program(program, _AHEAD_OF_SHORT)
         return program.static or None
 
-    def _static_program(self, program: RegisteredProgram, ahead: int) -> StaticProgram | None:
+    def _static_program(self, program: RegisteredProgram, ahead: int) -> StaticProgram | bool:
         weight = max(1, min(self._scheduler.statistics(island).window for island in program.islands) // 2)
-        return static_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight)
+        return static_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight) or False
 
     def line_up(self, session: Session, launch: Launch, program: StaticProgram) -> None:
         """One ticket for all of the launch joins its lines. Notes the buffers that it needs."""

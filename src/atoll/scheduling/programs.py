@@ -173,6 +173,7 @@ def register(
         is_large=largest >= LARGE_PLAN_BYTES,
         reports=sum(isinstance(node, Report) for node in program.nodes),
         fed=frozenset(gang.island for node in gangs for gang in node if gang.awaited),
+        static=None if len({gang.island for gang in lowered.gangs}) > 1 else False,
         result_values=tuple(sorted(value for value in lowered.results if value >= count)),
         argument_memory=tuple(value.memory for value in lowered.values[:count]),
     )

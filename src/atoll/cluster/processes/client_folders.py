@@ -10,18 +10,35 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
 from atoll.cluster.processes.process_table import began, this_machine
+from atoll.errors import ClusterError
 
 _OWNER = "owner"
 CLIENT_FOLDERS, HOST_FOLDERS = "client", "host"  # kinds, in the names of folders
 
 
+_made: dict[int, Path] = {}  # by the process that has made it: a fork has those of its parent, too
+
+
 def make_transfer_directory(base: Path) -> Path:
-    """A fresh private folder, named after the process that makes it: atoll-PID-..."""
-    return Path(tempfile.mkdtemp(prefix=f"atoll-{os.getpid()}-", dir=base))
+    """A private folder, named after the process that makes it: atoll-PID-... All clients of a process have the same,
+    one after another: jaxlib asks for its name once. Raises ClusterError where somebody else has made it since.
+    """
+    pid = os.getpid()
+    if pid not in _made:
+        _made[pid] = Path(tempfile.mkdtemp(prefix=f"atoll-{pid}-", dir=base))
+        return _made[pid]
+    directory = _made[pid]
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    status = directory.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+        raise ClusterError(f"{directory} is not this user's any more: start the script anew")
+    return directory
 
 
 def in_use(transfer_directory: Path) -> bool:
