@@ -12,6 +12,7 @@ import pytest
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.script_process import GRACE_SECONDS
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.quick_xla import quick
 
 TOLD_SECONDS = 2.0
 LEASE_SECONDS = 3.0
@@ -22,7 +23,7 @@ BACK_SECONDS = 30.0
 def standing(start_cluster: StartCluster) -> StandingCluster:
     """Two islands of two hosts with one device each."""
     flags = "--xla_cpu_collective_call_terminate_timeout_seconds=1"
-    return start_cluster({"XLA_FLAGS": flags}, islands="2x2x1", lease_seconds=LEASE_SECONDS)
+    return start_cluster(quick({"XLA_FLAGS": flags}), islands="2x2x1", lease_seconds=LEASE_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,7 @@ def test_a_client_killed_in_the_middle_of_its_launches_leaves_nothing_and_distur
 @pytest.mark.thorough
 def test_a_program_that_crashes_its_worker_is_refused_from_then_on_and_it_alone(start_cluster, start_python):
     flags = "--xla_cpu_collective_call_terminate_timeout_seconds=1"
-    crashing = start_cluster({"XLA_FLAGS": flags}, islands="1x1x2")
+    crashing = start_cluster(quick({"XLA_FLAGS": flags}), islands="1x1x2")
     user = start_python(ATOLL_ADDRESS=crashing.address)
     with pytest.raises(RemoteError, match=r"DATA_LOSS: host 0 of island 0 is gone .*SIGABRT"):
         user.call(where_collectives_are_not_met)

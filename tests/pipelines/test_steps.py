@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from atoll.pipelines.boundary import stage_boundary
 from atoll.pipelines.pipeline import Pipeline, pipeline
 from atoll.pipelines.schedule import Schedule
+from tests.end_to_end.remote_python import RemotePython
 from tests.pipelines import models
 
 DEVICES = np.array(jax.devices()[:4])
@@ -70,7 +73,7 @@ def test_losses_and_parameters_are_those_of_plain_jax(schedule: str, stages: int
     check_same(models.loss, models.first_params(8), [models.first_batch(8)] * 3, stages, schedule)
 
 
-def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit() -> None:
+def one_stage_and_plain_jax() -> None:
     adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
     params, batches = models.first_params(), [models.first_batch(8)] * 3
     losses, after = losses_of(pipeline(models.loss, list(DEVICES[:1]), 1, adam), params, batches)
@@ -78,6 +81,15 @@ def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit() -> None:
     assert losses == wanted
     for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(wanted_after), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(tmp_path: Path) -> None:
+    # Two programs, unlike elsewhere: they have the same bits as users compile, not with what makes tests quick.
+    python = RemotePython(os.environ | {"XLA_FLAGS": ""}, tmp_path)
+    try:
+        python.call(one_stage_and_plain_jax)
+    finally:
+        python.close()
 
 
 def test_a_table_of_the_users_own_runs() -> None:
