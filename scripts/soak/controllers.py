@@ -28,6 +28,7 @@ ENGINE_MACHINE = "m0"
 _AUTHORITY = "/tmp/authority"
 _ANSWER_SECONDS = 60.0
 # For a controller that was taken over from to hear of it, and end; and for a standby to have all.
+_START_SECONDS = 120.0  # of several Python processes, on machines that share two busy cores
 _END_SECONDS = 30.0
 
 
@@ -127,7 +128,7 @@ class Controllers:
         follows = ("--standby", cluster.address)
         standby = cluster.start(machine, [*ATOLL, "up", "--foreground", *follows, *where, *options])
         try:
-            standby.line(lambda line: "follows the controller at" in line, seconds=_END_SECONDS)
+            standby.line(lambda line: "follows the controller at" in line, seconds=_START_SECONDS)
         except AssertionError as error:
             raise SoakError(f"a standby on {machine} does not come to follow: {error}") from None
         cluster.address, cluster.known_as = f"{cluster.bed.address(machine)}:{port}", f"{machine}:{port}"
