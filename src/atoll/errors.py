@@ -5,6 +5,7 @@
     +-- ConnectError (ConnectionError)  nobody answers at an address, or the cluster there refuses the connection
     |   +-- VersionError                the two sides speak different protocol versions
     |   +-- AccessError                 the token is missing or wrong
+    |   |   +-- HandshakeCutError       it ended a TLS handshake without a word
     |   +-- FrameError                  a peer sent bytes that are no message of the protocol
     +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the one that was asked for
     |   +-- SettingsError (ValueError)  settings that no cluster can have: islands, platform, engine, memory, dispatch
@@ -104,6 +105,10 @@ class VersionError(ConnectError):
 
 class AccessError(ConnectError):
     """One side refused the other's token."""
+
+
+class HandshakeCutError(AccessError):
+    """The other side ended a TLS handshake without a word: it speaks no TLS, or it was killed just then."""
 
 
 class FrameError(ConnectError):

@@ -97,6 +97,21 @@ def test_nobody_joins_as_what_a_cluster_has_once(role: Role) -> None:
                 enroll(join, role, "an impostor")
 
 
+def test_who_joins_while_the_controller_is_killed_waits_for_the_next_one() -> None:
+    with controller() as served, socket.create_server(("127.0.0.1", 0)) as killed:
+
+        def cut_off_and_end() -> None:
+            killed.accept()[0].close()
+            killed.close()
+
+        ends = threading.Thread(target=cut_off_and_end, daemon=True)
+        ends.start()
+        where = Address(host="127.0.0.1", port=killed.getsockname()[1], tls=True, others=(served.address,))
+        certificate = access.joined(replace(served.join(Role.HOST), address=where), Role.HOST, "x", 10.0).certificate
+        ends.join()
+    assert certificate.role == Role.HOST
+
+
 def test_a_wrong_token_is_refused_and_not_repeated() -> None:
     with controller() as served, pytest.raises(AccessError, match="its token is not the cluster's") as caught:
         enroll(replace(served.join(Role.CLIENT), token="guessed"), Role.CLIENT, "x")

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.errors import AccessError, AtollError, ConnectError
+from atoll.errors import AccessError, AtollError, ConnectError, HandshakeCutError
 from atoll.security.enrollment import Renewal, enroll
 from atoll.security.join import JoinString, join_of_environment
 from atoll.security.roles import Role
@@ -86,9 +86,8 @@ def joined(join: JoinString, role: Role, name: str, patience: float = 0.0) -> Id
     while True:
         try:
             return Identity(enroll(join, role, name))
-        except AccessError:
-            raise
-        except ConnectError:
-            if time.monotonic() >= deadline:
+        except ConnectError as error:
+            refused = isinstance(error, AccessError) and not isinstance(error, HandshakeCutError)
+            if refused or time.monotonic() >= deadline:
                 raise
             time.sleep(_RETRY_SECONDS)

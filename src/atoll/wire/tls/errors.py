@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from datetime import UTC, datetime
 
-from atoll.errors import AccessError, ConnectError
+from atoll.errors import AccessError, ConnectError, HandshakeCutError
 
 _NEW_JOIN = "take the cluster's present join string (`atoll up --join-file` writes it)"
 _NO_TLS = (
@@ -53,7 +53,7 @@ def explained(error: BaseException, who: str, shaking_hands: bool = True) -> Con
         if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
             return AccessError(f"{who} cannot be spoken to by TLS: {_NO_TLS}")
         return AccessError(f"the TLS handshake with {who} has failed: {reason}")
-    return AccessError(f"{who} ended the TLS handshake: it is ending, or {_NO_TLS}")
+    return HandshakeCutError(f"{who} ended the TLS handshake: it is ending, or {_NO_TLS}")
 
 
 def _of_verification(error: ssl.SSLCertVerificationError, who: str) -> str:
