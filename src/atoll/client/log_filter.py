@@ -24,6 +24,7 @@ _ORDINARY = re.compile(
 )
 # More lines of such a message, from JAX 0.12 on.
 _MORE = re.compile(rb"=== Source Location Trace|external/|; Stack trace:")
+_OUR_OWN = b"atoll: "
 _TRACE_ENDS = b"*** End stack trace ***"
 
 
@@ -55,7 +56,9 @@ def _pump(readable: int, original: int) -> None:
     tracing = dropped = False
     with open(readable, "rb") as lines:
         for line in lines:
-            if tracing:
+            if line.startswith(_OUR_OWN):
+                os.write(original, line)
+            elif tracing:
                 tracing = _TRACE_ENDS not in line
             elif _ORDINARY.search(line) or (dropped and _MORE.match(line)):
                 tracing = b"*** Begin stack trace" in line

@@ -19,6 +19,7 @@ from atoll.cluster.folders import default_cache_directory
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_folders import claim, make_transfer_directory, sweep
 from atoll.cluster.processes.lifeline import watch_in_thread
+from atoll.cluster.processes.local_process import describe_exit
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
@@ -27,12 +28,6 @@ from atoll.operate.joining import reach
 from atoll.operate.registry import register_embedded
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.security.join import JOIN_VARIABLE
-
-_PROXY_KILLED = (
-    "atoll: the proxy of this script was ended by {signal}, and its session with it: its arrays are lost. jaxlib's "
-    "client has one connection in its life; jax.extend.backend.clear_backends() has JAX make another, with a proxy of "
-    "its own, for a script that goes on from a checkpoint."
-)
 
 
 class ClientProcesses:
@@ -137,6 +132,7 @@ class ClientProcesses:
         self._end()
         for child in reversed(self._children):
             child.end()
+        self._look_after_proxy()  # it may have been on its way out
         self._remove_folders()
 
     def _end(self) -> None:
@@ -153,13 +149,19 @@ class ClientProcesses:
                 self._look_after_proxy()
 
     def _look_after_proxy(self) -> None:
-        """One that has ended by itself has told the script why. One that was killed has not, nor does jaxlib."""
+        """Where it was killed, the text of JAX's errors is jaxlib's own: what to do is said here."""
         status = None if self._proxy is None else self._proxy.process.poll()
         if status is None:
             return
         self._proxy = None
-        if status < 0:
-            print(_PROXY_KILLED.format(signal=signal.Signals(-status).name), file=sys.stderr, flush=True)
+        if status == -signal.SIGKILL:
+            text = (
+                f"atoll: the proxy of this process is gone ({describe_exit(status)}), and its session and arrays with "
+                "it. To go on from a checkpoint here, call jax.extend.backend.clear_backends(): JAX then connects "
+                "anew. Or start the script again\n"
+            )
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
     def _remove_folders(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,0 +1,55 @@
+"""A script whose proxy is killed hears what to do, and goes on from its checkpoint in the same process."""
+
+from __future__ import annotations
+
+from tests.end_to_end.script_process import StartScript
+
+# One call is under way while the proxy is killed, another comes after that.
+SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np
+import psutil
+
+@jax.jit
+def update(weights, rows):
+    return weights - 0.1 * jax.grad(lambda weights: jnp.mean(jnp.tanh(rows @ weights) ** 2))(weights)
+
+def train(weights, steps):
+    for step in steps:
+        weights = update(weights, np.random.default_rng(step).normal(size=(4, 8)).astype(np.float32))
+    return weights
+
+def kill_proxy():
+    (proxy,) = (each for each in psutil.Process().children() if "atoll.ifrt.main" in each.cmdline())
+    proxy.kill()
+
+def refused(call):
+    try:
+        call()
+    except jax.errors.JaxRuntimeError as error:
+        return "IFRT proxy server was terminated" in str(error)
+
+start = np.eye(8, dtype=np.float32)
+undisturbed = np.asarray(train(start, range(20)))
+for _ in range(2):
+    weights = train(start, range(10))
+    checkpoint = np.asarray(weights)
+    waits = jax.jit(lambda x: jax.lax.while_loop(lambda y: y > 0, lambda y: y + 1.0, x))(1.0)
+    kill_proxy()
+    print(refused(waits.block_until_ready), refused(lambda: np.asarray(train(weights, [10]))))
+    jax.extend.backend.clear_backends()
+    print(np.array_equal(train(checkpoint, range(10, 20)), undisturbed), len(jax.devices()))
+"""
+
+
+def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_connected_anew(
+    start_script: StartScript,
+) -> None:
+    script = start_script(SCRIPT, islands="1x1x2")
+    for _ in range(2):
+        assert script.line() == "True True"
+        assert script.line() == "True 2"
+    assert script.process.wait(30) == 0
+    script.assert_gone()
+    said = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
+    assert len(said) == 2, script.errors()
+    assert all("is gone (killed by SIGKILL)" in line and "clear_backends()" in line for line in said)
