@@ -132,17 +132,17 @@ def taken_over(cluster: StandingCluster) -> float:
 def check(cluster: StandingCluster) -> CheckReply:
     """As `atoll check`: differences that are there each of three times."""
     address = parse_address(cluster.address)
-    reply = request_check(address, cluster.token)
+    reply = request_check(address, cluster.token, cluster.join)
     assert reply.contradictions == ()
     lasting = set(reply.differences)
     for _ in range(2 if lasting else 0):
         time.sleep(0.3)
-        lasting &= set(request_check(address, cluster.token).differences)
+        lasting &= set(request_check(address, cluster.token, cluster.join).differences)
     assert lasting == set()
     return reply
 
 
-def nothing_left(cluster: StandingCluster) -> None:
-    """Fails unless the clients' sessions are over, and their arrays with them."""
-    cluster.until(lambda report: not report["sessions"], 30)
+def nothing_left(cluster: StandingCluster, seconds: float = 30.0) -> None:
+    """Fails unless the clients' sessions are over in time, and their arrays with them."""
+    cluster.until(lambda report: not report["sessions"], seconds)
     assert check(cluster).arrays == 0

@@ -8,6 +8,7 @@ import select
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from atoll.cluster.tenants import keep_tenants
 from atoll.engines.options import EngineOptions, Started
 from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.requests import request_report
-from atoll.security.join import JoinString
+from atoll.security.join import JoinString, read_join
+from atoll.security.kept import new_environment
+from atoll.security.start import host_join_file, join_file
 from atoll.wire.address import parse_address
+from tests.end_to_end.host_agents import HostAgent
 
 START_SECONDS = 60.0
 _END_SECONDS = 15.0
@@ -31,7 +35,8 @@ class StandingCluster:
     """The processes of one cluster, in a folder of its own.
 
     `environment` is what its engine is started with, `settings` what its `ClusterSettings`
-    say besides the islands.
+    say besides the islands. With a `spare` address, where a standby of it listens, its authority is one that standbys
+    have, too. `agents` are so many host agents on this machine, one for an island.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class StandingCluster:
         advertise: str = "",
         token: str = "",
         journal: str = "",
+        spare: str = "",
+        agents: int = 0,
         **settings: Any,
     ) -> None:
         self.directory = folder / "cluster"
@@ -62,9 +69,14 @@ class StandingCluster:
             journal=journal,
         )
         self.address = options.controller_address
+        self._spare = spare
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
+        if spare:
+            self._environment |= new_environment()
         self._log = folder / "log"
         self._children: list[subprocess.Popen[bytes]] = []
+        hosts = host_join_file(self.directory)
+        self.agents = [HostAgent(island, hosts, environment, folder / f"agent-{island}") for island in range(agents)]
         started = self._start("atoll.engines.main", options, Started)
         assert not started.error, started.error
 
@@ -97,11 +109,16 @@ class StandingCluster:
         return psutil.Process(self._children[-1].pid)
 
     def start_standby(self, folder: Path) -> psutil.Process:
-        """A standby of the controller at `address`; its address is in `standby`. The process is its engine's."""
+        """A standby of the controller at `address`; its address is in `standby`. The process is its engine's.
+
+        Where the cluster has a spare address it is there; where that is the controller's by now, it is at the first.
+        """
         folder.mkdir(mode=0o700)
+        self._spare, listen = self.address if self._spare else "", self._spare
         options = EngineOptions(
             ClusterSettings(),
             str(folder),
+            listen=listen,
             parent=os.getpid(),
             cache_directory=self._environment.get("ATOLL_CACHE_DIR", ""),
             journal=str(folder / "journal"),
@@ -112,8 +129,16 @@ class StandingCluster:
         assert not started.error, started.error
         return psutil.Process(self._children[-1].pid)
 
+    @property
+    def join(self) -> JoinString | None:
+        """That of clients, for the controller's present address, where there is a spare one."""
+        if not self._spare:
+            return None
+        return replace(read_join(str(join_file(self.directory))), address=parse_address(self.address))
+
     def report(self, join: JoinString | None = None) -> dict[str, Any]:
         """What `atoll status --json` prints; with a join string where the cluster listens with TLS."""
+        join = join or self.join
         address = parse_address(self.address) if join is None else join.address
         report: dict[str, Any] = json.loads(request_report(address, self.token, join))
         return report
@@ -163,6 +188,8 @@ class StandingCluster:
                 process.kill()
                 process.wait()
                 raise AssertionError(f"{process.args} does not end") from None
+        for agent in self.agents:
+            agent.close()
         log = self._log.read_text(errors="replace")
         assert "Traceback" not in log, log[max(0, log.index("Traceback") - 1000) :][:10000]
 

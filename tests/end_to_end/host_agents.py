@@ -1,0 +1,64 @@
+"""Host agents on this machine, each started again where it is killed: what systemd does, or a launcher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+_PAUSE = 0.1  # before it is started again: systemd's own
+_DISMISS_SECONDS = 5.0
+_END_SECONDS = 30.0
+
+
+class HostAgent:
+    """`atoll host` for one island, from when the file with the join string is there until the cluster has ended."""
+
+    def __init__(self, island: int, join_file: Path, environment: Mapping[str, str], log: Path) -> None:
+        self._command = [sys.executable, "-m", "atoll.operate.command", "host", "--island", str(island)]
+        self._join_file = join_file
+        self._environment = dict(environment) | {"ATOLL_JOIN": str(join_file)}
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
+        self._keeper = threading.Thread(target=self._keep, name="host-agent", daemon=True)
+        self._keeper.start()
+
+    def _keep(self) -> None:
+        while not self._is_over:
+            if self._join_file.exists():
+                self._run()
+            time.sleep(_PAUSE)
+
+    def _run(self) -> None:
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        if self._process.wait() == 0:  # it was dismissed
+            self._is_over = True
+
+    def process(self) -> psutil.Process:
+        """The agent as it runs now."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    def close(self) -> None:
+        """Waits for its end, since its cluster has ended; fails where it does not come.
+
+        One that was away when the cluster ended does not know it, and is asked to end.
+        """
+        self._is_over = True
+        self._keeper.join(_DISMISS_SECONDS)
+        if self._keeper.is_alive() and self._process is not None:
+            self._process.terminate()
+            self._keeper.join(_END_SECONDS)
+        if self._keeper.is_alive() and self._process is not None:
+            self._process.kill()
+            self._keeper.join()
+            raise AssertionError(f"a host agent does not end with its cluster\n{self._log.read_text()[-5000:]}")

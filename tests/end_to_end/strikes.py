@@ -1,0 +1,127 @@
+"""What is done to a cluster, and to a script on it, while the script trains: parts of them are killed in turn."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.end_to_end.lost_controller import answers, controller, controller_of, taken_over
+from tests.end_to_end.remote_python import RemotePython
+from tests.end_to_end.standing_cluster import StandingCluster
+
+_READY_SECONDS = 120.0
+CONTROLLER = "controller"
+STANDBY = "controller with a standby"
+WORKER = "worker"
+AGENT = "host agent"
+PROXY = "proxy"
+
+
+class Strikes:
+    """Kills parts of a cluster and of a script in turn. Each kind of strike returns when it was done."""
+
+    def __init__(self, cluster: StandingCluster, script: RemotePython, folder: Path) -> None:
+        self._cluster = cluster
+        self._script = script
+        self._folder = folder
+        self._present = controller(cluster)
+        self._count = 0
+        self._islands = itertools.cycle((0, 1))
+        self._kinds: dict[str, Callable[[], float]] = {
+            CONTROLLER: self._strike_controller,
+            STANDBY: self._strike_controller_with_standby,
+            WORKER: self._strike_worker,
+            AGENT: self._strike_agent,
+            PROXY: self._strike_proxy,
+        }
+
+    def hit_its_cluster(self) -> bool:
+        """Whether the script has its session there."""
+        return [each["label"] for each in self._cluster.report()["sessions"]] == ["remote_python.py"]
+
+    def strike(self, kind: str) -> float:
+        return self._kinds[kind]()
+
+    def _strike_controller(self) -> float:
+        struck = time.monotonic()
+        engine = self._present.parent()
+        assert engine is not None
+        self._present.kill()
+        answers(self._cluster)
+        self._present = controller_of(engine)
+        return struck
+
+    def _strike_controller_with_standby(self) -> float:
+        self._count += 1
+        engine = self._cluster.start_standby(self._folder / f"standby-{self._count}")
+        struck = time.monotonic()
+        self._present.kill()
+        taken_over(self._cluster)
+        self._present = controller_of(engine)
+        return struck
+
+    def _strike_worker(self) -> float:
+        """That of each island in turn, once all are there: who loses both has nothing left to go on with."""
+        island = next(self._islands)
+        pid = self._ready()[island]["hosts"][0]["pid"]
+        struck = time.monotonic()
+        psutil.Process(pid).kill()
+        return struck
+
+    def _strike_agent(self) -> float:
+        """That of each island in turn; its worker ends with it, and it is started again."""
+        island = next(self._islands)
+        self._ready()
+        struck = time.monotonic()
+        self._cluster.agents[island].process().kill()
+        return struck
+
+    def _strike_proxy(self) -> float:
+        """The script's own, which is its child."""
+        struck = time.monotonic()
+        proxies = (each for each in psutil.Process(self._script.pid).children() if "atoll.ifrt.main" in each.cmdline())
+        next(proxies).kill()
+        return struck
+
+    def _ready(self) -> list[dict[str, list[dict[str, int]]]]:
+        report = self._cluster.until(
+            lambda report: all(each["state"] == "ready" for each in report["islands"]), _READY_SECONDS
+        )
+        islands: list[dict[str, list[dict[str, int]]]] = report["islands"]
+        return islands
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """For how long a training stood still for a strike, in seconds."""
+
+    kind: str
+    at: float
+    seconds: float
+
+
+def interruptions(struck: Sequence[tuple[str, float]], known: Sequence[float], pause: float) -> Iterator[Interruption]:
+    """Of each strike the longest time between two steps from just before it to the next one, beyond the pause that is
+    between any two. `known` is when each step's loss was known. A time with the next strike in it is that one's, unless
+    it has both in it."""
+    for (kind, when), (_, end) in itertools.pairwise([*struck, ("", float("inf"))]):
+        steps = itertools.pairwise(known)
+        gaps = [after - before for before, after in steps if after > when and (after < end or before < when)]
+        yield Interruption(kind, when, max(gaps, default=pause) - pause)
+
+
+def table(found: Sequence[Interruption]) -> str:
+    """Median and worst of each kind, a line each."""
+    seconds: dict[str, list[float]] = {}
+    for each in found:
+        seconds.setdefault(each.kind, []).append(each.seconds)
+    return "\n".join(
+        f"{kind:26} {len(those):2} times, {statistics.median(those):5.2f} s, {max(those):5.2f} s at most"
+        for kind, those in seconds.items()
+    )
