@@ -72,7 +72,7 @@ async def train(client: BareClient, training: Training, weights: list[int], coun
         client.release((loss,))
 
     for _ in range(count):
-        *following, loss = await client.launch(training.step, weights, training.weights + 1, training.credits)
+        *following, loss = await client.launch(training.step, weights, training.weights + 1)
         client.release(weights)
         weights = following
         losses.append(loss)

@@ -80,7 +80,7 @@ def prepare_null(settings: Settings) -> Round:
         (x,) = await client.launch(made, (), 1)
         results = []
         for _ in range(passes):
-            results += await client.launch(through, (x,), 1, 1 + len(nodes) // 128)
+            results += await client.launch(through, (x,), 1)
         await client.wait(results)
         client.release((x, *results))
 

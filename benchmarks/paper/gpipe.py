@@ -26,7 +26,6 @@ async def make_training(client: BareClient, groups: Sequence[Devices], pipeline:
         client.register(program("first weights", (), first, range(pipeline.stages))),
         client.register(program("step", [stage.weights for stage in step.stages], nodes, results)),
         pipeline.stages,
-        1 + len(nodes) // 128,
     )
 
 

@@ -8,18 +8,14 @@ from collections.abc import Sequence
 from atoll.devices.null.program import NullProgram
 from atoll.session.bare import BareClient, call, program, sharded
 
-# A launch takes as much of its session's window as one for so many nodes: see `ifrt.program_executables`.
-_NODES_OF_CREDIT = 128
-
 
 class Steps:
     """A program of `nodes` computations, each feeding the next, that a client calls again and again."""
 
-    def __init__(self, client: BareClient, made: int, program: int, nodes: int) -> None:
+    def __init__(self, client: BareClient, made: int, program: int) -> None:
         self._client = client
         self._made = made
         self._program = program
-        self._credits = 1 + nodes // _NODES_OF_CREDIT
 
     @classmethod
     async def prepare(
@@ -35,7 +31,6 @@ class Steps:
             client,
             client.register(program("first", (), [call(first, (), (spec,), everywhere)], (0,))),
             client.register(program("steps", (spec,), chain, (nodes,))),
-            nodes,
         )
 
     async def begin(self) -> list[int]:
@@ -53,7 +48,7 @@ class Steps:
         (x,) = await self.begin()
         until = loop.time() + seconds
         while loop.time() < until:
-            (y,) = await client.launch(self._program, (x,), 1, self._credits)
+            (y,) = await client.launch(self._program, (x,), 1)
             client.release((x,))
             x = y
             await asyncio.sleep(0)  # for what arrives meanwhile
@@ -71,7 +66,7 @@ class Steps:
         (x,) = await self.begin()
         asked = [] if fill else [(0, client.when_ready((x,)))]
         for number in range(fill + calls):
-            (y,) = await client.launch(self._program, (x,), 1, self._credits)
+            (y,) = await client.launch(self._program, (x,), 1)
             if (count := number + 1 - fill) in (0, *counts):
                 asked.append((count, client.when_ready((y,))))
             client.release((x,))

@@ -84,7 +84,6 @@ class _Builder:
             self._client.register(program("first weights", (), first, stages)),
             self._client.register(program("step", specs, self._nodes, (*weights, losses[0]))),
             len(stages),
-            1 + len(self._nodes) // 128,
         )
 
     async def _run(self, run: Run) -> None:

@@ -16,15 +16,11 @@ WARM_UP = 1 + _AHEAD + 1
 
 @dataclass(frozen=True)
 class Training:
-    """Registered programs: `first` makes the `weights` arrays, and `step` takes them and gives new ones and a loss.
-
-    `credits` is what a step takes of the session's window.
-    """
+    """Registered programs: `first` makes the `weights` arrays, and `step` takes them and gives new ones and a loss."""
 
     first: int
     step: int
     weights: int
-    credits: int = 1
 
 
 async def read_step_seconds(cluster: VirtualCluster, client: BareClient, training: Training, steps: int) -> float:
@@ -33,7 +29,7 @@ async def read_step_seconds(cluster: VirtualCluster, client: BareClient, trainin
     await client.wait(weights)
     started = cluster.now()
     for _ in range(steps):
-        *following, loss = await client.launch(training.step, weights, training.weights + 1, training.credits)
+        *following, loss = await client.launch(training.step, weights, training.weights + 1)
         client.release(weights)
         await client.wait((loss,))
         client.release((loss,))
@@ -56,7 +52,7 @@ async def step_seconds(cluster: VirtualCluster, client: BareClient, training: Tr
 
     weights = await client.launch(training.first, (), training.weights)
     for _ in range(WARM_UP + steps):
-        *following, loss = await client.launch(training.step, weights, training.weights + 1, training.credits)
+        *following, loss = await client.launch(training.step, weights, training.weights + 1)
         client.release(weights)
         weights = following
         losses.append(loss)

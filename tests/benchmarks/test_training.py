@@ -50,8 +50,6 @@ def test_all_of_a_pipelines_nodes_run():
     training = cluster.run(gpipe.make_training(client, client.hosts, SMALL))
     cluster.run(step_seconds(cluster, client, training, steps=1))
     last = [span.sequence for span in cluster.controller.trace.spans() if span.program == "step" and span.host == 3]
-    calls, hops = 2 * 4 * 8 + 4, 2 * 3 * 8
-    assert training.credits == 1 + (calls + hops) // 128
     # Of the last stage: forward and backward passes, what it receives and sends for each, and its update; 5 steps.
     assert len(last) == 5 * (2 * 8 + 2 * 8 + 1)
 

@@ -16,7 +16,6 @@ from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.protocol.permissions import Peer, scope_of
-from atoll.scheduling.checks import LAUNCH_WINDOW
 from tests.controller.play import Play, on, runs
 from tests.protocol.test_messages import sample_message
 
@@ -294,23 +293,6 @@ def test_more_launches_than_the_quota_are_errors():
     assert "its quota `launches` of 2" in awaited.status.message
     play.done(*(run.sequence for run in started))
     assert len(runs(play.say(m.Launch(1, (10,), (14,), ())))) == 1
-
-
-def test_who_does_not_keep_to_its_window_loses_its_session():
-    play = Play()
-    play.with_call()
-    play.array(10)
-    for number in range(2 * LAUNCH_WINDOW + 2):
-        play.proxy(play.session, m.Launch(1, (10,), (100 + number,), ()))
-    (closing,) = [message for message in play.outbox() if isinstance(message, m.Closing)]
-    assert "launches in flight, and launches more" in closing.status.message
-
-
-def test_a_launch_that_takes_no_credit_ends_its_session():
-    play = Play()
-    play.with_call()
-    play.array(10)
-    assert any(isinstance(message, m.Closing) for message in play.say(m.Launch(1, (10,), (11,), (), credits=0)))
 
 
 def test_tenants_share_no_function():

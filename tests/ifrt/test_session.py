@@ -11,8 +11,8 @@ from tests.ifrt.rig import Rig
 from tests.session.fake_cluster import WINDOW
 
 
-def launch(rig: Rig, credits: int = 1) -> None:
-    rig.session.launch(1, (), (), credits=credits)
+def launch(rig: Rig) -> None:
+    rig.session.launch(1, (), ())
 
 
 def test_a_full_window_holds_the_client_back_until_it_is_half_empty(rig: Rig):
@@ -38,7 +38,8 @@ def test_a_quiesced_session_holds_the_client_back(rig: Rig):
 @pytest.mark.parametrize("window_first", [False, True])
 def test_a_client_goes_on_when_neither_the_window_nor_a_migration_holds_it_back(rig: Rig, window_first: bool):
     ends = [m.CreditReturned(WINDOW), m.Migrated(1, ())]
-    launch(rig, WINDOW)
+    for _ in range(WINDOW):
+        launch(rig)
     rig.receive(m.Quiesce(1))
     rig.receive(ends[not window_first])
     assert rig.paused

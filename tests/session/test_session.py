@@ -10,7 +10,7 @@ import pytest
 
 from atoll.cluster.slices import SliceRequest
 from atoll.errors import OK, Code, ConnectError, Status, StatusError
-from atoll.ir.program import Program
+from atoll.ir.program import NODES_PER_CREDIT, Program, Report
 from atoll.protocol import messages as m
 from atoll.session.session import DIAL_SECONDS
 from tests.session.fake_cluster import WINDOW, FakeCluster
@@ -31,14 +31,15 @@ async def settle() -> None:
 # ---- launches
 
 
-def test_a_launch_takes_credits_until_the_controller_returns_them():
+def test_a_launch_takes_credits_for_its_nodes_until_the_controller_returns_them():
     cluster = FakeCluster()
     session = cluster.session
-    program = session.register_program(PROGRAM)
+    large = Program("large", (), (Report((0,)),) * ((WINDOW - 1) * NODES_PER_CREDIT), ())
+    program = session.register_program(large)
     results = [session.mint(), session.mint()]
-    session.launch(program, (7,), results, (8,), context=9, credits=WINDOW)
+    session.launch(program, (7,), results, (8,), context=9)
     assert cluster.take() == [
-        m.RegisterProgram(program, PROGRAM),
+        m.RegisterProgram(program, large),
         m.Launch(program, (7,), tuple(results), (8,), 9, WINDOW),
     ]
     assert session.window.is_full

@@ -48,7 +48,7 @@ _Limit = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TenantRole(StrEnum):
-    """What a tenant may do: see `security.permissions`."""
+    """What a tenant may do: see `protocol.permissions`."""
 
     USER = "user"
     OPERATOR = "operator"

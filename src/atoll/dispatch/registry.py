@@ -10,7 +10,7 @@ from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import StatusError
 from atoll.ir.plan import Plan
-from atoll.ir.program import Program
+from atoll.ir.program import Program, credits_of
 from atoll.promises.large_plans import LargePlans
 from atoll.protocol import messages as m
 from atoll.scheduling.estimates import Estimates
@@ -38,6 +38,9 @@ class ProgramRegistry:
     def register(self, session: Session, number: int, definition: Program) -> None:
         """A program of the session. Where it cannot be lowered, its launches fail with the reason."""
         session.definitions[number] = definition
+        session.costs.pop(number, None)
+        if (cost := credits_of(definition)) > 1:
+            session.costs[number] = cost
         try:
             session.devices.use(definition.name, device_groups(definition))
             session.programs[number] = self.lower(session, definition, session.devices.locations, session.functions)
@@ -48,6 +51,7 @@ class ProgramRegistry:
         """The session needs the program no more."""
         session.definitions.pop(number, None)
         session.irregular.pop(number, None)
+        session.costs.pop(number, None)
         program = session.programs.pop(number, None)
         if isinstance(program, RegisteredProgram):
             self.drop(program)

@@ -43,7 +43,6 @@ class Loaded(abc.ABC):
         # The registered programs that run it and how many completions they give, by what the caller keeps, whether it
         # asks for the run's status, and the run's stream.
         self.programs: dict[tuple[frozenset[int], bool, int], tuple[int, int]] = {}
-        self.credits = 1  # of the session's window, that a run takes
 
     def unloaded(self, cluster: ClusterSession) -> None:
         """The session has released it."""

@@ -19,7 +19,6 @@ from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.submission import Staging, Submission, decode
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
-from atoll.session.irregular import NODES_PER_CREDIT
 from atoll.session.session import ClusterSession
 
 _NOTHING_RUNS = "staged arguments wait for their program; nothing runs here"
@@ -52,7 +51,6 @@ class ProgramExecutable(Loaded):
             functions.append(executable)
         self.definition, self._op_shardings = ProgramChecker(submission.program, functions, cluster).run()
         self.name = self.definition.name
-        self.credits = 1 + len(self.definition.nodes) // NODES_PER_CREDIT
         self.functions = tuple({each.function: None for each in functions})
         specs = _values(self.definition)
         called = [node.devices for node in self.definition.nodes if isinstance(node, Call)]

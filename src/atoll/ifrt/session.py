@@ -99,10 +99,9 @@ class IfrtSession:
         results: Sequence[int],
         feeds: Sequence[int] = (),
         context: int = 0,
-        credits: int = 1,
     ) -> None:
         """As `ClusterSession.launch`. A window that is full holds the client back until it is half empty."""
-        self.cluster.launch(program, arguments, results, feeds, context, credits)
+        self.cluster.launch(program, arguments, results, feeds, context)
         window = self.cluster.window
         if window.is_full and not self._is_window_full:
             self._is_window_full = True

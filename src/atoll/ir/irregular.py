@@ -62,7 +62,6 @@ class Piece:
     programs: Program | SwitchPrograms | LoopPrograms
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-    nodes: int
 
 
 def is_irregular(program: Program) -> bool:
@@ -88,9 +87,8 @@ def split(program: Program) -> tuple[Piece, ...]:
         if isinstance(node, Switch | Loop):
             results = tuple(range(first, first + len(node.outputs)))
             programs = _switch(node, specs, program.name) if isinstance(node, Switch) else _loop(node, program.name)
-            count = sum(len(each.nodes) for each in parts_of(programs))
-            pieces.append((len(needed), 1, Piece(programs, node.inputs, results, count)))
-            nodes += count
+            pieces.append((len(needed), 1, Piece(programs, node.inputs, results)))
+            nodes += sum(len(each.nodes) for each in parts_of(programs))
             given = needed | {number}
         else:
             groups.setdefault(needed, []).append((node, first))
@@ -137,7 +135,7 @@ def _straight(
             numbers[value] = len(numbers)
     results = tuple(sorted(made & wanted))
     program = Program(name, _arrays(specs, arguments), tuple(nodes), tuple(numbers[value] for value in results))
-    return Piece(program, arguments, results, len(nodes))
+    return Piece(program, arguments, results)
 
 
 def _switch(node: Switch, specs: Sequence[ArraySpec | None], name: str) -> SwitchPrograms:

@@ -184,6 +184,15 @@ def single(
     return Program(name, arguments, (node,), tuple(range(first, first + output_count(node))), feeds)
 
 
+# A launch takes one credit of its session's window for so many nodes: the controller keeps 1 KB for each node.
+NODES_PER_CREDIT = 128
+
+
+def credits_of(*programs: Program) -> int:
+    """What a launch that may run these takes of its session's window, until it has ended."""
+    return 1 + sum(len(each.nodes) for each in programs) // NODES_PER_CREDIT
+
+
 def output_count(node: Node) -> int:
     """How many values the node defines."""
     completes = isinstance(node, DeviceToHost) or (isinstance(node, Call) and node.completion)

@@ -21,10 +21,11 @@ from typing import Protocol
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
+from atoll.ir.program import credits_of
 from atoll.promises.promises import Promises
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.checks import program_problem, quota_problem
+from atoll.scheduling.checks import check_cost, program_problem, quota_problem
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import GangRun, Launch, Session, Undecided
@@ -83,8 +84,12 @@ class IrregularNodes:
     # ---- events
 
     def launch(self, session: Session, message: m.Launch) -> Status | None:
-        """A client launches such a node. Returns why that cannot be."""
+        """A client launches such a node. Returns why that cannot be. Raises INVALID_ARGUMENT where its proxy says that
+        this takes less of the session's window than it does.
+        """
         node = session.irregular[message.program]
+        known = [session.definitions[each] for each in _numbers(node) if each in session.definitions]
+        check_cost(message, credits_of(*known))
         try:
             parts = _parts(session, node, message)
         except StatusError as error:
@@ -251,6 +256,13 @@ class IrregularNodes:
         return self._next_handle - 1
 
 
+def _numbers(node: m.RegisterSwitch | m.RegisterLoop) -> tuple[int, ...]:
+    """Those of its programs."""
+    if isinstance(node, m.RegisterSwitch):
+        return node.index, *node.branches
+    return node.first, node.begins, node.following, node.last
+
+
 def _parts(
     session: Session, node: m.RegisterSwitch | m.RegisterLoop, message: m.Launch
 ) -> tuple[RegisteredProgram, ...]:
@@ -258,15 +270,13 @@ def _parts(
     taken, given = len(message.arguments), len(message.results)
     may_consume = range(0)  # a loop's following ones
     if isinstance(node, m.RegisterSwitch):
-        numbers = (node.index, *node.branches)
         shapes = [(1, 0, 1), *((taken - 1, given, 0) for _ in node.branches)]
     else:
-        numbers = (node.first, node.begins, node.following, node.last)
         carried = taken - node.constants
         shapes = [(taken, 0, 1), (taken, carried, 1), (taken, carried, 1), (carried, given, 0)]
         may_consume = range(max(node.constants, 0), taken)
     found = []
-    for position, number in enumerate(numbers):
+    for position, number in enumerate(_numbers(node)):
         program = session.programs.get(number)
         if isinstance(program, Status):
             raise StatusError(Code(program.code), program.message, program.payloads)

@@ -17,11 +17,23 @@ _MOST_CREDITS = 2 * LAUNCH_WINDOW
 
 
 def check_window(session: Session, message: m.Launch) -> None:
-    """Raises INVALID_ARGUMENT where the session has launched more than its proxy lets through."""
+    """Raises INVALID_ARGUMENT where the session has launched more than its proxy lets through, or says that it takes
+    less of the window than it does. What depends on data is checked by `check_cost`, when its parts are known.
+    """
+    check_cost(message, session.costs.get(message.program, 1))
     before = session.credits
     # It may be ahead by what is on its way; a launch that is larger than the window goes alone.
-    if message.credits < 1 or (before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS):
+    if before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS:
         raise invalid(f"this session has {before} of {LAUNCH_WINDOW} launches in flight, and launches more")
+
+
+def check_cost(message: m.Launch, cost: int) -> None:
+    """Raises INVALID_ARGUMENT where a launch says that it takes less of its session's window than its programs cost."""
+    if message.credits < cost:
+        raise invalid(
+            f"a launch of program {message.program} takes {cost} of its session's window, not the "
+            f"{message.credits} that its proxy says"
+        )
 
 
 def launch_problem(

@@ -139,6 +139,7 @@ class Session:
     pongs: int = 0  # that it has answered
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
+    costs: dict[int, int] = field(default_factory=dict)  # credits that a launch takes, of programs that take several
     irregular: dict[int, m.RegisterSwitch | m.RegisterLoop] = field(default_factory=dict)  # nodes, by number
     functions: dict[int, str] = field(default_factory=dict)
     # Functions that are being compiled for where the session migrates to: their names there.

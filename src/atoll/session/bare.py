@@ -72,16 +72,16 @@ class BareClient:
     def register(self, program: Program) -> int:
         return self._session.register_program(program)
 
-    async def launch(self, program: int, arguments: Sequence[int], results: int, credits: int = 1) -> list[int]:
+    async def launch(self, program: int, arguments: Sequence[int], results: int) -> list[int]:
         """Launches a program; the handles of its results. Waits while the session's window is full."""
         window = self._session.window
-        limit = window.limit_for(credits)
+        limit = window.limit_for(self._session.credits(program))
         while window.in_flight > limit:
             room = self._session.make_future()
             window.when_at_most(limit, partial(room.set_result, None))
             await room
         handles = [self._session.mint() for _ in range(results)]
-        self._session.launch(program, arguments, handles, credits=credits)
+        self._session.launch(program, arguments, handles)
         return handles
 
     def release(self, handles: Sequence[int]) -> None:

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll.ir.irregular import Piece, SwitchPrograms, is_irregular, parts_of, split
-from atoll.ir.program import Program
+from atoll.ir.program import Program, credits_of
 from atoll.protocol import messages as m
-
-# A launch takes one credit of its session's window for so many nodes: the controller keeps 1 KB for each node.
-NODES_PER_CREDIT = 128
 
 
 class Launch(Protocol):
@@ -27,7 +24,6 @@ class Launch(Protocol):
         results: Sequence[int],
         feeds: Sequence[int] = (),
         context: int = 0,
-        credits: int = 1,
     ) -> None: ...
 
 
@@ -46,6 +42,7 @@ class SplitPrograms:
         self._number = number
         self._mint = mint
         self._known: dict[int, _Split] = {}
+        self._credits: dict[int, int] = {}  # that a launch takes, by number, of those that take more than one
 
     def __contains__(self, number: int) -> bool:
         return number in self._known
@@ -55,6 +52,7 @@ class SplitPrograms:
         if not is_irregular(program):
             number = self._number()
             self._send(m.RegisterProgram(number, program))
+            self._takes(number, credits_of(program))
             return number
         numbers: list[int] = []
         known: dict[Program, int] = {}
@@ -78,6 +76,7 @@ class SplitPrograms:
                 else:
                     begins, following, last = others
                     self._send(m.RegisterLoop(number, programs.constants, first, begins, following, last))
+            self._takes(number, credits_of(*parts_of(programs)))
             pieces.append((number, piece))
         whole = self._number()
         self._known[whole] = _Split(program.results, tuple(pieces), tuple(numbers))
@@ -87,6 +86,15 @@ class SplitPrograms:
         split = self._known.pop(number, None)
         for each in (number,) if split is None else split.programs:
             self._send(m.ReleaseProgram(each))
+            self._credits.pop(each, None)
+
+    def credits(self, number: int) -> int:
+        """What a launch of it takes of the session's window. One that was split is several launches."""
+        return self._credits.get(number, 1)
+
+    def _takes(self, number: int, credits: int) -> None:
+        if credits > 1:
+            self._credits[number] = credits
 
     def launch(
         self, number: int, arguments: Sequence[int], results: Sequence[int], context: int, launch: Launch
@@ -107,7 +115,6 @@ class SplitPrograms:
                 [handles[value] for value in piece.results],
                 (),
                 context,
-                1 + piece.nodes // NODES_PER_CREDIT,
             )
         if between:
             self._send(m.Release(tuple(between)))

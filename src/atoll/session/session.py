@@ -75,7 +75,7 @@ class ClusterSession:
         self._channels = open_channels(self._on_feed, self._lose)
         self._functions = FunctionTable()
         self._split = split = SplitPrograms(self.send, self.number, self.mint)
-        self.register_program, self.release_program = split.register, split.release
+        self.register_program, self.release_program, self.credits = split.register, split.release, split.credits
         self.programs = ProgramCache(split.register, split.release)
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._away = HostsAway(self.send)
@@ -136,14 +136,14 @@ class ClusterSession:
         results: Sequence[int],
         feeds: Sequence[int] = (),
         context: int = 0,
-        credits: int = 1,
     ) -> None:
         """Runs a registered program; `results` are the handles of what it makes, which may be used at once.
 
-        `context` is the client's number for the stack of its request. The launch takes `credits` of the window.
+        `context` is the client's number for the stack of its request.
         """
         if program in self._split:
             return self._split.launch(program, arguments, results, context, self.launch)
+        credits = self._split.credits(program)
         self.window.take(credits)
         self.send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), context, credits))
 
