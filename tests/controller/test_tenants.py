@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import random
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,14 +13,11 @@ from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
-from atoll.protocol.permissions import Peer, scope_of
 from tests.controller.play import Play, on, runs
-from tests.protocol.test_messages import sample_message
 
 ALICE = TenantSettings("alice", token_hash("alice"), share=2.0)
 BOB = TenantSettings("bob", token_hash("bob"))
 ROOT = TenantSettings("root", token_hash("root"), role=TenantRole.OPERATOR)
-MESSAGES = int(os.environ.get("ATOLL_TEST_MESSAGES", "10000"))
 
 
 def shared(topology: str = "1x1x2", **changes: Any) -> Play:
@@ -127,57 +122,6 @@ def test_an_operator_changes_tenants_while_they_run():
 def test_a_cluster_without_tenants_has_none_to_change():
     play = Play()
     assert refusal(play, play.connect("operator"), m.SetTenant("default", share=2.0)) == Code.FAILED_PRECONDITION
-
-
-def fuzzed(message: Any, rng: random.Random) -> Any:
-    """The same message about other things: sessions, hosts, runs, islands and handles that there are, or are not."""
-
-    def other(value: Any) -> Any:
-        if type(value) is int:
-            return rng.choice((0, 1, 2, 3, -1, 1 << 31, rng.getrandbits(62)))
-        if type(value) is str:
-            return rng.choice(("", "bob", "default", "\0", "x" * 1000))
-        if type(value) is tuple:
-            return tuple(other(each) for each in value) * rng.choice((0, 1, 3))
-        return value
-
-    return msgspec.structs.replace(
-        message, **{name: other(getattr(message, name)) for name in message.__struct_fields__}
-    )
-
-
-def test_whatever_who_may_not_says_is_refused_and_does_nothing():
-    play = shared()
-    rng = random.Random(0)
-    bob = play.open(token="bob")
-    user = play.connect("operator", token="alice")
-    allowed = {message for message in get_args(m.FromOperator) if scope_of(Peer.USER, message) is not None}
-    wrong = [sample_message(each) for each in get_args(m.ToController) if each not in {*allowed, m.Hello}]
-    before = (status(play, "root"), set(play.controller.connections.peers))
-    play.flush()
-    for _ in range(MESSAGES):
-        play.receive(user, fuzzed(rng.choice(wrong), rng))
-        for action in play.flush():
-            assert isinstance(action, a.Send), action
-            assert action.connection == user
-            assert action.message.status.code in (Code.PERMISSION_DENIED, Code.INVALID_ARGUMENT)
-    after = (status(play, "root"), set(play.controller.connections.peers))
-    assert after[0] == before[0]
-    assert bob.number in play.controller.sessions
-
-
-def test_a_proxy_that_says_what_proxies_do_not_loses_its_session_and_nobody_else():
-    play = shared()
-    own = set(get_args(m.FromProxy))
-    for kind in get_args(m.ToController):
-        if kind in own:
-            continue
-        alice = play.open(token="alice")
-        play.flush()
-        play.proxy(alice.number, sample_message(kind))
-        sent = {play.name_of(each.connection)[0] for each in play.flush() if isinstance(each, a.Send)}
-        assert sent <= {"session", "host"}  # it is told, and hosts close its store
-        assert set(play.controller.sessions) == {play.session}
 
 
 def test_why_an_island_was_lost_has_no_name_of_somebody_elses():

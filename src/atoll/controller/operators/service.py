@@ -62,7 +62,7 @@ class OperatorService:
         kind = Kind.OPERATOR if tenant.is_operator else Kind.USER
         scope = scope_of(kind, type(message))
         try:
-            if scope is None or isinstance(message, m.FromProxy):
+            if scope is None or not isinstance(message, m.FromOperator):
                 raise self._refusal(tenant, message)
             self._handle(peer, message, None if scope is Scope.ALL else tenant, event.seconds)
         except StatusError as error:

@@ -1,0 +1,229 @@
+"""Who may say what: each cell of the table in docs/security.md, and what is said by who may not, in great number."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from atoll.errors import Code, StatusError
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from atoll.protocol.permissions import COMMANDS, PERMISSIONS, Peer, Scope, scope_of, table
+from atoll.scheduling.session import Session
+from tests.controller.play import Play
+from tests.controller.test_tenants import ALICE, BOB, ROOT
+from tests.protocol.test_messages import sample_message
+
+# In all, over all who may not.
+MESSAGES = int(os.environ.get("ATOLL_TEST_MESSAGES", "10000"))
+HOST = 1  # of an island that nobody uses: whoever speaks for it may lose it
+
+
+class Roles(Play):
+    """Two islands. Bob's session works on the first one; `at` connects somebody who then speaks."""
+
+    def __init__(self) -> None:
+        super().__init__("2x1x1", token="cluster", tenants=(ALICE, BOB, ROOT))
+        self.session = self.open(token="bob").number
+        self.with_call()
+        self.array(10)
+        self.say(m.Launch(1, (10,), (11,), ()))
+
+    # ---- who speaks: each returns a connection
+
+    def users_command(self) -> int:
+        return self.connect("operator", token="alice")
+
+    def operators_command(self) -> int:
+        return self.connect("operator", token="root")
+
+    def users_program(self) -> int:
+        return self._program("alice")
+
+    def operators_program(self) -> int:
+        return self._program("root")
+
+    def _program(self, token: str) -> int:
+        return self._sessions[self.open(token=token).number]
+
+    def host(self) -> int:
+        if HOST not in self.controller.connections.hosts:
+            self.join(HOST, pid=2000 + self._next)
+        return self._hosts[HOST]
+
+    def host_that_joins(self) -> int:
+        return self.connect("worker")
+
+    def agent(self) -> int:
+        return self.connect("agent", label="machine")
+
+    def engine_itself(self) -> int:
+        connection = self.controller.connections.engine
+        return self.connect("engine") if connection is None else connection
+
+    def stranger(self) -> int:
+        number = self._next
+        self._next += 1
+        self.event(e.ConnectionOpened(self.now, number, f"{number:032}"))
+        return number
+
+    # ---- what comes of it
+
+    def says(self, connection: int, message: Any) -> tuple[str, list[a.AnyAction]]:
+        """Why that was refused, and what was done. As the process around the core, it takes who raises for lost."""
+        refusal = ""
+        try:
+            self.receive(connection, message)
+        except StatusError as error:
+            refusal = error.status.message
+            self.event(e.ConnectionLost(self.now, connection, refusal))
+        actions = self.flush()
+        for action in actions:
+            if isinstance(action, a.Close) and action.connection == connection:
+                refusal = refusal or action.reason
+            elif isinstance(action, a.Send) and action.connection == connection:
+                said = action.message
+                is_reply = isinstance(said, m.OperationReply) and is_forbidden(said.status.message)
+                if is_reply or isinstance(said, m.Refused | m.Closing):
+                    refusal = said.status.message
+        return refusal, actions
+
+    def cluster(self) -> Any:
+        """What nobody may change who may not: everybody else's."""
+        controller = self.controller
+        session: Session = controller.sessions[self.session]
+        return (
+            controller.tenants.settings(),
+            [(each.number, each.state) for each in controller.resources.islands.values() if each.number != HOST],
+            [(handle, each.ready, each.released) for handle, each in session.directory.entries.items()],
+            (list(session.programs), session.in_flight, session.credits, session.suspended),
+            set(controller.sessions),
+            controller.agents.report,
+        )
+
+
+Speaker = Callable[[Roles], int]
+# By who may say it in the table: the connections that they can have, and what each takes.
+COMMAND = set(get_args(m.FromOperator))
+PROGRAM = set(get_args(m.FromProxy))
+WORKER = {*get_args(m.FromWorker), *get_args(m.FromRelay)} - {m.WorkerReady}
+SPEAKERS: dict[Peer, dict[Speaker, set[type[Any]]]] = {
+    Peer.USER: {Roles.users_command: COMMAND, Roles.users_program: PROGRAM},
+    Peer.OPERATOR: {Roles.operators_command: COMMAND, Roles.operators_program: PROGRAM},
+    Peer.HOST: {Roles.host: WORKER, Roles.host_that_joins: {m.WorkerReady}, Roles.agent: {m.AgentSays}},
+    Peer.ENGINE: {Roles.engine_itself: set(get_args(m.FromEngine))},
+}
+EACH = [(peer, speaker) for peer, speakers in SPEAKERS.items() for speaker in speakers]
+# What others are told when who has spoken is shown out.
+AFTERMATH = m.CloseStore | m.HostsLost | m.RestartIsland | m.Peers | m.Ping | m.AgentLost
+REFUSED = ("does not send", "unexpected", "is a user of this cluster; that is for its operators")
+
+
+def is_forbidden(refusal: str) -> bool:
+    return any(text in refusal for text in REFUSED)
+
+
+# ---- the table
+
+
+@pytest.mark.parametrize("message", sorted(PERMISSIONS, key=lambda each: each.__name__))
+@pytest.mark.parametrize("peer", Peer)
+def test_the_controller_keeps_to_each_cell_of_the_table(peer, message):
+    if message is m.Hello:
+        return  # said first, by all of them: below
+    refusals = {}
+    for speaker in SPEAKERS[peer]:
+        play = Roles()
+        connection = speaker(play)
+        play.flush()
+        sample = sample_message(message)
+        if "island" in message.__struct_fields__:
+            sample = msgspec.structs.replace(sample, island=HOST)
+        refusals[speaker.__name__], _ = play.says(connection, sample)
+    allowed = {name for name, refusal in refusals.items() if not is_forbidden(refusal)}
+    assert bool(allowed) == (scope_of(peer, message) is not None), refusals
+    takes = {speaker.__name__ for speaker, kinds in SPEAKERS[peer].items() if message in kinds}
+    assert allowed <= takes, "it is said where it belongs, and nowhere else"
+
+
+@pytest.mark.parametrize(("peer", "speaker"), EACH)
+def test_everybody_says_hello_once(peer, speaker):
+    assert scope_of(peer, m.Hello) is Scope.OWN
+    play = Roles()
+    connection = speaker(play)
+    assert connection in play.controller.connections.peers
+    refusal, _ = play.says(connection, m.Hello(m.PROTOCOL, "operator", "cluster", 1, "test"))
+    assert is_forbidden(refusal)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_table_has_each_command_as_what_it_asks(command):
+    (line,) = [each for each in table().splitlines() if each.startswith(f"| `{command}` |")]
+    (message,) = [each for each in table().splitlines() if each.startswith(f"| {COMMANDS[command].__name__} |")]
+    assert line.split("|")[2:] == message.split("|")[2:]
+
+
+OF_SESSIONS = [each for each in get_args(m.FromOperator) if "session" in each.__struct_fields__]
+
+
+@pytest.mark.parametrize("message", OF_SESSIONS)
+@pytest.mark.parametrize(("peer", "speaker"), [(Peer.USER, "alice"), (Peer.USER, "bob"), (Peer.OPERATOR, "root")])
+def test_its_own_is_no_more_than_that_and_all_is_all(peer, speaker, message):
+    play = Roles()
+    asked = msgspec.structs.replace(sample_message(message), session=play.session)
+    replies = play.ask(play.connect("operator", token=speaker), asked)
+    is_none = [each for each in replies if each.status.code == Code.NOT_FOUND and "(atoll status lists" in str(each)]
+    scope = scope_of(peer, message)
+    assert scope is (Scope.OWN if peer is Peer.USER else Scope.ALL)
+    assert bool(is_none) == (speaker == "alice")
+
+
+# ---- what is said by who may not
+
+
+def fuzzed(message: Any, rng: random.Random) -> Any:
+    """The same message about other things: sessions, hosts, runs, islands and handles that there are, or are not."""
+
+    def other(value: Any) -> Any:
+        if type(value) is int:
+            return rng.choice((0, 1, 2, 3, 10, -1, 1 << 31, rng.getrandbits(62)))
+        if type(value) is str:
+            return rng.choice(("", "bob", "default", "\0", "x" * 1000))
+        if type(value) is tuple:
+            return tuple(other(each) for each in value) * rng.choice((0, 1, 3))
+        return value
+
+    return msgspec.structs.replace(
+        message, **{name: other(getattr(message, name)) for name in message.__struct_fields__}
+    )
+
+
+@pytest.mark.parametrize(("peer", "speaker"), [*EACH, (None, Roles.stranger)])
+def test_whatever_who_may_not_says_is_refused_and_does_nothing(peer, speaker):
+    play, rng = Roles(), random.Random(speaker.__name__)
+    takes = {m.Hello} if peer is None else {each for each in SPEAKERS[peer][speaker] if scope_of(peer, each)}
+    wrong = [sample_message(each) for each in get_args(m.ToController) if each not in takes]
+    before = play.cluster()
+    connection = None
+    for _ in range(MESSAGES // (len(EACH) + 1)):
+        if connection not in play.controller.connections.peers:
+            connection = speaker(play)
+            play.flush()
+        own = play.name_of(connection)
+        refusal, actions = play.says(connection, fuzzed(rng.choice(wrong), rng))
+        assert refusal
+        for action in actions:
+            assert not isinstance(action, a.End)
+            if isinstance(action, a.Send) and action.connection != connection:
+                assert isinstance(action.message, AFTERMATH), (own, action)
+        if connection in play.controller.connections.peers:
+            assert speaker in (Roles.users_command, Roles.operators_command), "others are shown out"
+    if own[0] == "session":
+        play.close(own[1])
+    assert play.cluster() == before
