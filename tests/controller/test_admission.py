@@ -56,6 +56,20 @@ def test_what_may_not_come_in_is_refused_with_what_to_do(first, code, text):
     assert cluster.flush() == [], "nothing that it still says counts"
 
 
+def test_a_cluster_has_one_engine_at_a_time():
+    cluster = joined("1x1x1", token="right")
+    second = cluster.connect("engine")
+    status = refused(cluster, second)
+    assert (status.code, status.message) == (Code.ALREADY_EXISTS, "this cluster has its engine")
+    cluster.receive(second, m.IslandGivenUp(0, "it says so"))
+    assert not cluster.controller.resources.islands[0].is_over, "nothing that it still says counts"
+    cluster.receive(cluster.connect("agent"), m.AgentSays(b"for the engine"))
+    assert ("engine", 0) in [to for to, message in cluster.sent() if isinstance(message, m.AgentSays)]
+    cluster.event(e.ConnectionLost(0.0, cluster._engine, "closed"))
+    third = cluster.connect("engine")
+    assert cluster.controller.connections.engine == third
+
+
 def test_a_connection_that_never_says_hello_is_closed_and_no_other():
     cluster = joined("1x1x1")
     connection = opened(cluster)
