@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,6 +93,32 @@ def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(tmp_path: Path) 
         python.close()
 
 
+def test_gradients_of_one_stage_are_summed_as_in_plain_jax_with_jit_functions_in_the_model() -> None:
+    """A value that a jit function uses twice, and its caller once more: (a + b) + c is not a + (b + c)."""
+
+    @jax.jit
+    def plain_jit(x: Any, layer: Any) -> Any:
+        return jnp.tanh(x @ layer) * x + jnp.sin(x) * 0.3
+
+    @jax.jit
+    def marked(x: Any, layer: Any) -> Any:
+        return stage_boundary(jnp.tanh(x @ layer) * x) + jnp.sin(x)
+
+    def loss(params: Any, batch: Any, inner: Any) -> Any:
+        x = batch @ params[0]
+        return jnp.mean((inner(x, params[1]) + 0.7 * jnp.cos(x)) ** 2)
+
+    rng = np.random.default_rng(0)
+    params = [rng.standard_normal((16, 16), np.float32) for _ in range(2)]
+    batches = [rng.standard_normal((16, 16), np.float32) for _ in range(5)]
+    for inner, tolerance in ((plain_jit, 0.0), (marked, 1e-5)):
+        some = functools.partial(loss, inner=inner)
+        _, after = losses_of(pipeline(some, list(DEVICES[:1]), 1, optax.sgd(1e-1)), params, batches)
+        _, wanted = plain(some, optax.sgd(1e-1), params, batches)
+        for one, other in zip(after, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
 def test_a_table_of_the_users_own_runs() -> None:
     v_shaped = Schedule.of("0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1\n1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1")
     check_same(models.loss, models.first_params(4), [models.first_batch(8)] * 2, 2, v_shaped)
@@ -157,3 +184,26 @@ def test_stages_of_several_devices_shard_as_the_model_and_its_parameters_say() -
     assert [each.sharding.spec for each in state.optimizer[0][1:]] == [PartitionSpec("data", None)] * 2
     assert jax.tree.structure(pipe.optimizer_state(state)) == jax.tree.structure(moments)
     assert not any(each.is_deleted() for each in sharded)  # the user's own arrays are not consumed
+
+
+def test_stages_of_two_axes_shard_rows_over_one_and_layers_over_the_other() -> None:
+    """Data and tensor parallelism inside of each stage: its first layer is cut by columns, its second by rows."""
+    meshes = [Mesh(np.array(jax.devices()[i : i + 4]).reshape(2, 2), ("data", "tensor")) for i in (0, 4)]
+    columns, rows = PartitionSpec(None, "tensor"), PartitionSpec("tensor", None)
+
+    def loss(params: Any, batch: Any) -> Any:
+        x = stage_boundary(batch + jnp.tanh(batch @ params[0][0]) @ params[0][1])
+        return jnp.mean((x + jnp.tanh(x @ params[1][0]) @ params[1][1]) ** 2)
+
+    rng = np.random.default_rng(0)
+    params = [[rng.standard_normal(shape, np.float32) for shape in ((8, 16), (16, 8))] for _ in range(2)]
+    batches = [rng.standard_normal((8, 8), np.float32) for _ in range(2)]
+    specs = [[columns, rows]] * 2
+    pipe = pipeline(loss, meshes, 2, optax.adam(1e-2), param_specs=specs)
+    losses, after = losses_of(pipe, params, batches)
+    wanted, wanted_after = plain(loss, optax.adam(1e-2), params, batches)
+    assert losses == pytest.approx(wanted, rel=1e-5)
+    for stage, (layers, expected) in enumerate(zip(after, wanted_after, strict=True)):
+        for one, other, spec in zip(layers, expected, specs[stage], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+            assert one.sharding.is_equivalent_to(NamedSharding(meshes[stage], spec), 2)

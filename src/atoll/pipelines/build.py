@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from atoll.errors import PipelineError
 from atoll.pipelines import equations as eq
 from atoll.pipelines.computation import Computation, flat, is_inexact, nbytes, trace
-from atoll.pipelines.cut import Cut, Part, cut
+from atoll.pipelines.cut import Cut, Part, cut, marks_inside
 from atoll.pipelines.meshes import batch_sharding, parameter_sharding
 from atoll.pipelines.optimizer import Update, cut_update, tracer_of
 from atoll.pipelines.order import order, replicated
@@ -87,7 +87,10 @@ def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
     schedule = wanted.schedule
     closed = _traced_loss(wanted, parameters, batch)
     # Made flat anew for each replica, so that values of one are no other's.
-    cuts = [cut(flat(closed), len(parameters.arrays), schedule.parts) for _ in range(wanted.replicas)]
+    cuts = [
+        cut(_computation(closed, schedule.parts), len(parameters.arrays), schedule.parts)
+        for _ in range(wanted.replicas)
+    ]
     made = cuts[0]
     stage_of = [
         replica * schedule.stages + schedule.stage_of(part)
@@ -142,6 +145,14 @@ def _traced_loss(wanted: Wanted, parameters: Parameters, batch: Batch) -> Closed
         return loss
 
     return jax.make_jaxpr(flat_loss)(*parameters.types, *batch.microbatch_types)
+
+
+def _computation(closed: ClosedJaxpr, parts: int) -> Computation:
+    """To be cut into so many parts. One part keeps the loss function's jit calls: of a value that is used in one, JAX
+    adds up the gradients in there first, and so the sums have the bits of plain JAX."""
+    if parts > 1:
+        return flat(closed)
+    return flat(closed, lambda call: not any(marks_inside(call)))
 
 
 def _users(parts: Sequence[Part], stage_of: Sequence[int], count: int) -> list[list[int]]:
@@ -237,7 +248,11 @@ def _step_program(plan: StepPlan) -> Program:
             parameters.append([next(mine if number == plan.owner.get(i) else rest) for i in stage.parameters])
         return step.run(parameters, leaves, batch)
 
-    return Program(pipeline_step, donate_argnums=(0, 1) if plan.donate else None)
+    donated = (0, 1) if plan.donate else None
+    if len(plan.parts) == plan.microbatches == 1:
+        # One compiled function, as in plain JAX: cut in two, XLA might round otherwise.
+        return Program(jax.jit(pipeline_step, donate_argnums=donated), donate_argnums=donated)
+    return Program(pipeline_step, donate_argnums=donated)
 
 
 def _on(part: Part, mesh: Any) -> Part:

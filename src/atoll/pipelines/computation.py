@@ -73,16 +73,21 @@ def trace(function: Callable[..., Any], *avals: Any) -> tuple[Computation, Any]:
     return flat(closed), shapes
 
 
-def flat(closed: ClosedJaxpr) -> Computation:
+def flat(closed: ClosedJaxpr, keep: Callable[[Equation], bool] = lambda _: False) -> Computation:
+    """`keep` says which jit calls stay calls."""
     equations: list[Equation] = []
     constants: dict[Var, Any] = {}
     inputs = tuple(closed.jaxpr.invars)
-    outputs = _flatten(closed, inputs, equations, constants)
+    outputs = _flatten(closed, inputs, equations, constants, keep)
     return Computation(tuple(equations), inputs, tuple(outputs), constants)
 
 
 def _flatten(
-    closed: ClosedJaxpr, arguments: Iterable[Atom], equations: list[Equation], constants: dict[Var, Any]
+    closed: ClosedJaxpr,
+    arguments: Iterable[Atom],
+    equations: list[Equation],
+    constants: dict[Var, Any],
+    keep: Callable[[Equation], bool],
 ) -> list[Atom]:
     """Appends the equations, with variables of their own, and returns the atoms of the outputs."""
     names: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
@@ -96,8 +101,9 @@ def _flatten(
     for equation in closed.jaxpr.eqns:
         operands = [named(atom) for atom in equation.invars]
         inner = eq.plain_jit(equation)
-        if inner is not None:
-            names.update(zip(equation.outvars, _flatten(inner, operands, equations, constants), strict=True))
+        if inner is not None and not keep(equation):
+            results = _flatten(inner, operands, equations, constants, keep)
+            names.update(zip(equation.outvars, results, strict=True))
             continue
         results = [Var(var.aval) for var in equation.outvars]
         names.update(zip(equation.outvars, results, strict=True))

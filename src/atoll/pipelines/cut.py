@@ -279,16 +279,17 @@ def _warn_of_effects(equations: Sequence[Equation]) -> None:
 
 
 def _refuse_hidden_marks(equation: Equation) -> None:
-    for mark in _marks_inside(equation):
+    for mark in marks_inside(equation):
         raise PipelineError(
             f"the stage_boundary at {eq.place(mark)} stands inside of {equation.primitive.name} at "
             f"{eq.place(equation)}, which JAX takes as one computation: put it outside, between two of them"
         )
 
 
-def _marks_inside(equation: Equation) -> Iterator[Equation]:
+def marks_inside(equation: Equation) -> Iterator[Equation]:
+    """Of the jaxprs that it runs."""
     for jaxpr in eq.inner(equation):
         for each in jaxpr.eqns:
             if each.primitive is boundary_p:
                 yield each
-            yield from _marks_inside(each)
+            yield from marks_inside(each)

@@ -59,16 +59,17 @@ def parameters_come_back() -> tuple[bool, float, int]:
     return same, changed, len(used)
 
 
-def programs_of_a_step() -> set[str]:
-    """The programs that compute during a step of two replicas."""
+def calls_of_a_step(stages: int, microbatches: int, replicas: int) -> list[tuple[int, str, int, int]]:
+    """What computes during a step: the island, the program, when its launch was, and how many nodes it was."""
     params, loss = models.plain_model(2)
-    pipe = pw.pipeline(loss, islands(), 4, models.optimizer(), "gpipe", replicas=2)
+    some = islands()[: stages * replicas]
+    pipe = pw.pipeline(loss, some, microbatches, models.optimizer(), "gpipe", replicas=replicas)
     batch = models.batches(1)[0]
     state = pipe.init(params, batch)
     state, _ = jax.block_until_ready(pipe.step(state, batch))
     with pw.trace() as spans:
         jax.block_until_ready(pipe.step(state, batch))
-    return {span.program for span in spans if span.kind == "call"}
+    return [(span.island, span.program, span.launched, span.nodes) for span in spans if span.kind == "call"]
 
 
 def page() -> list[float]:

@@ -78,13 +78,33 @@ def test_twenty_losses_of_replicas_are_those_of_plain_jax(
     assert losses == pytest.approx(plain(kind, 8, 20), rel=1e-5)
 
 
-def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(four_islands: RemotePython) -> None:
-    losses = four_islands.call(steps.pipeline_losses, "plain", 2, 1, 1, "1f1b", STEPS, seconds=SECONDS)
-    assert losses == four_islands.call(models.plain_losses, "plain", 2, STEPS, seconds=SECONDS)
+@pytest.mark.parametrize("kind", ["nnx", pytest.param("linen", marks=pytest.mark.thorough), "equinox"])
+def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(four_islands: RemotePython, kind: str) -> None:
+    need(kind)
+    losses = four_islands.call(steps.pipeline_losses, kind, 1, 1, 1, "1f1b", STEPS, seconds=SECONDS)
+    assert losses == four_islands.call(models.plain_losses, kind, 1, STEPS, seconds=SECONDS)
+
+
+@pytest.mark.skipif(not os.environ.get("ATOLL_TEST_PIPELINES"), reason="make pipelines runs all of them")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", models.LIBRARIES)
+def test_twenty_losses_of_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(
+    four_islands: RemotePython, kind: str, schedule: str
+) -> None:
+    need(kind)
+    losses = four_islands.call(steps.pipeline_losses, kind, 8, 1, 1, schedule, 20, seconds=SECONDS)
+    assert losses == four_islands.call(models.plain_losses, kind, 8, 20, seconds=SECONDS)
 
 
 def test_a_step_is_one_program(four_islands: RemotePython) -> None:
-    assert four_islands.call(steps.programs_of_a_step, seconds=SECONDS) == {"pipeline_step"}
+    calls = four_islands.call(steps.calls_of_a_step, 2, 4, 2, seconds=SECONDS)
+    assert {(program, launched) for _, program, launched, _ in calls} == {("pipeline_step", calls[0][2])}
+    assert {island for island, *_ in calls} == {0, 1, 2, 3}
+
+
+def test_a_step_of_one_stage_and_one_microbatch_is_one_compiled_function(four_islands: RemotePython) -> None:
+    ((island, program, _, nodes),) = four_islands.call(steps.calls_of_a_step, 1, 1, 1, seconds=SECONDS)
+    assert (island, program, nodes) == (0, "pipeline_step", 1)
 
 
 def test_parameters_come_back_as_the_users_tree_from_where_they_are_used(four_islands: RemotePython) -> None:
