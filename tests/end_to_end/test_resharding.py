@@ -136,9 +136,24 @@ def in_a_program() -> Any:
     return [np.asarray(each) for each in results], [np.asarray(each) for each in step(x, key)]
 
 
-def test_a_program_reshards_by_collectives_to_the_same_values(python: RemotePython) -> None:
+def test_a_program_reshards_to_the_same_values(python: RemotePython) -> None:
     results, expected = python.call(in_a_program)
     assert_same(results, expected)
+
+
+def kinds_of_work() -> list[str]:
+    import atoll
+
+    reshard = atoll.program(lambda x: jax.device_put(jax.device_put(x, on(0, "y")), on(0, None, ("x", "y"))))
+    x = made("float32", (8, 16))
+    jax.block_until_ready(reshard(x))
+    with atoll.trace() as spans:
+        jax.block_until_ready(reshard(x))
+    return sorted({span.kind for span in spans})
+
+
+def test_a_program_reshards_by_collectives(python: RemotePython) -> None:
+    assert python.call(kinds_of_work) == ["call"]  # no send and no receive: the devices exchange it among themselves
 
 
 def donated_to_a_program() -> tuple[bool, bool]:

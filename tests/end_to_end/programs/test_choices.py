@@ -39,6 +39,31 @@ def test_what_data_choose_is_what_python_would_choose(python: RemotePython, func
             assert_same(each, by_python)
 
 
+def collatz(rounds: int) -> list[int]:
+    """What follows 27, where each odd number is multiplied on the other island; and how often that was."""
+    import atoll
+
+    first, second = jax.devices()[0], jax.devices()[4]
+    odd, half, there = jax.jit(lambda n, _: n % 2 == 1), jax.jit(lambda n: n // 2), jax.jit(lambda n: 3 * n + 1)
+    count = jax.jit(lambda k: k + 1)
+
+    def multiplied(n: Any, k: Any) -> Any:
+        return jax.device_put(there(jax.device_put(n, second)), first), count(k)
+
+    n, k = (jax.device_put(np.int32(each), first) for each in (27, 0))
+    for _ in range(rounds):
+        n, k = atoll.cond(odd(n, k), multiplied, lambda n, k: (half(n), k), n, k)
+    return [int(n), int(k)]
+
+
+@pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=[pytest.mark.thorough, pytest.mark.timeout(400)])])
+def test_each_of_many_choices_depends_on_the_one_before(python: RemotePython, rounds: int) -> None:
+    n, count = 27, 0
+    for _ in range(rounds):
+        n, count = (3 * n + 1, count + 1) if n % 2 else (n // 2, count)
+    assert python.call(collatz, rounds, seconds=300.0) == [n, count]
+
+
 def while_a_number_is_not_known() -> list[str]:
     """What is there before the number is: what does not depend on it."""
     import atoll
