@@ -11,7 +11,7 @@ import pytest
 
 from scripts.conformance import attempt, comparison, environments, markdown, projects, reasons, suites
 from scripts.conformance.baseline import BaselineCache
-from scripts.conformance.comparison import Difference, StatusReply
+from scripts.conformance.comparison import Difference, Report
 from scripts.conformance.environments import Environment
 from scripts.conformance.projects import Project, Sources, SuiteError, TestFile
 from scripts.conformance.results import FileResults, Outcome, TestResult
@@ -209,7 +209,7 @@ def test_a_sample_is_every_nth_test_also_after_a_crash_and_the_table_says_so(tmp
     report = comparison.compare(sample, sample, every=2)
     assert report.stock_passed == report.both_passed == 4
     table = markdown.render(
-        StatusReply("1", "1", "1", "1x1x1", "atoll", {"sample": report, "whole": comparison.compare(sample, sample)})
+        Report("1", "1", "1", "1x1x1", "atoll", {"sample": report, "whole": comparison.compare(sample, sample)})
     )
     assert "| `sample`, one test in 2 | 4 | 4 |" in table
     assert "| `whole` | 4 | 4 |" in table
@@ -277,7 +277,7 @@ def test_reasons_match_tests_and_errors(tmp_path: Path) -> None:
     path.write_text('[[reason]]\nwhy = "w1"\nerror = "b!"\n[[reason]]\nwhy = "w2"\ntests = ["f::c*"]\n')
     report = reasons.read(path).explain(comparison.compare(STOCK, ATOLL))
     assert [difference.reason for difference in report.differences] == ["w1", "w2"]
-    assert StatusReply("", "", "", "", "", {"f": report}).unexplained() == []
+    assert Report("", "", "", "", "", {"f": report}).unexplained() == []
     path.write_text('[[reason]]\nwhy = "w1"\n')
     with pytest.raises(reasons.ReasonError, match="would explain everything"):
         reasons.read(path)
@@ -290,7 +290,7 @@ def test_reasons_match_tests_and_errors(tmp_path: Path) -> None:
 def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
-    report = StatusReply("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
+    report = Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
     markdown.embed(report, page)
     once = page.read_text()
     markdown.embed(report, page)
@@ -308,7 +308,7 @@ def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
 def test_files_of_which_nothing_passes_on_stock_have_no_score_but_are_told_of() -> None:
     skipped = comparison.compare(results_of(a=Outcome.SKIPPED), results_of(a=Outcome.SKIPPED))
     broken = comparison.compare(FileResults({}, 1.0, 1, ["no module x"]), FileResults({}, 1.0, 1))
-    text = markdown.render(StatusReply("1", "1", "0", "1x1x8", "atoll,cpu", {"f": skipped, "g": broken}))
+    text = markdown.render(Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": skipped, "g": broken}))
     assert "| `f`" not in text
     assert "- `f`: 1 skipped\n- `g`: no module x\n" in text
 
@@ -339,11 +339,11 @@ def test_stock_results_are_kept_until_file_or_settings_change(tmp_path: Path) ->
 
 
 def test_reports_of_other_settings_do_not_mix(tmp_path: Path) -> None:
-    report = StatusReply("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
+    report = Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
     comparison.save(report, tmp_path / "r.json")
     assert comparison.load(tmp_path / "r.json") == report
     assert report.comparable(report.holding({}))
-    assert not report.comparable(StatusReply("1", "1", "0", "2x1x4", "atoll,cpu", {}))
+    assert not report.comparable(Report("1", "1", "0", "2x1x4", "atoll,cpu", {}))
     assert comparison.load(tmp_path / "none.json") is None
 
 

@@ -16,7 +16,7 @@ from atoll.errors import AtollError
 
 from . import comparison, environments, markdown, reasons, suites
 from .baseline import BaselineCache
-from .comparison import FileReport, StatusReply
+from .comparison import FileReport, Report
 from .environments import Environment
 from .projects import Sources, SuiteError, TestFile
 from .results import FileResults
@@ -43,13 +43,13 @@ def chosen_files(chosen: list[Suite], names: list[str], sources: Sources, shard:
     return suites.shard(distinct, shard, suites.measured()) if shard else distinct
 
 
-def empty_report(islands: str, platforms: str) -> StatusReply:
+def empty_report(islands: str, platforms: str) -> Report:
     try:
         atoll = importlib.metadata.version("atoll")
     except importlib.metadata.PackageNotFoundError as error:
         raise SuiteError("atoll is not installed in this Python: pip install -e .") from error
     jax, jaxlib = importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
-    return StatusReply(jax, jaxlib, atoll, islands, platforms, files={})
+    return Report(jax, jaxlib, atoll, islands, platforms, files={})
 
 
 def run_again(file: TestFile, atoll: Environment, before: FileReport, timeout: float, screen: Screen) -> FileReport:
@@ -77,7 +77,7 @@ def run_atoll(
     return comparison.compare(expected, results, within=selection, every=every)
 
 
-def tell(report: StatusReply) -> int:
+def tell(report: Report) -> int:
     """Prints what went wrong and has no reason; returns the number of unexplained differences."""
     for name, file in report.files.items():
         for trouble in file.atoll.troubles:
@@ -151,7 +151,7 @@ def conformance(
         explain = reasons.read(reason_table).explain
         if page is not None:
             markdown.around(page)  # now, not after an hour of tests
-        report = StatusReply("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms)
+        report = Report("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms)
     except REFUSALS as error:
         raise typer.BadParameter(str(error)) from error
 

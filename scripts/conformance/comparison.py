@@ -54,7 +54,7 @@ class FileReport(msgspec.Struct, frozen=True):
         return self.both_passed / self.stock_passed if self.stock_passed else 1.0
 
 
-class StatusReply(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True):
     """One line of products, and the files measured with it."""
 
     jax: str
@@ -64,7 +64,7 @@ class StatusReply(msgspec.Struct, frozen=True):
     platforms: str
     files: dict[str, FileReport]
 
-    def comparable(self, other: StatusReply) -> bool:
+    def comparable(self, other: Report) -> bool:
         """Whether both were made with the same products and settings."""
         return self.holding({}) == other.holding({})
 
@@ -72,7 +72,7 @@ class StatusReply(msgspec.Struct, frozen=True):
         every = (difference for file in self.files.values() for difference in file.differences)
         return [difference for difference in every if difference.reason is None]
 
-    def holding(self, files: dict[str, FileReport]) -> StatusReply:
+    def holding(self, files: dict[str, FileReport]) -> Report:
         """A report with the same products and these files."""
         return msgspec.structs.replace(self, files=files)
 
@@ -137,16 +137,16 @@ def alike(differences: Iterable[Difference]) -> list[tuple[str, list[str]]]:
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
-def load(path: Path) -> StatusReply | None:
+def load(path: Path) -> Report | None:
     """The report kept at `path`; None if there is none. Raises `ReportError` if the file is something else."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=StatusReply)
+        return msgspec.json.decode(path.read_bytes(), type=Report)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         raise ReportError(f"{path} is not a conformance report ({error}): move it away") from error
 
 
-def save(report: StatusReply, path: Path) -> None:
+def save(report: Report, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

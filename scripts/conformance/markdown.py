@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from .comparison import FileReport, Side, StatusReply, alike
+from .comparison import FileReport, Report, Side, alike
 
 BEGIN = "<!-- conformance: begin (written by scripts/conformance) -->"
 END = "<!-- conformance: end -->"
@@ -33,11 +33,11 @@ def percent(score: float) -> str:
     return f"{math.floor(score * 1000) / 10:.1f} %"
 
 
-def render(report: StatusReply) -> str:
+def render(report: Report) -> str:
     return "\n".join(_lines(report)) + "\n"
 
 
-def embed(report: StatusReply, page: Path) -> None:
+def embed(report: Report, page: Path) -> None:
     """Puts the report between the page's markers. Raises `MarkerError` if it has none."""
     before, after = around(page)
     page.write_text(f"{before}{BEGIN}\n\n{render(report)}\n{END}{after}")
@@ -53,7 +53,7 @@ def around(page: Path) -> tuple[str, str]:
     return before, after
 
 
-def _lines(report: StatusReply) -> Iterator[str]:
+def _lines(report: Report) -> Iterator[str]:
     yield (
         f"JAX {report.jax}, jaxlib {report.jaxlib}, Atoll {report.atoll}, islands `{report.islands}`, "
         f"`JAX_PLATFORMS={report.platforms}`."
@@ -88,7 +88,7 @@ def _row(name: str, file: FileReport) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _nothing_to_compare(report: StatusReply) -> Iterator[str]:
+def _nothing_to_compare(report: Report) -> Iterator[str]:
     empty = [(name, file.stock) for name, file in report.files.items() if not file.stock_passed]
     if empty:
         yield from ("", "Of these files no test passes on stock:", "")
@@ -100,14 +100,14 @@ def _counts(side: Side) -> str:
     return ", ".join(f"{number} {outcome}" for outcome, number in side.counts.items()) or "it has none"
 
 
-def _troubles(report: StatusReply) -> Iterator[str]:
+def _troubles(report: Report) -> Iterator[str]:
     told = [(name, trouble) for name, file in report.files.items() for trouble in file.atoll.troubles]
     if told:
         yield from ("", "Outside any test, on Atoll:", "")
         yield from (f"- `{name}`: {trouble}" for name, trouble in told)
 
 
-def _explained(report: StatusReply) -> Iterator[str]:
+def _explained(report: Report) -> Iterator[str]:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for file in report.files.values():
         for difference in file.differences:
@@ -119,7 +119,7 @@ def _explained(report: StatusReply) -> Iterator[str]:
         yield from _folded(reason, tests)
 
 
-def _unexplained(report: StatusReply) -> Iterator[str]:
+def _unexplained(report: Report) -> Iterator[str]:
     groups = alike(report.unexplained())
     if groups:
         yield from ("", "**UNEXPLAINED** differences:")

@@ -55,7 +55,7 @@ class Project:
 
 
 PROJECTS = {
-    "optax": Project("optax", "optax", "optax/_src", ("*_test.py",)),
+    "optax": Project("optax", "optax", "optax", ("**/*_test.py",)),
     "chex": Project("chex", "chex", "chex/_src", ("*_test.py",)),
     "pathwaysutils": Project(
         "pathwaysutils",
@@ -132,7 +132,7 @@ def project_files(name: str, sources: Sources) -> list[TestFile]:
         raise SuiteError(f"{project.distribution} {installed} has no tests in {project.folder}: {REQUIREMENTS}")
     return [
         TestFile(
-            f"{name}/{path.relative_to(folder).with_suffix('')}",
+            "/".join((name, *(part for part in path.relative_to(folder).with_suffix("").parts if part != "_src"))),
             path,
             root,
             Path(os.devnull),
