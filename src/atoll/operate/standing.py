@@ -19,14 +19,13 @@ from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.options import EngineOptions, sockets_base
 from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
-from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError, SettingsError
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.journal.kept import check_kept
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
 from atoll.operate.standing_on_ray import StandingOnRay
 from atoll.protocol.messages import StopReply
-from atoll.security.access import TOKEN_VARIABLE
 from atoll.security.join import JoinString
 from atoll.security.kept import kept_environment
 from atoll.security.roles import Role
@@ -73,7 +72,7 @@ class StandingCluster:
         self._directory = registry.directory(name)
         address = _listening_address(listen or registry.address(name), token, insecure)
         advertised(address, advertise)
-        environment = _kept(authority, token) if authority is not None and address.tls else {}
+        environment = kept_environment(authority, token) if authority is not None and address.tls else {}
         self._log: BinaryIO | None = None
         with registry.locked():
             for each in registry.live():
@@ -181,6 +180,7 @@ def start_cluster(
             stays=stays,
             advertise=advertise,
             insecure=insecure,
+            authority=authority,
             journal=journal,
         )
     return StandingCluster(
@@ -195,13 +195,6 @@ def start_cluster(
         journal=journal,
         standby=standby,
     )
-
-
-def _kept(file: Path, token: str) -> dict[str, str]:
-    environment = kept_environment(file)
-    if token and token != environment[TOKEN_VARIABLE]:
-        raise SettingsError(f"ATOLL_TOKEN is not the token that is kept in {file}: unset it, or use another file")
-    return environment
 
 
 def _listening_address(text: str, token: str, insecure: bool) -> Address:

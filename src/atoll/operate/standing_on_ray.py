@@ -21,7 +21,8 @@ from atoll.security.start import host_join_file, join_file
 class StandingOnRay:
     """A cluster that is being started; as `standing.StandingCluster`, but its engine is an actor of Ray's.
 
-    With `stays` False it ends with this process. The folder of its `journal` is on its actor's node. What is kept here
+    With `stays` False it ends with this process. The folder of its `journal` is on its actor's node, and so is the file
+    of its `authority`. What is kept here
     is its record, by which commands find it by name, and its join strings. Both are of use to this user alone:
     elsewhere, a join string leads to it.
     """
@@ -35,6 +36,7 @@ class StandingOnRay:
         stays: bool,
         advertise: str = "",
         insecure: bool = False,
+        authority: Path | None = None,
         journal: Path | None = None,
     ) -> None:
         if journal is not None and not settings.grace_seconds:
@@ -42,8 +44,8 @@ class StandingOnRay:
         registry = ClusterRegistry()
         self.directory = registry.directory(name)
         self._check(registry, name)
-        folder = str(journal.absolute()) if journal is not None else ""
-        start = EngineStart(settings, listen, advertise, insecure, name, folder)
+        there = [str(each.absolute()) if each is not None else "" for each in (journal, authority)]
+        start = EngineStart(settings, listen, advertise, insecure, name, *there)
         self._cluster = RayCluster(name, start, stays=stays)
         try:
             with registry.locked():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.errors import AccessError
+from atoll.errors import AccessError, SettingsError
 from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
 from atoll.security.start import AUTHORITY_VARIABLE
 
@@ -24,10 +24,11 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_token: str
 
 
-def kept_environment(file: Path) -> dict[str, str]:
+def kept_environment(file: Path, token: str = "") -> dict[str, str]:
     """The environment of a cluster with what is kept in `file`, which is made where it does not exist.
 
-    Raises AccessError where it cannot be read or written, or where others can read it.
+    Raises AccessError where it cannot be read or written, or where others can read it; SettingsError where the user
+    wants another `token` than that which is kept.
     """
     if not file.exists():
         try:
@@ -36,7 +37,10 @@ def kept_environment(file: Path) -> dict[str, str]:
             pass
         except OSError as error:
             raise AccessError(f"cannot keep the cluster's authority in {file}: {error.strerror}") from None
-    return _environment(_read(file))
+    environment = _environment(_read(file))
+    if token and token != environment[TOKEN_VARIABLE]:
+        raise SettingsError(f"ATOLL_TOKEN is not the token that is kept in {file}: unset it, or use another file")
+    return environment
 
 
 def _make(file: Path) -> None:

@@ -127,6 +127,26 @@ def test_without_tls_it_asks_for_a_token_and_serves_who_brings_it(user: User, ra
     assert has(user, ray_cluster.address) == "[]\n"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ATOLL_TEST_RAY"), reason="this takes a while: run it by `make ray`")
+def test_the_next_cluster_with_the_same_authority_is_joined_by_the_same_strings(
+    user: User, ray_cluster: OneNode, tmp_path: Path
+) -> None:
+    kept, join = tmp_path / "authority", tmp_path / "join"
+    where = ("--listen", f"0.0.0.0:{free_port()}", "--authority", str(kept), "--join-file", str(join))
+    on_ray = ("up", "--engine", "ray", "--ray-address", ray_cluster.address, "--islands", "1x1x2", *where)
+    said = []
+    for _ in range(2):
+        user.atoll(*on_ray).check()
+        said.append(join.read_text())
+        code = "import jax; print(len(jax.devices()))"
+        assert user.script(code, JAX_PLATFORMS="atoll", ATOLL_JOIN=said[0]).check().stdout == "2\n"
+        user.atoll("down").check()
+    assert said[0] == said[1]
+    assert kept.stat().st_mode & 0o077 == 0
+    assert "ATOLL_TOKEN is not the token that is kept" in user.atoll(*on_ray, ATOLL_TOKEN="another").error
+
+
 def test_where_no_ray_cluster_is_the_start_says_so_at_once(user: User) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
     error = user.atoll("up", "--engine", "ray", "--ray-address", f"127.0.0.1:{free_port()}").error

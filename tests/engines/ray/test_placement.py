@@ -29,7 +29,7 @@ class FakeActor:
         self.run = SimpleNamespace(remote=self._run)
         ray.actors.append(self)
 
-    def _run(self, arguments: list[str], environment: dict[str, str]) -> FakeActor:
+    def _run(self, arguments: list[str], environment: dict[str, str], seconds: float) -> FakeActor:
         self.arguments = arguments
         return self
 
@@ -111,6 +111,7 @@ def placement(ray: FakeRay, leaving: list[tuple[int, int, float]]) -> Iterator[P
         "c",
         lambda _, island, rank: [f"{island}/{rank}"],
         {},
+        10.0,
         lambda: None,
         lambda: None,
         lambda *host: leaving.append(host),

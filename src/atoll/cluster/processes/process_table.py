@@ -41,6 +41,15 @@ def processor_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
+def switches(pid: int) -> int:
+    """How often the main thread of a process has given up its processor, or lost it; 0 for one that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.rpartition(":")[2]) for line in lines if "_ctxt_switches:" in line)
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third (the state) on; none for a process that has ended."""
     try:

@@ -19,7 +19,7 @@ from atoll.cluster.processes.local_process import LocalProcess
 from atoll.cluster.processes.process_table import processor_ticks
 
 SIGN_SECONDS = 1.0  # between two words of a process that waits
-_LOOK_SECONDS = 0.25  # between two looks at a process
+LOOK_SECONDS = 0.25  # between two looks at a process
 _PROCESS = 0  # the one peer of the lease
 
 
@@ -73,11 +73,11 @@ class StartWatch:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._leases = Leases(seconds, _LOOK_SECONDS)
+        self._leases = Leases(seconds, LOOK_SECONDS)
         self._used = -1
 
     def is_silent(self, now: float, used: int, *, has_spoken: bool) -> bool:
-        """To be asked every `_LOOK_SECONDS`: it has used so much processor time, and has spoken since, or not."""
+        """To be asked every `LOOK_SECONDS`: it has spoken since, or not; `used` grows while it runs."""
         if has_spoken or used > self._used:
             self._used = used
             self._leases.renew(_PROCESS, now)
@@ -115,7 +115,7 @@ class StartingProcess(LocalProcess):
         finally:
             os.close(writable)
         self._loop.add_reader(self._readable, self._read)
-        self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _read(self) -> None:
         try:
@@ -129,7 +129,7 @@ class StartingProcess(LocalProcess):
             self._stop_watching()
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
         has_spoken, self._has_spoken = self._has_spoken, False
         if self._watch.is_silent(self._loop.time(), processor_ticks(self.pid), has_spoken=has_spoken):
             self._silence = (

@@ -24,9 +24,12 @@ from atoll.cluster.folders import default_cache_directory, usage_file
 from atoll.cluster.processes.holders import Named, Note, TakenOver
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, make_directory
+from atoll.engines.ray.agent_watch import AgentWatch
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError
 from atoll.journal.kept import check_kept
+from atoll.security.access import TOKEN_VARIABLE
+from atoll.security.kept import kept_environment
 from atoll.security.roles import JOINING, Role
 from atoll.security.start import advertised
 from atoll.wire.address import check_may_listen, parse_address
@@ -57,6 +60,7 @@ class EngineStart(msgspec.Struct, frozen=True):
     insecure: bool = False
     name: str = ""  # of the cluster
     journal: str = ""  # of its controller: a folder on that node
+    authority: str = ""  # the file on that node in which its authority and tokens are kept
 
 
 class EngineBegun(NamedTuple):
@@ -90,8 +94,8 @@ def _adopt(environment: Mapping[str, str]) -> None:
 class HostActor:
     """Holds the host agent of one bundle."""
 
-    def run(self, arguments: list[str], environment: dict[str, str]) -> AgentEnd:
-        """Runs `atoll host` with these arguments to its end."""
+    def run(self, arguments: list[str], environment: dict[str, str], seconds: float) -> AgentEnd:
+        """Runs `atoll host` with these arguments to its end, or until it has hung for so many seconds."""
         _adopt(environment)
         host = [sys.executable, "-P", "-m", "atoll.operate.command", "host", *arguments, "--parent", str(os.getpid())]
         process = subprocess.Popen(
@@ -102,13 +106,14 @@ class HostActor:
             text=True,
             errors="replace",
         )
+        watch = AgentWatch(process, seconds)
         last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         assert process.stderr is not None
         for line in process.stderr:
             sys.stderr.write(line)  # to Ray's log of this actor
             sys.stderr.flush()
             last.append(line.rstrip())
-        return AgentEnd(process.wait(), last[-1] if last else "")
+        return AgentEnd(process.wait(), watch.silence or (last[-1] if last else ""))
 
 
 class EngineActor:
@@ -157,12 +162,14 @@ class EngineActor:
         try:
             listen = parse_address(given.listen or free_address(here))
             listen = listen if given.insecure else listen.secured()
-            check_may_listen(listen, os.environ.get("ATOLL_TOKEN", ""))
+            token = os.environ.get(TOKEN_VARIABLE, "")
+            check_may_listen(listen, token)
             advertise = given.advertise or (here if listen.is_everywhere else "")
             address = advertised(listen, advertise)
             if given.journal:
                 Path(given.journal).mkdir(mode=0o700, parents=True, exist_ok=True)
                 check_kept(Path(given.journal), given.settings)
+            kept = kept_environment(Path(given.authority), token) if given.authority else {}
             self._folder = make_directory("ray")
             settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)
             with open(self._folder / "log", "ab") as log:
@@ -179,6 +186,7 @@ class EngineActor:
                         note=str(self._note or ""),
                     ),
                     output=log.fileno(),
+                    environment=kept,
                 )
             if self._note is not None:
                 Note(Named.of(engine.process.pid), Named.of(os.getpid()), str(self._folder)).write(self._note)

@@ -38,6 +38,7 @@ class RayEngine(HostsEngine):
             f"atoll-{self._controller.host}-{self._controller.port}",
             self._arguments,
             agent_environment(self._controller.tls),
+            options.settings.lease_seconds,
             lambda: self._in_loop(keep_sigterm),
             lambda: self._in_loop(self._report),
             lambda island, rank, seconds: self._in_loop(partial(self.host_leaves, island, rank, seconds)),

@@ -54,7 +54,8 @@ class _Group:
 class Placement:
     """Keeps the islands that are wanted placed. The methods may be called from any thread, and none blocks but `close`.
 
-    `arguments(ray, island, rank)` are those of `atoll host`; `environment` is added to what the node gives it.
+    `arguments(ray, island, rank)` are those of `atoll host`; `environment` is added to what the node gives it. One that
+    hangs for `lease` seconds is started again.
     `on_connected()` and `on_change()` are called from the thread, the latter when `texts` has changed; and
     `on_leaving(island, rank, seconds)` again and again for a host whose node Ray drains, and will end in so many.
     """
@@ -65,6 +66,7 @@ class Placement:
         name: str,
         arguments: Callable[[Any, int, int], list[str]],
         environment: Mapping[str, str],
+        lease: float,
         on_connected: Callable[[], None],
         on_change: Callable[[], None],
         on_leaving: Callable[[int, int, float], None],
@@ -74,6 +76,7 @@ class Placement:
         self._name = name
         self._arguments = arguments
         self._environment = dict(environment)
+        self._lease = lease
         self._on_connected = on_connected
         self._on_change = on_change
         self._on_leaving = on_leaving
@@ -212,7 +215,7 @@ class Placement:
         }
         actor = self._ray.remote(HostActor).options(**options).remote()
         host.actor, host.began = actor, time.monotonic()
-        host.ended = actor.run.remote(self._arguments(self._ray, island, rank), self._environment)
+        host.ended = actor.run.remote(self._arguments(self._ray, island, rank), self._environment, self._lease)
 
     def _host_ended(self, host: _Host, now: float) -> None:
         try:

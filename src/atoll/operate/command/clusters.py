@@ -78,7 +78,8 @@ def up(
         typer.Option(
             "--authority",
             help="Keep the cluster's authority and tokens in this file, which is made if it does not exist: the join "
-            "strings of the next cluster with it are the same, so hosts that `--stay` find it.",
+            "strings of the next cluster with it are the same, so hosts that `--stay` find it. With --engine ray, a "
+            "file on the node of its controller.",
             metavar="FILE",
         ),
     ] = None,
@@ -136,9 +137,8 @@ def up(
     wanted = {Role.CLIENT: join_file, Role.HOST: host_join_file}
     on_tcp = settings.engine == "ray" if not listen else not listen.startswith("unix:")
     files = [file for file in (*wanted.values(), authority) if file is not None]
-    _check_join_files(files, secured=on_tcp and not insecure)
-    if authority is not None and settings.engine == "ray":
-        raise typer.BadParameter("--authority: Ray starts hosts itself, with the present join string; leave it away")
+    here = [file for file in files if file is not authority or settings.engine != "ray"]
+    _check_join_files(files, here, secured=on_tcp and not insecure)
     if standby:
         standby = _checked_standby(standby, listen, islands, settings, journal, authority, insecure)
     standing = start_cluster(
@@ -227,14 +227,15 @@ def _checked_standby(
     return str(there.secured())
 
 
-def _check_join_files(files: list[Path], *, secured: bool) -> None:
-    """Ends the command where there will be none to write, or no folder for them: before a cluster is started."""
+def _check_join_files(files: list[Path], here: list[Path], *, secured: bool) -> None:
+    """Ends the command where there will be none to write, or no folder for those that are on this machine: before a
+    cluster is started."""
     if files and not secured:
         raise typer.BadParameter(
             "a join file or an authority is for a cluster on TCP with TLS: give --listen HOST:PORT (or --engine ray), "
             "and not --insecure"
         )
-    for file in files:
+    for file in here:
         if not file.absolute().parent.is_dir():
             raise typer.BadParameter(f"cannot write {file}: there is no folder {file.absolute().parent}")
 
