@@ -5,18 +5,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 30.0
 BACK_SECONDS = 30.0
+MANY = 300
 
 entered = threading.Event()
 go_on = threading.Event()
@@ -62,6 +65,35 @@ def begin_to_sit() -> None:
 
     threading.Thread(target=sit, daemon=True).start()
     assert entered.wait(SECONDS)
+
+
+def begin_many_ordered() -> None:
+    """300 ordered ones of one launch, of which one in the middle sits."""
+
+    def each(x: Any) -> Any:
+        if x == MANY // 2:
+            entered.set()
+            go_on.wait(SECONDS)
+        return np.asarray(x) + 1
+
+    def launch() -> None:
+        def call(_: Any, x: Any) -> Any:
+            return io_callback(each, same_type(x), x, ordered=True)
+
+        try:
+            many = jax.jit(lambda x: jax.lax.fori_loop(0, MANY, call, x))
+            kept["many"] = many(jnp.float32(0)).block_until_ready()
+        except jax.errors.JaxRuntimeError as error:
+            errors.put(str(error))
+
+    reading.append(threading.Thread(target=launch, daemon=True))
+    reading[0].start()
+    assert entered.wait(SECONDS)
+
+
+def what_many_gave() -> float:
+    reading[0].join(SECONDS)
+    return float(kept["many"])
 
 
 def why_it_sits_no_more() -> str:
@@ -226,18 +258,16 @@ def compiles_with(numbers: str) -> str:
 # ---- the tests
 
 
+@pytest.mark.parametrize("begin", [begin_to_sit, begin_many_ordered])
 def test_a_client_killed_inside_of_a_callback_frees_its_device(
-    standing: StandingCluster, start_python: StartPython, user: RemotePython
+    standing: StandingCluster, start_python: StartPython, user: RemotePython, begin: Callable[[], None]
 ) -> None:
     assert user.call(calls_back) == [2.0, 2.0]
     doomed = start_python(ATOLL_ADDRESS=standing.address)
-    doomed.call(begin_to_sit)
+    doomed.call(begin)
     sessions = len(standing.report()["sessions"])
     doomed.process.kill()
-    deadline = time.monotonic() + SECONDS
-    while len(standing.report()["sessions"]) == sessions:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    standing.until(lambda report: len(report["sessions"]) < sessions, SECONDS)
     assert user.call(computes, 50) == 50.0
     assert user.call(calls_back) == [2.0, 2.0]
 
@@ -308,12 +338,23 @@ def test_a_client_that_leaves_its_channels_gets_an_error_and_can_be_called_again
     assert python.call(calls_back) == [2.0, 2.0]
 
 
-def test_a_worker_killed_under_a_callback_is_named_and_callbacks_work_again(
+def test_many_ordered_callbacks_go_on_behind_one_that_waits(
     standing: StandingCluster, start_python: StartPython
 ) -> None:
     python = start_python(ATOLL_ADDRESS=standing.address)
+    python.call(begin_many_ordered)
+    python.call(release)
+    assert python.call(what_many_gave) == MANY
+
+
+@pytest.mark.parametrize("begin", [begin_to_sit, begin_many_ordered])
+def test_a_worker_killed_under_a_callback_is_named_and_callbacks_work_again(
+    standing: StandingCluster, start_python: StartPython, begin: Callable[[], None]
+) -> None:
+    python = start_python(ATOLL_ADDRESS=standing.address)
     assert python.call(calls_back) == [2.0, 2.0]
-    python.call(begin_to_sit)
+    python.call(begin)
     standing.worker(0).kill()
     assert "DATA_LOSS" in python.call(why_it_sits_no_more)
+    python.call(release)
     assert python.call(calls_back_when_the_worker_is_back) == [2.0, 2.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from jax.experimental import colocated_python
 
 from atoll.cluster.processes.process_table import began
 from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StartCluster
 
 BACK_SECONDS = 40.0
 _kept: dict[str, Any] = {}
@@ -155,18 +157,28 @@ def test_processes_end_with_their_worker_and_come_back_with_it_and_without_their
     assert "the object was lost when its process on host" in lost
 
 
-def look_around() -> dict[str, Any]:
+def look_around(others: list[str]) -> dict[str, Any]:
+    """What a process finds of the cluster's, and of others': which of these paths, which processes."""
+
     @colocated_python.colocated_python
     def look(x: jax.Array) -> jax.Array:
         import json
         import resource
 
+        descriptors = {}
+        for each in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the one of which this list was read
+                descriptors[int(each)] = os.readlink(f"/proc/self/fd/{each}")
         seen = {
             "token": [name for name in os.environ if name.startswith("ATOLL_")],
-            "descriptors": [os.readlink(f"/proc/self/fd/{each}") for each in ("0", "1")],
+            "descriptors": descriptors,
             "mode": oct(os.stat(os.environ["TMPDIR"]).st_mode & 0o777),
             "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
             "memory": resource.getrlimit(resource.RLIMIT_DATA)[0] > 0,
+            "most processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
+            "processes": len([each for each in os.listdir("/proc") if each.isdigit()]),
+            "others": [path for path in others if os.path.lexists(path)],
+            "shared": os.listdir("/dev/shm"),
         }
         return jax.device_put(np.array(json.dumps(seen), dtype=np.dtypes.StringDType()), next(iter(x.devices())))
 
@@ -178,13 +190,30 @@ def look_around() -> dict[str, Any]:
 
 
 def test_a_process_has_nothing_of_the_clusters_own(start_python: StartPython):
-    assert start_python("1x1x2", ATOLL_LOG="warning").call(look_around) == {
-        "token": [],
-        "descriptors": ["/dev/null", "/dev/null"],
-        "mode": "0o700",
-        "core": 0,
-        "memory": True,
-    }
+    found = start_python("1x1x2", ATOLL_LOG="warning").call(look_around, [])
+    descriptors = found["descriptors"]
+    assert descriptors["0"] == descriptors["1"] == "/dev/null"
+    # Where it prints to, and its link.
+    assert sorted({each.partition(":")[0] for each in descriptors.values()}) == ["/dev/null", "pipe", "socket"]
+    for kind in ("pipe", "socket"):
+        assert len({each for each in descriptors.values() if each.startswith(kind)}) == 1, descriptors
+    assert found["token"] == []
+    assert (found["mode"], found["core"], found["memory"]) == ("0o700", 0, True)
+
+
+def test_a_process_sees_no_socket_segment_or_process_of_another_session(
+    start_cluster: StartCluster, start_python: StartPython
+):
+    cluster = start_cluster(islands="1x1x2")
+    mine, other = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))
+    other.call(look_around, [])
+    paths = list(cluster.directory.rglob("*"))
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="atoll-") as segment:
+        found = mine.call(look_around, [segment.name, *(str(each) for each in paths if not each.is_dir())])
+    if found["most processes"] != 4096:
+        pytest.skip("this system allows no namespaces")
+    assert any(each.is_socket() for each in paths)
+    assert (found["others"], found["shared"], found["processes"]) == ([], [], 1)
 
 
 def start_without_modules(folder: str) -> str:
