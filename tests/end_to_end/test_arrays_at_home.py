@@ -257,6 +257,18 @@ def imported() -> Any:
     ]
 
 
+def to_torch_and_back() -> tuple[list[float], list[float]]:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    tensor = torch.from_dlpack(jnp.arange(3.0))
+    return tensor.tolist(), jnp.from_dlpack(tensor + 1).tolist()
+
+
+def test_arrays_go_to_torch_and_back_by_dlpack(python: RemotePython) -> None:
+    pytest.importorskip("torch")
+    assert python.call(to_torch_and_back) == ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
+
+
 def test_imports_are_copies_on_the_default_device_and_local_arrays_stay_local(python: RemotePython) -> None:
     assert python.call(imported) == ["there 0", [0.0, 1.0, 2.0], "there 1", "here 0", "there 2", "here 0", False, False]
 

@@ -72,3 +72,19 @@ SCRIPT = """
 def test_training_on_the_hosts_of_an_island_is_that_of_tensorflow(run_script: RunScript):
     result = run_script(SCRIPT, islands="1x2x2", timeout=280.0).check()
     assert result.stdout.endswith("equal\n")
+
+
+DLPACK = """
+    import os
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    import jax, jax.numpy as jnp, numpy as np, tensorflow as tf
+    there = tf.experimental.dlpack.from_dlpack(jnp.arange(6, dtype=jnp.float32).reshape(2, 3).__dlpack__())
+    assert there.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    back = jnp.from_dlpack(there + 1)
+    assert back.devices() == {jax.devices()[0]} and back.tolist() == [[1, 2, 3], [4, 5, 6]]
+    print("equal")
+"""
+
+
+def test_arrays_go_to_tensorflow_and_back_by_dlpack(run_script: RunScript):
+    assert run_script(DLPACK, islands="1x1x1", timeout=280.0).check().stdout.endswith("equal\n")
