@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 CLIENT_LEASE = CLIENT_LEASES * LEASE
 
-# Says how often in a second it has got a sum from the devices of the second island.
+# Says how often in a second it has got a sum from the devices of the second island. It sleeps between them: a stage of
+# half a second that needs no processor. The lost island's worker starts anew meanwhile, on the same processors.
 RATE = """
     import time
     import jax, jax.numpy as jnp
@@ -31,6 +33,7 @@ RATE = """
         start, count = time.monotonic(), 0
         while time.monotonic() - start < 1:
             assert float(total(x)) == 140
+            time.sleep(0.5)
             count += 1
         print("rate", count / (time.monotonic() - start))
 """
@@ -133,7 +136,7 @@ def test_a_worker_that_is_stopped_is_named_and_when_it_goes_on_another_has_its_p
 def test_another_island_runs_on_while_one_is_lost_and_back(make_cluster: Make) -> None:
     cluster = make_cluster("2x1x2", "m1", "m2")
     script = cluster.script("m3", RATE)
-    for _ in range(3):
+    for _ in range(5):
         script.line(lambda line: line.startswith("rate"), time.monotonic())
     struck = time.monotonic()
     cluster.bed.cut("m1")
@@ -143,11 +146,12 @@ def test_another_island_runs_on_while_one_is_lost_and_back(make_cluster: Make) -
     over = time.monotonic()
     script.line(lambda line: line.startswith("rate"), over + 1)
     rates = [(at, float(line.split()[1])) for at, line in script.lines if line.startswith("rate")]
-    before = [rate for at, rate in rates if at < struck]
-    after = [rate for at, rate in rates if struck < at < over]
-    print("rates before", [round(each) for each in before], "and meanwhile", [round(each) for each in after])
-    # How fast is for a machine to judge on which nothing else runs: here the other island's worker starts, too.
-    assert min(after) > 0
+    before = statistics.median(rate for at, rate in rates if at < struck)
+    meanwhile = [rate for at, rate in rates if struck < at < over]
+    print(f"{before:.3f} a second before, and meanwhile {statistics.median(meanwhile):.3f}: {meanwhile}")
+    assert len(meanwhile) >= 5
+    assert statistics.median(meanwhile) >= 0.95 * before
+    assert min(meanwhile) > 0
     assert script.process.poll() is None
 
 
