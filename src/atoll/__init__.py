@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from atoll.errors import ClusterError as ClusterError
     from atoll.errors import ConnectError as ConnectError
     from atoll.errors import FrameError as FrameError
+    from atoll.errors import HandshakeCutError as HandshakeCutError
     from atoll.errors import JournalError as JournalError
     from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
@@ -90,6 +91,7 @@ _MODULES = {
     "ConnectError": "atoll.errors",
     "VersionError": "atoll.errors",
     "AccessError": "atoll.errors",
+    "HandshakeCutError": "atoll.errors",
     "FrameError": "atoll.errors",
     "ClusterError": "atoll.errors",
     "SettingsError": "atoll.errors",
@@ -111,6 +113,7 @@ __all__ = [
     "ConnectError",
     "ConnectedCluster",
     "FrameError",
+    "HandshakeCutError",
     "JournalError",
     "Pipeline",
     "PipelineError",

@@ -150,6 +150,18 @@ def test_room_that_nobody_waits_for_is_given_back_in_few_messages():
     assert returned == [64, 64, 64, 8], "64 at a time, and the rest when nothing is in flight"
 
 
+def test_room_is_given_back_within_a_second_whatever_is_in_flight():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    first, second = runs([each for i in (11, 12) for each in play.say(m.Launch(1, (10,), (i,), ()))])
+    assert play.done(first.sequence) == []
+    for now, is_returned in ((1.0, True), (2.0, False)):
+        play.tick(now)
+        assert (m.CreditReturned(1) in play.outbox()) is is_returned
+    assert play.done(second.sequence) == [m.CreditReturned(1)]
+
+
 def test_a_result_may_be_used_before_it_is_there():
     play = Play()
     play.with_call()

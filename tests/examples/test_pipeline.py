@@ -177,7 +177,7 @@ def test_the_stages_of_a_step_overlap_as_far_as_they_can():
         made = await client.launch(arguments, (), len(makes))
         await client.wait(made)
         started = cluster.now()
-        return await client.when_ready(await client.launch(number, made, len(step.results), 3)) - started
+        return await client.when_ready(await client.launch(number, made, len(step.results))) - started
 
     seconds = cluster.run(run_step())
     passes = sum(PASS for node in step.nodes if isinstance(node, Call) and "backward" in names[node.function])

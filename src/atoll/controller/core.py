@@ -325,6 +325,7 @@ class Controller:
     def _tick(self, event: e.Tick) -> None:
         """Once a second: looks for what is silent, hangs, or waits in vain."""
         self._ping_hosts(event.seconds)
+        self._outbox.return_waiting_credits()
         self.load.record(event.load)
         if not self.resources.is_complete:
             return

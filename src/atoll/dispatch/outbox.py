@@ -154,6 +154,10 @@ class Outbox:
         if not may_wait or count >= _TOGETHER:
             self._due[session] = None
 
+    def return_waiting_credits(self) -> None:
+        """All go now: a large launch may wait for them while what is in flight takes as long as somebody else likes."""
+        self._due.update(dict.fromkeys(self._credits))
+
     # ---- losses
 
     def forget_session(self, session: int) -> None:
