@@ -106,7 +106,7 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     assert play.outbox() == [], "as long as something runs there, it may release memory"
     play.done(first.sequence)
     play.tick(111.0)
-    assert play.outbox() == [], "it is asked now what it has to release"
+    assert play.outbox() == [m.CreditReturned(1)], "of the first; it is asked now what it has to release"
     play.tick(112.0, silent_sessions=(play.session,))
     assert play.outbox() == [], "it has not answered"
     play.tick(113.0)
