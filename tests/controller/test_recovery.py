@@ -229,3 +229,22 @@ def test_an_engine_that_begins_anew_is_told_again_which_islands_to_restart():
     (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
     assert restart.island == 1
     assert "refused" in restart.reason
+
+
+def test_an_island_that_was_started_anew_by_order_of_an_earlier_controller_is_back_when_its_workers_have_joined():
+    play = running()
+    play.engine(m.IslandStarts(0, 5000, ("m1", "m2")))
+    lost = [each for each in play.outbox() if isinstance(each, m.HostsLost)]
+    assert lost == [m.HostsLost((0, 1))]
+    (status,) = [each.status for each in play.say(m.Await(5, (11,)))]
+    assert (status.code, "by order of an earlier controller" in status.message) == (Code.DATA_LOSS, True)
+    for host in (0, 1):
+        play.join(host, pid=5000)
+    assert play.controller.resources.islands[0].state is IslandState.READY
+
+
+def test_an_engine_that_says_again_what_runs_loses_nothing():
+    play = running()
+    play.engine(m.IslandStarts(0, 1000, ("m1", "m2")))
+    assert play.outbox() == []
+    assert play.controller.resources.islands[0].state is IslandState.READY

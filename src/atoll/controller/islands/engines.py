@@ -32,6 +32,7 @@ class EngineMessages:
             case m.DrainRequest() as message:  # as an operator's: a machine is about to go
                 self._operators.handle(peer.connection, message)
             case m.IslandStarts() as message:
+                self._recovery.island_starts(message)
                 self._operators.island_starts(message)
             case m.IslandEnded(island=island):
                 self._operators.drains.island_ended(island)

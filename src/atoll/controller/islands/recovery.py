@@ -102,6 +102,16 @@ class Recovery:
             if island.state is IslandState.RESTARTING and island.last_failure is not None:
                 self._outbox.to_engine(m.RestartIsland(island.number, island.last_failure.message))
 
+    def island_starts(self, message: m.IslandStarts) -> None:
+        """Where workers of an earlier incarnation are thought to be there, they have ended: a controller that has been
+        superseded had asked the engine for it.
+        """
+        resources, island = self._resources, message.island
+        hosts = [resources.hosts[host] for host in resources.hosts_of(island) if host in resources.hosts]
+        if resources.islands[island].works and any(host.incarnation < message.incarnation for host in hosts):
+            text = f"the workers of island {island} were ended by order of an earlier controller; {_LOST}"
+            self._lose(island, Status(Code.DATA_LOSS, text))
+
     def peer_silent(self, host: int, message: m.PeerSilent) -> None:
         """A host has not heard another for longer than the lease. What that means is decided at the next tick."""
         self._silent_pairs[min(host, message.host), max(host, message.host)] = message.seconds
