@@ -27,8 +27,9 @@ KINDS = {KILLED: 4, TAKEOVER_KILLED: 2, TAKEOVER_FROZEN: 1, TAKEOVER_CUT_OFF: 2,
 ENGINE_MACHINE = "m0"
 _AUTHORITY = "/tmp/authority"
 _ANSWER_SECONDS = 60.0
-# For a controller that was taken over from to hear of it, and end; and for a standby to have all.
-_START_SECONDS = 120.0  # of several Python processes, on machines that share two busy cores
+# For a standby to start, several Python processes on machines that share two busy cores, and to have all.
+_START_SECONDS = 120.0
+# For a controller that was taken over from to hear of it, and end.
 _END_SECONDS = 30.0
 
 

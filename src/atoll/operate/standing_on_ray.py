@@ -22,9 +22,8 @@ class StandingOnRay:
     """A cluster that is being started; as `standing.StandingCluster`, but its engine is an actor of Ray's.
 
     With `stays` False it ends with this process. The folder of its `journal` is on its actor's node, and so is the file
-    of its `authority`. What is kept here
-    is its record, by which commands find it by name, and its join strings. Both are of use to this user alone:
-    elsewhere, a join string leads to it.
+    of its `authority`. What is kept here is its record, by which commands find it by name, and its join strings. Both
+    are of use to this user alone: elsewhere, a join string leads to it.
     """
 
     def __init__(

@@ -150,6 +150,7 @@ def register(
         late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
         nodes.setdefault(gang.node, []).append(_spec(gang, segments, lowered, position_of, program, scratch, late, on))
     gangs = tuple(tuple(each) for each in nodes.values())
+    islands = tuple(sorted({gang.island for gang in lowered.gangs}))
     return RegisteredProgram(
         program.name,
         number,
@@ -166,14 +167,14 @@ def register(
         tuple(specs[value] for value in program.results),
         lowered.donated,
         tuple({gang.function: None for gang in lowered.gangs if gang.function}),
-        tuple(sorted({gang.island for gang in lowered.gangs})),
+        islands,
         UnitBuilder(gangs),
         any(gang.late for node in gangs for gang in node),
         account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,
         reports=sum(isinstance(node, Report) for node in program.nodes),
         fed=frozenset(gang.island for node in gangs for gang in node if gang.awaited),
-        static=None if len({gang.island for gang in lowered.gangs}) > 1 else False,
+        static=None if len(islands) > 1 else False,
         result_values=tuple(sorted(value for value in lowered.results if value >= count)),
         argument_memory=tuple(value.memory for value in lowered.values[:count]),
     )

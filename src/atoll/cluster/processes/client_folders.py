@@ -20,7 +20,6 @@ from atoll.errors import ClusterError
 _OWNER = "owner"
 CLIENT_FOLDERS, HOST_FOLDERS = "client", "host"  # kinds, in the names of folders
 
-
 _made: dict[int, Path] = {}  # by the process that has made it: a fork has those of its parent, too
 
 
@@ -29,10 +28,10 @@ def make_transfer_directory(base: Path) -> Path:
     one after another: jaxlib asks for its name once. Raises ClusterError where somebody else has made it since.
     """
     pid = os.getpid()
-    if pid not in _made:
-        _made[pid] = Path(tempfile.mkdtemp(prefix=f"atoll-{pid}-", dir=base))
-        return _made[pid]
-    directory = _made[pid]
+    directory = _made.get(pid)
+    if directory is None:
+        directory = _made[pid] = Path(tempfile.mkdtemp(prefix=f"atoll-{pid}-", dir=base))
+        return directory
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     status = directory.lstat()
