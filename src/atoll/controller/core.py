@@ -320,6 +320,7 @@ class Controller:
         self.launcher.pump()
         self.launcher.memory.seek_relief()
         self._compilation.release_late()
+        self.launcher.name_frees()
         return self._outbox.take()
 
     def _tick(self, event: e.Tick) -> None:

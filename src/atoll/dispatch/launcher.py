@@ -320,6 +320,11 @@ class Launcher:
         self._endings.island_back(island)
         self.scheduler.resume(island)
 
+    def name_frees(self) -> None:
+        """Hosts learn which memory goes, before anything that is sent to them later."""
+        self._outbox.flush_frees()
+        self.memory.ledger.all_named()
+
     # ---- dispatch
 
     def pump(self) -> None:
@@ -340,8 +345,8 @@ class Launcher:
             self.scheduler.finished(gang)
             self.fail(launch, problem or Status(Code.CANCELLED))
             return
-        if self.memory.ledger.capacity:
-            self._outbox.flush_frees()
+        if self.memory.ledger.is_tight:
+            self.name_frees()
         run.started = True
         run.waited = gang.ticket.waited_until(self._outbox.seconds)
         self.in_flight[gang.sequence] = gang

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from atoll.cluster.locations import MemoryRequirement
+from atoll.cluster.locations import MemoryRequirement, total
 from atoll.scheduling.in_flight import NEW_NS
 from atoll.scheduling.tickets import UNKNOWN_NS, Late
 
@@ -22,6 +22,16 @@ class MadeValue(NamedTuple):
     value: int
     requirement: MemoryRequirement
     views: frozenset[int]
+
+
+class GangMemory(NamedTuple):
+    """What a gang takes where it writes nothing to donated inputs: `fresh` memory for values; `whole` is that of all of
+    them, and of its scratch. `views` are the values that have none of their own, and whose memory each of them shares.
+    """
+
+    fresh: tuple[tuple[int, MemoryRequirement], ...]
+    whole: MemoryRequirement
+    views: tuple[tuple[int, frozenset[int]], ...]
 
 
 class ClientFeed(NamedTuple):
@@ -81,9 +91,20 @@ class GangSpec:
     late: Late | None = None
     moved: int = 0  # bytes that it writes in moving them
     device_count: int = field(init=False)
+    _memory: GangMemory | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.device_count = sum(map(len, self.devices.values()))
+
+    @property
+    def memory(self) -> GangMemory:
+        """What it takes; worked out when the first such gang is to be committed."""
+        if self._memory is None:
+            fresh = tuple([(each.value, each.requirement) for each in self.makes if each.requirement and not each.views])
+            parts = [requirement for _, requirement in fresh] + [self.scratch] * bool(self.scratch)
+            views = tuple([(each.value, each.views) for each in self.makes if each.views])
+            self._memory = GangMemory(fresh, parts[0] if len(parts) == 1 else total(parts), views)
+        return self._memory
 
     @property
     def weight(self) -> int:

@@ -50,7 +50,11 @@ class _Part:
 
 
 class Ledger:
-    """Bytes in use, by (host, ordinal)."""
+    """Bytes in use, by (host, ordinal).
+
+    Hosts learn later what was released here. Until then they have it, too: memory `is_tight` where what was taken may
+    not fit beside that.
+    """
 
     def __init__(self) -> None:
         self.capacity: dict[HostDevice, int] = {}  # of the devices that have a known one
@@ -59,6 +63,8 @@ class Ledger:
         self._known: dict[int, tuple[MemoryRequirement, tuple[_Part, ...]]] = {}
         self._version = 0
         self.total = 0  # bytes in use on all devices
+        self.is_tight = False
+        self._unnamed = 0  # bytes that were released, and that hosts may have yet: at most so many on a device
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)  # what was restored has another identity
@@ -101,10 +107,15 @@ class Ledger:
         """
         if not self.capacity and limit is None:
             return None
+        if len(requirements) == 1:  # as of nearly every gang
+            for part in self._parts(requirements[0]):
+                most = part.memory.capacity if limit is None else limit
+                if most is not None and part.nbytes > most - part.memory.used:
+                    return part.device
+            return None
         wanted = [each for each in requirements if each]
         parts = [self._parts(each) for each in wanted]
-        if len(parts) > 1:
-            parts = [self._parts(each) for each in wanted]  # the later ones may have changed cells of the others
+        parts = [self._parts(each) for each in wanted]  # the later ones may have changed cells of the others
         sums: dict[_Memory, int] = {}
         for each in parts:
             for part in each:
@@ -116,23 +127,30 @@ class Ledger:
         return None
 
     def take(
-        self, requirement: MemoryRequirement, owner: Ledger | None = None, account: Account | None = None
+        self,
+        requirement: MemoryRequirement,
+        owner: Ledger | None = None,
+        account: Account | None = None,
+        users: int = 1,
     ) -> Block:
-        """Memory for one user; it is counted as the `owner`'s, too, and the `account` has it until it is released."""
+        """Memory; it is counted as the `owner`'s, too, and the `account` has it until its `users` have released it."""
         nbytes = self._count(requirement)
         if account is not None:
             account.hold(nbytes)
         if owner is not None:
             owner._count(requirement)
-        return Block(requirement, owner=owner, account=account)
+        return Block(requirement, users, owner, account)
 
     def _count(self, requirement: MemoryRequirement) -> int:
         """The bytes that it takes on all devices together."""
         nbytes = 0
         for part in self._parts(requirement):
             memory = part.memory
-            memory.used += part.nbytes
-            memory.peak = max(memory.peak, memory.used)
+            used = memory.used = memory.used + part.nbytes
+            if used > memory.peak:
+                memory.peak = used
+            if memory.capacity is not None and used > memory.capacity - self._unnamed:
+                self.is_tight = True
             nbytes += part.nbytes * part.devices
         self.total += nbytes
         return nbytes
@@ -141,6 +159,7 @@ class Ledger:
         nbytes = 0
         for part in self._parts(requirement):
             part.memory.used -= part.nbytes
+            self._unnamed += part.nbytes
             nbytes += part.nbytes * part.devices
         self.total -= nbytes
         return nbytes
@@ -156,6 +175,10 @@ class Ledger:
         if block.account is not None:
             block.account.hold(-nbytes)
         return True
+
+    def all_named(self) -> None:
+        """Hosts will know of all that was released before anything else is sent to them."""
+        self.is_tight, self._unnamed = False, 0
 
     def _parts(self, requirement: MemoryRequirement) -> tuple[_Part, ...]:
         if self._version == self._cells.version:

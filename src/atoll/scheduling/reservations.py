@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
@@ -36,13 +37,15 @@ CLAIM_NS = 100_000_000
 RELIEF_SECONDS = 0.1
 
 
-@dataclass(slots=True, eq=False)
-class _Need:
-    """What a gang takes: fresh memory for buffers, and that of donated inputs for others."""
+class _Need(NamedTuple):
+    """What a gang takes: fresh memory for values, and that of donated inputs for others; `wanted` is all that is fresh,
+    its scratch included.
+    """
 
     gang: Gang[GangRun]
-    fresh: list[tuple[Entry, MemoryRequirement]]
-    inherited: list[Inherited]
+    fresh: Sequence[tuple[int, MemoryRequirement]]
+    wanted: Sequence[MemoryRequirement]
+    inherited: Sequence[Inherited] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -108,21 +111,23 @@ class Reservations:
 
     def _need(self, gang: Gang[GangRun]) -> _Need:
         spec, entries = gang.run.spec, gang.run.launch.entries
-        reusable = self._consumed(gang) if spec.consumes else {}
-        need = _Need(gang, [], [])
-        for value, requirement, views in spec.makes:
-            if views or not requirement:
-                continue
-            donors = reusable.get(requirement) if reusable else None  # to hash it would take long
+        memory = spec.memory
+        reusable = self._consumed(gang) if spec.consumes else None
+        if not reusable:
+            return _Need(gang, memory.fresh, (memory.whole,) if memory.whole else ())
+        fresh: list[tuple[int, MemoryRequirement]] = []
+        inherited: list[Inherited] = []
+        for value, requirement in memory.fresh:
+            donors = reusable.get(requirement)
             if donors:
-                need.inherited.append((entries[value], *donors.pop()))
+                inherited.append((entries[value], *donors.pop()))
             else:
-                need.fresh.append((entries[value], requirement))
-        return need
+                fresh.append((value, requirement))
+        scratch = (spec.scratch,) if spec.scratch else ()
+        return _Need(gang, fresh, (*scratch, *(requirement for _, requirement in fresh)), inherited)
 
     def _lacking(self, ticket: Ticket[GangRun], need: _Need) -> _Waiting | None:
-        gang = need.gang
-        wanted = [gang.run.spec.scratch, *(requirement for _, requirement in need.fresh)]
+        gang, wanted = need.gang, need.wanted
         device = self.ledger.lacking(*wanted)
         quota = ""
         if device is None and self._waiting and not self._scheduler.is_idle(gang.island):
@@ -131,7 +136,7 @@ class Reservations:
             device, quota = self._over_quota(ticket.tenant, ticket.tenant.memory, wanted)
         return None if device is None else _Waiting(ticket, gang, device, dict(total(wanted))[device], quota)
 
-    def _claimed(self, ticket: Ticket[GangRun], wanted: list[MemoryRequirement]) -> HostDevice | None:
+    def _claimed(self, ticket: Ticket[GangRun], wanted: Sequence[MemoryRequirement]) -> HostDevice | None:
         """A device that the ticket needs and that is kept for another."""
         claims = {
             each.device
@@ -144,7 +149,7 @@ class Reservations:
         return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
 
     def _over_quota(
-        self, tenant: Tenant, memory: Ledger, wanted: list[MemoryRequirement]
+        self, tenant: Tenant, memory: Ledger, wanted: Sequence[MemoryRequirement]
     ) -> tuple[HostDevice | None, str]:
         settings = tenant.settings
         if settings.memory:
@@ -166,19 +171,20 @@ class Reservations:
 
     def _take(self, need: _Need, owner: Ledger | None) -> None:
         run = need.gang.run
-        account = run.launch.program.account
-        for entry, requirement in need.fresh:
-            block = self.ledger.take(requirement, owner, account)
-            block.users += 1  # the gang is one until it has ended, even if the client releases it before
-            entry.blocks += (block,)
+        account, entries = run.launch.program.account, run.launch.entries
+        for value, requirement in need.fresh:
+            # The gang is a user until it has ended, even if the client releases the buffer before.
+            block = self.ledger.take(requirement, owner, account, users=2)
+            entries[value].blocks += (block,)
             run.blocks.append(block)
-        for entry, donor, block in need.inherited:
-            donor.blocks = tuple(other for other in donor.blocks if other is not block)
-            entry.blocks += (block,)
-        run.inherited = need.inherited
-        for value, _, views in run.spec.makes:
-            for view in views:
-                _share(run.launch.entries[view], run.launch.entries[value], run.spec.hosts)
+        if need.inherited:
+            for entry, donor, block in need.inherited:
+                donor.blocks = tuple(other for other in donor.blocks if other is not block)
+                entry.blocks += (block,)
+            run.inherited = need.inherited
+        for value, sources in run.spec.memory.views:
+            for source in sources:
+                _share(entries[source], entries[value], run.spec.hosts)
         if run.spec.scratch:
             run.blocks.append(self.ledger.take(run.spec.scratch, owner, account))
 
