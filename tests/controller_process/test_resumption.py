@@ -14,7 +14,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.options import ControllerOptions
 from atoll.controller_process.shell import ControllerShell
-from atoll.journal.records import decode_events
+from atoll.journal.records import decode_event
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
@@ -154,7 +154,7 @@ class Records:
         self.turns: list[list[e.AnyEvent]] = []
 
     def append(self, turn: list[bytes]) -> None:
-        self.turns.append(list(decode_events(b"".join(turn))))
+        self.turns.append(list(map(decode_event, turn)))
 
     def tick(self) -> None:
         """Nothing is synced."""

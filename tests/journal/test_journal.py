@@ -186,7 +186,7 @@ def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(folder,
     later = Journal(folder, 2, 2, lambda: "another state")
     later.go_on()
     later.append(turn(9))
-    content[used(folder.segment(1)) - 100] ^= 4
+    content[used(folder.segment(1)) - len(encode_turn(turn(2))) - 8] ^= 4  # in the one before the last
     folder.segment(1).write_bytes(content)
     assert timers(folder) == [0]
     assert "00000002.events went with it" in caplog.text

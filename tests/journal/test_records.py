@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from atoll.errors import JournalError
-from atoll.journal.records import decode_events, encode_event, encode_turn, read_turns
+from atoll.journal.records import decode_events, encode_event, encode_turn, join_records, read_turns
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 
@@ -23,31 +22,24 @@ EVENTS = (
 )
 
 
-def without_bodies(events):
-    return [msgspec.structs.replace(each, body=b"") if isinstance(each, e.Received) else each for each in events]
+def records_of(*events):
+    """As they stand in a turn."""
+    return join_records(map(encode_event, events))
 
 
 def test_events_are_read_back_as_they_were():
-    records = b"".join(map(encode_event, EVENTS))
-    assert without_bodies(decode_events(records)) == list(EVENTS)
-
-
-def test_a_message_is_kept_as_it_came():
-    message = m.Release((1,))
-    body = msgspec.msgpack.encode(message) + b""
-    (event,) = decode_events(encode_event(e.Received(1.0, 3, message, body)))
-    assert (event.message, event.body) == (message, body)
+    assert list(decode_events(records_of(*EVENTS))) == list(EVENTS)
 
 
 @pytest.mark.parametrize("size", range(1, 40))
 def test_a_record_that_is_cut_off_is_none(size):
-    record = encode_event(EVENTS[2])
+    record = records_of(EVENTS[2])
     with pytest.raises(JournalError, match="cut off"):
         list(decode_events(record[: min(size, len(record) - 1)]))
 
 
 def test_bytes_that_are_no_event_are_refused():
-    record = bytearray(encode_event(EVENTS[2]))
+    record = bytearray(records_of(EVENTS[2]))
     record[-4:] = b"\xc1\xc1\xc1\xc1"
     with pytest.raises(JournalError, match="no event"):
         list(decode_events(bytes(record)))

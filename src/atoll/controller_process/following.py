@@ -20,6 +20,7 @@ from atoll.controller_process.silence import Silence
 from atoll.controller_process.takeover import LEASE_SECONDS
 from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
+from atoll.journal.records import join_records
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standbys import STANDBY, BasisPart, Pulse, TurnPart
 from atoll.security.roles import may_say
@@ -142,7 +143,7 @@ class Following:
         standby = self._standby
         if standby is None or not self._basis:
             return
-        for part, is_last in _parts(b"".join(turn)):
+        for part, is_last in _parts(join_records(turn)):
             standby.send(TurnPart(part, is_last))
         standby.flush()
 

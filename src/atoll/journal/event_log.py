@@ -14,7 +14,7 @@ import msgspec
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import DEFAULT_NAME, token_hash
-from atoll.journal.records import decode_events, encode_event
+from atoll.journal.records import decode_event, encode_event
 from atoll.protocol import messages as m
 from atoll.protocol.events import AnyEvent, Received
 from atoll.security.roles import is_of_the_cluster
@@ -42,7 +42,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event of a dump: what a reader looks for, and the whole event as its record (`journal.records`)."""
+    """One event of a dump: what a reader looks for, and the whole event as its record (`records.decode_event`)."""
 
     number: int
     seconds: float
@@ -138,7 +138,7 @@ class EventLog:
 
 
 def _line(number: int, record: bytes) -> Line:
-    (event,) = decode_events(record)
+    event = decode_event(record)
     message = getattr(event, "message", None)
     kind = "" if message is None else type(message).__name__
     return Line(number, event.seconds, type(event).__name__, record, getattr(event, "connection", 0), kind)
@@ -146,9 +146,3 @@ def _line(number: int, record: bytes) -> Line:
 
 def _token_of(tenant: str) -> str:
     return f"{RIGHT_TOKEN}:{tenant}"
-
-
-def decode_event(line: Line) -> AnyEvent:
-    """The event of a line. Raises JournalError."""
-    (event,) = decode_events(line.encoded)
-    return event

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from atoll.controller.core import Controller
-from atoll.journal.event_log import RIGHT_TOKEN, Header, Line, decode_event
+from atoll.journal.event_log import RIGHT_TOKEN, Header, Line
+from atoll.journal.records import decode_event
 from atoll.journal.replay import replayed
 from atoll.protocol.actions import AnyAction
 from atoll.protocol.events import AnyEvent
@@ -27,5 +28,5 @@ def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]
         raise ValueError(f"the first {header.missing} events are missing: such a log can be read, and not replayed")
     token, host_token = (RIGHT_TOKEN if each else "" for each in (header.has_token, header.has_host_token))
     controller = Controller(header.settings, token, header.version, host_token)
-    events = (decode_event(msgspec.json.decode(row, type=Line)) for row in rows)
+    events = (decode_event(msgspec.json.decode(row, type=Line).encoded) for row in rows)
     yield from replayed(controller.handle, events)

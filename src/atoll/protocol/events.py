@@ -19,11 +19,10 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Received(Event, frozen=True, tag=1):
-    """A connection's peer has sent a message; `body` has its bytes, where it came as such."""
+    """A connection's peer has sent a message."""
 
     connection: int
     message: m.ToController
-    body: bytes = b""
 
 
 class Flush(Event, frozen=True, tag=2):

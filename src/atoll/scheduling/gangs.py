@@ -100,7 +100,9 @@ class GangSpec:
     def memory(self) -> GangMemory:
         """What it takes; worked out when the first such gang is to be committed."""
         if self._memory is None:
-            fresh = tuple([(each.value, each.requirement) for each in self.makes if each.requirement and not each.views])
+            fresh = tuple(
+                [(each.value, each.requirement) for each in self.makes if each.requirement and not each.views]
+            )
             parts = [requirement for _, requirement in fresh] + [self.scratch] * bool(self.scratch)
             views = tuple([(each.value, each.views) for each in self.makes if each.views])
             self._memory = GangMemory(fresh, parts[0] if len(parts) == 1 else total(parts), views)

@@ -46,6 +46,7 @@ class ClockWatcher:
     def __init__(self, clock: Clock, report: Callable[..., None]) -> None:
         self._clock = clock
         self._report = report
+        self._ended: list[tuple[int, int, int]] = []
 
     def watch(self, device: int, sequence: int, started: int, completions: Sequence[Completion]) -> None:
         if len(completions) == 1 and isinstance(completions[0], RunCompletion):  # nearly always
@@ -73,7 +74,14 @@ class ClockWatcher:
                 completion.when_done(lambda: self._clock.call_at(0.0, over))
 
     def _report_done(self, sequence: int, started: int) -> None:
-        self._report(m.Done(((sequence, started, int(1e9 * self._clock.now())),)))
+        """Those that end together are reported together."""
+        self._ended.append((sequence, started, int(1e9 * self._clock.now())))
+        if len(self._ended) == 1:
+            self._clock.call_after_due(self._report_ended)
+
+    def _report_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        self._report(m.Done(tuple(ended)))
 
 
 class NullHost:
