@@ -63,7 +63,6 @@ class Endings:
         self._quarantine = quarantine
         self._on_program_idle = on_program_idle
         self._sequential = sequential
-        self.last_ends: dict[int, int] = {}  # by host: when its last run ended, by its own clock
         self.clocks = DeviceClocks()
         self.static_runs: StaticRuns  # to be set
 
@@ -86,18 +85,9 @@ class Endings:
             return
         self.trace.record_gang(gang, hosts, times)
         if not run.spec.late:
-            # Gangs that run at once on several devices of a host share its time, as their ends are reported.
-            last_ends, duration = self.last_ends, run.duration
-            for host, dispatched, ended in zip(hosts, times[::2], times[1::2], strict=True):
-                began = last_ends.get(host, 0)
-                if ended > began:
-                    last_ends[host] = ended
-                    if dispatched > began:
-                        began = dispatched
-                    if ended - began > duration:  # by hand: two calls a host would be most of it
-                        duration = ended - began
-            run.duration = duration
-            busy = self.clocks.busy(hosts, run.spec.devices, times)
+            busy, longest = self.clocks.ended(hosts, run.spec.devices, times)
+            if longest > run.duration:
+                run.duration = longest
             run.device_ns += busy
             account = run.launch.program.account
             account.device_ns += settled(run, busy) if run.advance_ns else busy
@@ -185,7 +175,6 @@ class Endings:
     def island_back(self, island: int) -> None:
         """The island's hosts have started anew, and so have their clocks."""
         for host in self._resources.hosts_of(island):
-            self.last_ends.pop(host, None)
             self.clocks.forget(host)
             self.trace.clock_began(host)
 
@@ -202,10 +191,12 @@ class Endings:
     def launch_done(self, launch: Launch) -> None:
         """All gangs of the launch have ended: its results are ready, or errors."""
         session = self._sessions.get(launch.session)
-        if not launch.is_static or launch.error is not None or session is None:
-            for made, entry in zip(launch.program.values, launch.entries[launch.program.arguments :], strict=True):
-                if made.result < 0 or launch.error is not None or session is None:
-                    self._memory.release(entry)
+        if launch.error is not None or session is None:
+            for entry in launch.entries[launch.program.arguments :]:
+                self._memory.release(entry)
+        elif not launch.is_static:
+            for value in launch.program.inner_values:
+                self._memory.release(launch.entries[value])
         if launch.promise is not None:
             for ticket in launch.tickets:
                 if ticket.promise is not None:

@@ -92,7 +92,7 @@ class Launcher:
         self.tallies = Tallies()
         self.gang_left, self.gang_ended = self._endings.gang_left, self._endings.gang_ended
         self.drop_uses = self._buffers.drop_uses
-        charges = StaticCharges(self.tallies, self._endings.clocks, self._endings.last_ends, self.trace.record_run)
+        charges = StaticCharges(self.tallies, self._endings.clocks, self.trace.record_run)
         self.static_runs = StaticRuns(self, resources, sessions, outbox.to_host, quarantine, charges, static_seconds)
         self._endings.static_runs = self.static_runs
         # For the other parts of the controller, at no cost for what is on the path of each gang.
@@ -180,7 +180,10 @@ class Launcher:
         """The launch's dispatch units, each with its ticket."""
         program = launch.program
         may_join = (
-            self._sequential is None and not self._quarantine.suspects and not self._is_contended(session, program)
+            len(program.nodes) > 1
+            and self._sequential is None
+            and not self._quarantine.suspects
+            and not self._is_contended(session, program)
         )
         units = program.units.next_launch(may_join=may_join)
         for unit in units:

@@ -26,12 +26,11 @@ Record = Callable[[Gang[GangRun], RunGangs, int, int, bytes], None]
 
 
 class StaticCharges:
-    """`last_ends` are those of each host's last gang, by its own clock."""
+    """Charges and counts; `record` keeps the ends for traces."""
 
-    def __init__(self, tallies: Tallies, clocks: DeviceClocks, last_ends: dict[int, int], record: Record) -> None:
+    def __init__(self, tallies: Tallies, clocks: DeviceClocks, record: Record) -> None:
         self._tallies = tallies
         self._clocks = clocks
-        self._last_ends = last_ends
         self._record = record
 
     def charge(self, gang: Gang[GangRun], program: StaticProgram, first: int, message: m.RunProgress) -> None:
@@ -64,8 +63,7 @@ class StaticCharges:
         if len(ended.counts) != len(BOUNDS) + 1:
             raise invalid(f"gang {gang.sequence} has {len(ended.counts)} counts")
         host, devices = gang.hosts[0], part.devices
-        if ended.ended > self._last_ends.get(host, 0):
-            self._last_ends[host] = ended.ended
+        self._clocks.ended_until(host, ended.ended)
         if devices is not None:
             busy = self._clocks.busy_together(host, devices, ended.busy_ns, ended.started, ended.free, ended.ended)
             _count(gang, part, tally, ended.counts, ended.busy_ns, busy * len(devices), ended.lessons)
@@ -77,7 +75,7 @@ class StaticCharges:
         for place, (started, ended) in enumerate(zip(times[::2], times[1::2], strict=True), first):
             if ended:
                 spec = part.gangs[place]
-                each = self._clocks.busy(gang.hosts, spec.devices, (started, ended))
+                each, _ = self._clocks.ended(gang.hosts, spec.devices, (started, ended))
                 took[place] = each // spec.device_count
                 busy += each
         lessons = [(place, took[place]) for place in part.lessons if place in took]

@@ -46,8 +46,7 @@ def launch_problem(
     """Why a launch cannot be, as far as that is known now; None where it can."""
     if isinstance(program, Status):
         return program
-    exceeded = quota_problem(session)
-    if exceeded is not None:
+    if session.tenant.settings.launches and (exceeded := quota_problem(session)) is not None:
         return exceeded
     if program is None:
         return Status(Code.NOT_FOUND, f"program {message.program} does not exist in this session")
@@ -88,12 +87,12 @@ def program_problem(
         for name in program.functions:
             if name in quarantine.refused:
                 return quarantine.refused[name].within(program.name)
-    for island in program.islands:
-        loss = island_problem(session, resources.islands[island])
-        if loss is not None:
+    for number in program.islands:
+        island = resources.islands[number]
+        if island.state is not IslandState.READY and (loss := island_problem(session, island)) is not None:
             return loss
-        if island in session.unseen and island in program.fed:
-            return session.unseen[island]
+        if number in session.unseen and number in program.fed:
+            return session.unseen[number]
     return None
 
 

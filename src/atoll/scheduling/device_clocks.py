@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _Host:
-    """When the last gang ended on its devices: on all of `devices` at once, and on others as `ends` has it."""
+    """When the last gang ended on its devices: on all of `devices` at once, and on others as `ends` has it. `last` is
+    the latest of all.
+    """
 
     devices: tuple[int, ...] = ()
     end: int = 0
+    last: int = 0
     ends: dict[int, int] = field(default_factory=dict)  # by ordinal
 
 
@@ -25,12 +28,15 @@ class DeviceClocks:
     def __init__(self) -> None:
         self._hosts: dict[int, _Host] = {}
 
-    def busy(self, hosts: tuple[int, ...], devices: Mapping[int, tuple[int, ...]], times: tuple[int, ...]) -> int:
-        """A gang has ended on these hosts, where it had these devices: how long it had them, summed over all.
+    def ended(
+        self, hosts: tuple[int, ...], devices: Mapping[int, tuple[int, ...]], times: tuple[int, ...]
+    ) -> tuple[int, int]:
+        """A gang has ended on these hosts, where it had these devices: how long it had them, summed over all; and how
+        long it took on the slowest host, where gangs that run at once share the time, as their ends are reported.
 
         `times` has for each host its dispatch and its end.
         """
-        known, position, found = self._hosts, 0, 0
+        known, position, found, longest = self._hosts, 0, 0, 0
         for number in hosts:
             started, ended = times[position], times[position + 1]
             position += 2
@@ -38,6 +44,11 @@ class DeviceClocks:
             host = known.get(number)
             if host is None:
                 host = known[number] = _Host(its)
+            if ended > host.last:
+                took = ended - (started if started > host.last else host.last)
+                if took > longest:
+                    longest = took
+                host.last = ended
             if its == host.devices:  # as the one before: so it is for nearly all
                 if ended > host.end:
                     began = started if started > host.end else host.end
@@ -47,7 +58,12 @@ class DeviceClocks:
             self._with(host, its)
             found += max(0, ended - max(started, host.end)) * len(its)
             host.end = max(ended, host.end)
-        return found
+        return found, longest
+
+    def ended_until(self, number: int, when: int) -> None:
+        """Gangs have ended on a host, the last of them then."""
+        host = self._hosts.setdefault(number, _Host())
+        host.last = max(host.last, when)
 
     def busy_together(
         self, number: int, devices: tuple[int, ...], busy: int, started: int, free: int, ended: int

@@ -78,6 +78,7 @@ class RegisteredProgram:
     argument_memory: tuple[MemoryRequirement, ...] = ()  # of each argument
 
     result_values: tuple[int, ...] = ()
+    inner_values: tuple[int, ...] = ()  # that are no results
     static: Any = None  # as `static_programs` has it; False where no run can be static; None until that is asked
 
     _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
@@ -176,6 +177,7 @@ def register(
         fed=frozenset(gang.island for node in gangs for gang in node if gang.awaited),
         static=None if len(islands) > 1 else False,
         result_values=tuple(sorted(value for value in lowered.results if value >= count)),
+        inner_values=tuple(value for value in range(count, len(lowered.values)) if value not in position_of),
         argument_memory=tuple(value.memory for value in lowered.values[:count]),
     )
 
