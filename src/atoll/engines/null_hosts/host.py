@@ -11,7 +11,7 @@ from typing import Any
 from atoll.devices.null.arrays import NullArray
 from atoll.devices.null.backend import Collectives, NullBackend, NullToken
 from atoll.devices.null.model import NullModel
-from atoll.devices.null.moments import Clock
+from atoll.devices.null.moments import Clock, Moment
 from atoll.engines.null_hosts.network import NullNetwork
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.protocol import messages as m
@@ -41,7 +41,9 @@ class AtOnce(Pool):
 
 
 class ClockWatcher:
-    """A `Watcher` that the clock tells. Times are the model's, so that durations are learnt from it."""
+    """A `Watcher` that the clock tells. Ends are the model's, and not when this process came to look: so durations are
+    learnt from it, and nobody is charged for what kept the process.
+    """
 
     def __init__(self, clock: Clock, report: Callable[..., None]) -> None:
         self._clock = clock
@@ -52,30 +54,33 @@ class ClockWatcher:
         if len(completions) == 1 and isinstance(completions[0], RunCompletion):  # nearly always
             token = completions[0].token
             assert isinstance(token, NullToken)
-            token.moment.when_over(partial(self._report_done, sequence, started))
+            token.moment.when_over(partial(self._report_done, sequence, started, (token.moment,)))
             return
-        left = len(completions)
+        left, moments = len(completions), []
 
-        def over() -> None:
+        def over(moment: Moment | None = None) -> None:
             nonlocal left
+            if moment is not None:
+                moments.append(moment)
             left -= 1
             if not left:
-                self._report_done(sequence, started)
+                self._report_done(sequence, started, moments)
 
         for completion in completions:
             if isinstance(completion, RunCompletion):
                 assert isinstance(completion.token, NullToken)
-                completion.token.moment.when_over(over)
+                completion.token.moment.when_over(partial(over, completion.token.moment))
             elif isinstance(completion, ArrayCompletion):
                 assert isinstance(completion.array, NullArray)
-                completion.array.moment.when_over(over)
+                completion.array.moment.when_over(partial(over, completion.array.moment))
             else:
                 assert isinstance(completion, ReadCompletion)
                 completion.when_done(lambda: self._clock.call_at(0.0, over))
 
-    def _report_done(self, sequence: int, started: int) -> None:
-        """Those that end together are reported together."""
-        self._ended.append((sequence, started, int(1e9 * self._clock.now())))
+    def _report_done(self, sequence: int, started: int, moments: Sequence[Moment]) -> None:
+        """Those that end together are reported together. What has no moment of its own ends now."""
+        ended = max([each.at for each in moments if each.at is not None], default=self._clock.now())
+        self._ended.append((sequence, started, int(1e9 * ended)))
         if len(self._ended) == 1:
             self._clock.call_after_due(self._report_ended)
 
