@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.protocol import messages as m
 from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
+from atoll.session.outgoing import Outgoing
 from atoll.session.session import ClusterSession
 
 WINDOW = 4
@@ -41,7 +42,7 @@ class FakeCluster:
         self._sent: list[Any] = []
         self.session = ClusterSession(
             welcome(**shape),
-            self,
+            Outgoing(self),
             self._open_channels,
             lambda: asyncio.get_running_loop().create_future(),
             first_handle,

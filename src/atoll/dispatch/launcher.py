@@ -117,6 +117,8 @@ class Launcher:
         """As `launch`, for a client whose proxy is to keep to its window. Raises INVALID_ARGUMENT where it does not."""
         check_window(session, message)
         self.launch(session, message)
+        if message.released:
+            self._buffers.release(session, message.released, delete=False)
 
     def launch(self, session: Session, message: m.Launch) -> None:
         """A client launches a program. What cannot run gives results that stand for the reason.

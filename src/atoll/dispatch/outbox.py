@@ -19,8 +19,9 @@ from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, is_only_for
 from atoll.scheduling.checks import LAUNCH_WINDOW
 from atoll.scheduling.frees import Frees
 
-# Of a session's credits, so many go together.
-_TOGETHER = LAUNCH_WINDOW // 8
+# Of a session's credits, so many go together. With more, its launches would come in bursts that take the controller
+# longer than hosts have work for.
+_TOGETHER = LAUNCH_WINDOW // 32
 
 
 class Outbox:

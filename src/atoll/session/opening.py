@@ -21,6 +21,7 @@ from atoll.security.roles import Role
 from atoll.session.channels import Channels
 from atoll.session.connection import DataChannels, OnBroken, OnFeed, Unreached
 from atoll.session.controller_lease import ControllerLease
+from atoll.session.outgoing import Outgoing
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
 from atoll.wire.resumption.dialing import DialedConnection, dial
@@ -179,9 +180,8 @@ class _Opening:
             case m.Welcome():
                 lease = ControllerLease(self._loop, lambda reason: self._silent(session, reason))
                 channels = self._open_channels(message, lease)
-                session = ClusterSession(
-                    message, self._connection, channels, self._loop.create_future, self._first_handle
-                )
+                outgoing = Outgoing(self._connection, self._loop.call_later)
+                session = ClusterSession(message, outgoing, channels, self._loop.create_future, self._first_handle)
                 self._opened = session
                 self._connection.on_message = session.handle
                 self._connection.on_lost = session.connection_lost

@@ -18,7 +18,6 @@ from atoll.protocol import messages as m
 from atoll.protocol.questions import DevicesAway
 from atoll.session.connection import (
     CallTaker,
-    ControlConnection,
     DataChannels,
     OnBroken,
     OnFeed,
@@ -29,6 +28,7 @@ from atoll.session.controller_lease import ControllerLease
 from atoll.session.functions import FunctionTable
 from atoll.session.hosts_away import HostsAway
 from atoll.session.irregular import SplitPrograms
+from atoll.session.outgoing import Outgoing
 from atoll.session.programs import ProgramCache
 from atoll.session.recorder import CallRecorder
 from atoll.session.window import LaunchWindow
@@ -54,13 +54,13 @@ class ClusterSession:
     def __init__(
         self,
         welcome: m.Welcome,
-        control: ControlConnection,
+        outgoing: Outgoing,
         open_channels: Callable[[OnFeed, OnBroken], DataChannels],
         make_future: Callable[[], ReplyFuture],
         first_handle: int = 1,
     ) -> None:
         self.welcome = welcome
-        self.send = control.send
+        self.send = outgoing.send
         self.make_future = make_future
         self.window = LaunchWindow(welcome.launch_window)
         self.lost: Status | None = None  # why the session is over
@@ -71,7 +71,7 @@ class ClusterSession:
         self.held: Callable[[], dict[int, bool] | None] = lambda: None
         self.lease: ControllerLease | None = None
         self.recorder = CallRecorder()
-        self._control = control
+        self._outgoing = outgoing
         self._channels = open_channels(self._on_feed, self._lose)
         self._functions = FunctionTable()
         self._split = split = SplitPrograms(self.send, self.number, self.mint)
@@ -95,7 +95,7 @@ class ClusterSession:
         self._closed = True
         if self.lease is not None:
             self.lease.end()
-        self._control.close()
+        self._outgoing.close()
         self._channels.close()
 
     def connection_lost(self, reason: str) -> None:
@@ -145,11 +145,11 @@ class ClusterSession:
             return self._split.launch(program, arguments, results, context, self.launch)
         credits = self._split.credits(program)
         self.window.take(credits)
-        self.send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), context, credits))
+        self._outgoing.launch(program, arguments, results, feeds, context, credits)
 
     def release(self, handles: Sequence[int], *, delete: bool = False) -> None:
         """The client needs these handles no more; with `delete`, nobody may use their memory either."""
-        self.send(m.Release(tuple(handles), delete=delete))
+        self._outgoing.release(handles, delete)
 
     def wait(self, handles: Sequence[int], then: Callable[[Status], None]) -> None:
         """Calls `then` once all of these are ready, or with their first error."""

@@ -14,6 +14,7 @@ from atoll.errors import ClusterError, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.policy import Policy
 from atoll.session.bare import BareClient
+from atoll.session.outgoing import Outgoing
 from atoll.session.session import ClusterSession
 from atoll.transfers.inbox import Inbox
 from atoll.virtual.clock import VirtualClock
@@ -100,7 +101,7 @@ class VirtualCluster:
             self._inboxes,
             partial(self.process.disconnect, connection),
         )
-        session = ClusterSession(welcome, ways, lambda on_feed, on_broken: ways, Future)
+        session = ClusterSession(welcome, Outgoing(ways), lambda on_feed, on_broken: ways, Future)
         session.on_lost = _raise
         handle = session.handle
         return BareClient(session, self.now)

@@ -32,6 +32,11 @@ class Moment:
         self._when_known: list[Callable[[], None]] = []
         self._when_over: list[Callable[[], None]] = []
 
+    def when(self) -> float:
+        """`at`, of one that is known."""
+        assert self.at is not None
+        return self.at
+
     @property
     def is_over(self) -> bool:
         return self.at is not None and self.at <= self._clock.now()

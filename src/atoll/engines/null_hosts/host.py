@@ -54,17 +54,17 @@ class ClockWatcher:
         if len(completions) == 1 and isinstance(completions[0], RunCompletion):  # nearly always
             token = completions[0].token
             assert isinstance(token, NullToken)
-            token.moment.when_over(partial(self._report_done, sequence, started, (token.moment,)))
+            token.moment.when_over(partial(self._report_end, sequence, started, token.moment))
             return
-        left, moments = len(completions), []
+        left, last = len(completions), Moment(self._clock, 0.0)
 
         def over(moment: Moment | None = None) -> None:
-            nonlocal left
-            if moment is not None:
-                moments.append(moment)
+            nonlocal left, last
+            moment = moment or Moment(self._clock, self._clock.now())  # what has none of its own
+            last = max(last, moment, key=Moment.when)
             left -= 1
             if not left:
-                self._report_done(sequence, started, moments)
+                self._report_end(sequence, started, last)
 
         for completion in completions:
             if isinstance(completion, RunCompletion):
@@ -77,12 +77,9 @@ class ClockWatcher:
                 assert isinstance(completion, ReadCompletion)
                 completion.when_done(lambda: self._clock.call_at(0.0, over))
 
-    def _report_done(self, sequence: int, started: int, moments: Sequence[Moment]) -> None:
-        """Those that end together are reported together. What has no moment of its own ends now."""
-        ended = max([each.at for each in moments if each.at is not None], default=self._clock.now())
-        self._ended.append((sequence, started, int(1e9 * ended)))
-        if len(self._ended) == 1:
-            self._clock.call_after_due(self._report_ended)
+    def _report_end(self, sequence: int, started: int, moment: Moment) -> None:
+        """Those that end together are reported together."""
+        self._report(m.Done(((sequence, started, int(1e9 * moment.when())),)))
 
     def _report_ended(self) -> None:
         ended, self._ended = self._ended, []

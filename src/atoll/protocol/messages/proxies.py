@@ -73,6 +73,7 @@ class Launch(Message, frozen=True, tag=44):
     feeds: tuple[int, ...]
     context: int = 0  # the client's number for the Python stack of its request
     credits: int = 1  # that it takes of its session's window until it has ended
+    released: tuple[int, ...] = ()  # handles that the client needs no more, after this
 
 
 class Release(Message, frozen=True, tag=45):
