@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from atoll.errors import OK, Code
 from atoll.ir.program import (
@@ -23,6 +24,21 @@ def test_memory_goes_after_the_last_launch_that_uses_it():
     run, free = play.outbox()
     assert isinstance(run, m.Run)
     assert free == m.Free(play.session, (10, 11))
+
+
+def test_what_a_client_releases_with_a_launch_goes_after_it():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    run, free = play.say(m.Launch(1, (10,), (11,), (), released=(10,)))
+    assert isinstance(run, m.Run)
+    assert free == m.Free(play.session, (10,))
+
+
+def test_what_is_released_with_a_launch_that_cannot_be_goes_all_the_same():
+    play = Play()
+    play.array(10)
+    assert m.Free(play.session, (10,)) in play.say(m.Launch(99, (10,), (11,), (), released=(10,)))
 
 
 def test_memory_that_a_waiting_gang_needs_stays_until_it_starts():
@@ -70,6 +86,20 @@ def test_a_released_programs_plan_stays_for_the_launches_before():
 
 
 # ---- memory of limited devices: arrays of `on` take 8 bytes
+
+
+@pytest.mark.parametrize(("device_memory", "first"), [(20, m.Free), (1000, m.Run)])
+def test_hosts_learn_what_goes_before_a_gang_only_where_it_may_not_fit_beside_that(device_memory: int, first: type):
+    play = Play(device_memory=device_memory)
+    play.with_call()
+    play.array(10)
+    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    play.done(run.sequence)
+    play.proxy(play.session, m.Release((10,)))
+    play.proxy(play.session, m.Launch(1, (11,), (12,), ()))
+    messages = play.outbox()
+    assert {type(each) for each in messages} == {m.Free, m.Run}
+    assert isinstance(messages[0], first)
 
 
 def test_what_does_not_fit_waits_until_others_let_go():

@@ -8,6 +8,7 @@ from atoll.errors import PipelineError
 from atoll.pipelines.entries import Entry, Kind, Times
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import SCHEDULES, schedule
+from atoll.protocol.spans import Span
 
 SIZES = [(1, 1), (1, 4), (2, 2), (2, 8), (4, 4), (4, 16), (8, 32), (16, 64)]
 
@@ -133,3 +134,15 @@ def test_a_schedule_is_drawn_with_a_bar_an_entry() -> None:
     axes = table.plot()
     assert len(axes.patches) == sum(map(len, table.rows))
     pyplot.close(axes.figure)
+
+
+def test_a_run_of_it_is_drawn_with_a_bar_a_span() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="pictures need the extra plot")
+    pyplot.switch_backend("agg")
+    figure, (above, below) = pyplot.subplots(2)
+    table = schedule("1f1b", 2, 2)
+    table.plot(ax=above)
+    spans = [Span(0, 0, 1, "step", "call", i, i, i + 1, function="jit_part_0_forward") for i in (5_000, 6_000)]
+    assert len(table.plot_run(spans, ax=below).patches) == 2
+    assert "as it ran" in below.get_title()
+    pyplot.close(figure)

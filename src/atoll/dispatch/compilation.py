@@ -180,6 +180,7 @@ class Compilation:
                 )
             if message.function in self.functions.users:  # else it was released meanwhile
                 self.functions.scratch[message.function] = message.scratch_bytes
+                self.functions.titles[message.function] = message.name
                 if message.calls_client:
                     self.functions.calls_client.add(message.function)
         self._settle(message.function, host, message.status, message.info)

@@ -64,7 +64,14 @@ class ProgramRegistry:
         number = self._next_plan
         account = self._meter.account(session.tenant.name, session.number, session.label, definition.name)
         program = register(
-            definition, number, locations, functions, registry.scratch_of, registry.calls_client, account
+            definition,
+            number,
+            locations,
+            functions,
+            registry.scratch_of,
+            registry.calls_client,
+            account,
+            registry.titles,
         )
         self._estimates.begin(program)
         self._next_plan += 1

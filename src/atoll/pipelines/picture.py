@@ -1,12 +1,13 @@
-"""Pictures of a schedule: as text, which needs nothing, and with matplotlib."""
+"""Pictures of a schedule: as text, which needs nothing, and with matplotlib; and of what really ran of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from atoll.errors import PipelineError
 from atoll.pipelines.entries import Check, Entry, Kind
+from atoll.pipelines.run import Ran, bars, idle
 
 _COLOURS = {Kind.FORWARD: "#8fb4e3", Kind.BACKWARD: "#9bd0a1", Kind.INPUT: "#9bd0a1", Kind.WEIGHTS: "#f0c48a"}
 
@@ -33,25 +34,48 @@ def text(name: str, rows: Rows, check: Check) -> str:
 
 
 def plot(name: str, rows: Rows, check: Check, ax: Any = None) -> Any:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise PipelineError(
-            "plot() needs matplotlib: pip install 'atoll[plot]'; print(schedule) draws the table as text"
-        ) from None
     several = _several(rows)
-    if ax is None:
-        _, ax = plt.subplots(figsize=(max(6.0, 0.28 * check.length), 0.8 + 0.4 * len(rows)))
+    ax = ax or _axes(rows, check.length)
     for stage, row in enumerate(rows):
         for entry in row:
             start, end = check.spans[entry]
             ax.barh(stage, end - start, left=start, color=_COLOURS[entry.kind], edgecolor="white")
             ax.text((start + end) / 2, stage, _name(entry, several), ha="center", va="center", fontsize=7)
+    _label(ax, rows, f"{name}: bubble {100 * check.bubble:.1f} %", "time")
+    return ax
+
+
+def plot_run(name: str, rows: Rows, spans: Iterable[Ran], ax: Any = None) -> Any:
+    """What the spans of a trace say that ran of a step, in the same colours."""
+    ran = bars(rows, spans)
+    several = _several(rows)
+    ax = ax or _axes(rows, 2.0 * max(map(len, rows)))
+    origin = min(bar.start for bar in ran)
+    for bar in ran:
+        start, end = (bar.start - origin) / 1e6, (bar.end - origin) / 1e6
+        ax.barh(bar.stage, end - start, left=start, color=_COLOURS[bar.entries[-1].kind], edgecolor="white")
+        label = " ".join([_name(entry, several) for entry in bar.entries])
+        ax.text((start + end) / 2, bar.stage, label, ha="center", va="center", fontsize=7)
+    _label(ax, rows, f"{name}, as it ran: stages idle for {100 * idle(ran):.1f} %", "ms")
+    return ax
+
+
+def _axes(rows: Rows, length: float) -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise PipelineError(
+            "a plot needs matplotlib: pip install 'atoll[plot]'; print(schedule) draws the table as text"
+        ) from None
+    _, ax = plt.subplots(figsize=(max(6.0, 0.28 * length), 0.8 + 0.4 * len(rows)))
+    return ax
+
+
+def _label(ax: Any, rows: Rows, title: str, unit: str) -> None:
     ax.set_yticks(range(len(rows)), [f"stage {stage}" for stage in range(len(rows))])
     ax.invert_yaxis()
-    ax.set_xlabel("time")
-    ax.set_title(f"{name}: bubble {100 * check.bubble:.1f} %")
-    return ax
+    ax.set_xlabel(unit)
+    ax.set_title(title)
 
 
 def _several(rows: Rows) -> bool:

@@ -73,6 +73,19 @@ class Schedule:
         """
         return picture.plot(self.name, self.rows, self.check(times), ax)
 
+    def plot_run(self, spans: Iterable[Any], ax: Any = None) -> Any:
+        """Draws what really ran of one step, by its spans, as `plot` draws the table; for example
+
+            _, (above, below) = plt.subplots(2)
+            with pw.trace() as spans:
+                state, loss = jax.block_until_ready(pipe.step(state, batch))
+            pipe.schedule.plot(ax=above)
+            pipe.schedule.plot_run(spans, ax=below)
+
+        Raises PipelineError where matplotlib is missing, or the spans have nothing of this table.
+        """
+        return picture.plot_run(self.name, self.rows, spans, ax)
+
     def check(self, times: Times = DEFAULT_TIMES) -> Check:
         """Runs the table as the stages would: each entry when its stage is free and what it needs has come.
 

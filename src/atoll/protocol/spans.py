@@ -15,7 +15,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `kind` is what the gang does: call, put, get, move, send, receive, rearrange, send rows or receive rows. `nodes` is
     how many nodes of the program were dispatched together as this gang. `devices` are the ordinals of those that it
     kept busy. `nbytes` are those that the gang moves, on all of its hosts together; of rows, those that this host
-    moves. Gangs of one node on several islands have the same `node`.
+    moves. Gangs of one node on several islands have the same `node`. `function` is what it computes, by the name that
+    JAX gives it, such as `jit_step`, or for several nodes `jit_a, jit_b x3`.
 
     It was `launched` by its session, waited in the controller for the reasons of `waits`, one after another, each with
     its nanoseconds, was dispatched when these were over, and `enqueued` on the host's devices.
@@ -38,6 +39,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     waits: tuple[tuple[str, int], ...] = ()
     nbytes: int = 0
     node: int = 0
+    function: str = ""
 
     @property
     def dispatched(self) -> int:

@@ -8,7 +8,8 @@ milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from atoll.cluster.locations import total
 from atoll.scheduling.gangs import Experience, GangSpec
@@ -91,6 +92,13 @@ def _fits(unit: Sequence[GangSpec], gang: GangSpec) -> bool:
     )
 
 
+def _counted(titles: Iterable[str]) -> Iterator[str]:
+    """As people read them: those that follow themselves once, with how often."""
+    for title, same in groupby(titles):
+        count = len(list(same))
+        yield title if count == 1 else f"{title} x{count}"
+
+
 def _joined(gangs: Sequence[GangSpec]) -> GangSpec:
     """One gang of several nodes. What is made and dropped within it is part of what it needs while it runs."""
     first = gangs[0]
@@ -121,4 +129,5 @@ def _joined(gangs: Sequence[GangSpec]) -> GangSpec:
         experience=Experience(sum(gang.experience.estimate for gang in gangs)),
         segments=len(gangs),
         moved=sum(gang.moved for gang in gangs),
+        title=", ".join(_counted([gang.title for gang in gangs if gang.title])),
     )

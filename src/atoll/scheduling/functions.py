@@ -36,6 +36,7 @@ class FunctionRegistry:
     locations: dict[str, DeviceAssignment] = field(default_factory=dict)  # where each of them runs
     contents: dict[str, str] = field(default_factory=dict)  # the hashes of what their clients sent
     scratch: dict[str, int] = field(default_factory=dict)  # bytes on each of its devices while it runs
+    titles: dict[str, str] = field(default_factory=dict)  # by which people know them
     calls_client: set[str] = field(default_factory=set)  # those that call their client's Python
     # Compilations under way, in the order in which each host was asked: its answers come in any order.
     waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class FunctionRegistry:
         self.locations.pop(name, None)
         self.contents.pop(name, None)
         self.scratch.pop(name, None)
+        self.titles.pop(name, None)
         self.calls_client.discard(name)
         return True
 

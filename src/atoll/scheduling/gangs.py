@@ -90,6 +90,7 @@ class GangSpec:
     segments: int = 1  # of each of its hosts' plans
     late: Late | None = None
     moved: int = 0  # bytes that it writes in moving them
+    title: str = ""  # of its functions: people know them so
     device_count: int = field(init=False)
     _memory: GangMemory | None = field(default=None, init=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -115,11 +116,12 @@ def register(
     scratch_of: Callable[[str], MemoryRequirement],
     calls_client: Container[str] = (),
     account: Account | None = None,
+    titles: Mapping[str, str] = MappingProxyType({}),
 ) -> RegisteredProgram:
     """Lowers a program, whose plans are to have this number, and whose launches are charged to the account.
 
     `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs; those in
-    `calls_client` call their client's Python meanwhile.
+    `calls_client` call their client's Python meanwhile. People know functions by their `titles`.
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
@@ -149,7 +151,9 @@ def register(
     for gang, segments in zip(lowered.gangs, segments_of, strict=True):
         scratch = on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
         late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
-        nodes.setdefault(gang.node, []).append(_spec(gang, segments, lowered, position_of, program, scratch, late, on))
+        spec = _spec(gang, segments, lowered, position_of, program, scratch, late, on)
+        spec.title = titles.get(gang.function, "")
+        nodes.setdefault(gang.node, []).append(spec)
     gangs = tuple(tuple(each) for each in nodes.values())
     islands = tuple(sorted({gang.island for gang in lowered.gangs}))
     return RegisteredProgram(

@@ -80,6 +80,7 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
                 waits,
                 self.nbytes,
                 self.node,
+                self.spec.title,
             )
 
     def bare_spans(self, offset: Callable[[int], int]) -> Iterable[Span]:
@@ -98,6 +99,7 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
                 ended + shift,
                 segments,
                 devices[host],
+                function=self.spec.title,
             )
 
 

@@ -28,9 +28,6 @@ class VirtualClock:
     def call_soon(self, call: Callable[[], None]) -> None:
         self.call_at(self._now, call)
 
-    def call_after_due(self, call: Callable[[], None]) -> None:
-        call()  # each has its own moment
-
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         self.call_at(self._now + seconds, call)
 

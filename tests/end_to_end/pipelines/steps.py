@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import atoll as pw
+from atoll.pipelines.run import bars
 from tests.end_to_end.pipelines import models
 
 
@@ -70,6 +71,19 @@ def calls_of_a_step(stages: int, microbatches: int, replicas: int) -> list[tuple
     with pw.trace() as spans:
         jax.block_until_ready(pipe.step(state, batch))
     return [(span.island, span.program, span.launched, span.nodes) for span in spans if span.kind == "call"]
+
+
+def entries_that_ran(stages: int, microbatches: int) -> tuple[list[str], list[str]]:
+    """Those of a step's table, and those that its spans say, in no order."""
+    params, loss = models.plain_model(2)
+    pipe = pw.pipeline(loss, islands()[:stages], microbatches, models.optimizer(), "gpipe")
+    batch = models.batches(1)[0]
+    state = pipe.init(params, batch)
+    state, _ = jax.block_until_ready(pipe.step(state, batch))
+    with pw.trace() as spans:
+        jax.block_until_ready(pipe.step(state, batch))
+    ran = [str(entry) for bar in bars(pipe.schedule.rows, spans) for entry in bar.entries]
+    return sorted(str(entry) for row in pipe.schedule.rows for entry in row), sorted(ran)
 
 
 def page() -> list[float]:

@@ -102,6 +102,11 @@ def test_a_step_is_one_program(four_islands: RemotePython) -> None:
     assert {island for island, *_ in calls} == {0, 1, 2, 3}
 
 
+def test_the_spans_of_a_step_are_the_entries_of_its_table(four_islands: RemotePython) -> None:
+    table, ran = four_islands.call(steps.entries_that_ran, 2, 4, seconds=SECONDS)
+    assert ran == table
+
+
 def test_a_step_of_one_stage_and_one_microbatch_is_one_compiled_function(four_islands: RemotePython) -> None:
     ((island, program, _, nodes),) = four_islands.call(steps.calls_of_a_step, 1, 1, 1, seconds=SECONDS)
     assert (island, program, nodes) == (0, "pipeline_step", 1)

@@ -31,7 +31,6 @@ class FineClock:
         if self._timer < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._after: list[Callable[[], None]] = []  # what is due
         self._numbers = count()
         self._loop = loop
         self._looks = False  # soon, at what is due
@@ -47,20 +46,10 @@ class FineClock:
             self._looks = True
             self._loop.call_soon(self._look)
 
-    def call_after_due(self, call: Callable[[], None]) -> None:
-        self._after.append(call)
-        if not self._looks:
-            self._looks = True
-            self._loop.call_soon(self._look)
-
     def _look(self) -> None:
-        self._looks = True  # what is called needs not have it look again
+        self._looks = False
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
-        calls, self._after = self._after, []
-        for call in calls:
-            call()
-        self._looks = False
         if self._due and self._due[0][0] != self._set_for:
             self._set(self._due[0][0])
 

@@ -17,9 +17,6 @@ class Clock(Protocol):
 
     def call_at(self, when: float, call: Callable[[], None]) -> object: ...
 
-    def call_after_due(self, call: Callable[[], None]) -> object:
-        """Calls it when all that is due now has been called."""
-
 
 class Moment:
     """A point in time, which may not be known yet (`at` is None)."""

@@ -48,7 +48,6 @@ class ClockWatcher:
     def __init__(self, clock: Clock, report: Callable[..., None]) -> None:
         self._clock = clock
         self._report = report
-        self._ended: list[tuple[int, int, int]] = []
 
     def watch(self, device: int, sequence: int, started: int, completions: Sequence[Completion]) -> None:
         if len(completions) == 1 and isinstance(completions[0], RunCompletion):  # nearly always
@@ -78,12 +77,7 @@ class ClockWatcher:
                 completion.when_done(lambda: self._clock.call_at(0.0, over))
 
     def _report_end(self, sequence: int, started: int, moment: Moment) -> None:
-        """Those that end together are reported together."""
         self._report(m.Done(((sequence, started, int(1e9 * moment.when())),)))
-
-    def _report_ended(self) -> None:
-        ended, self._ended = self._ended, []
-        self._report(m.Done(tuple(ended)))
 
 
 class NullHost:

@@ -74,10 +74,13 @@ class _Line(Generic[Who]):
                 return who
         return None
 
-    def serve(self, who: Who) -> None:
-        """It is served now: who joins starts here."""
+    def serve(self, who: Who, stays: bool) -> None:
+        """The first is served now: who joins starts here. It leaves the line unless it `stays`."""
         if self.now < who.key:
             self.now = who.key
+        if not stays:
+            who.is_waiting = False
+            heappop(self._heap)
 
     def charge(self, who: Who, amount: float, least: float, took: float) -> None:
         """Negative where it was charged too much before. It moves forward in line for no less than `least`.
@@ -122,10 +125,8 @@ class _Tenant(_Served):
         session = self.line.first()
         if session is None:
             return None
-        self.line.serve(session)
         ticket = session.ready.popleft()
-        if not session.ready:
-            session.is_waiting = False
+        self.line.serve(session, bool(session.ready))
         return ticket
 
 
@@ -155,8 +156,10 @@ class FairShares(Policy):
         tenant = session.tenant
         if tenant.priority != ticket.tenant.settings.priority:
             self._move(tenant, ticket.tenant.settings.priority)
-        if not (session.is_waiting and (tenant.is_waiting or tenant is self._only)):
-            self._wait(session)
+        if not session.is_waiting:
+            tenant.line.join(session)
+        if not tenant.is_waiting and self._only is None:
+            self._lines[tenant.priority].join(tenant)
 
     def take(self) -> Ticket[Any] | None:
         if self._alone is not None:
@@ -169,31 +172,35 @@ class FairShares(Policy):
             while (tenant := line.first()) is not None:
                 ticket = tenant.take()
                 if ticket is not None:
-                    line.serve(tenant)
+                    line.serve(tenant, stays=True)
                     return ticket
                 tenant.is_waiting = False
         return None
 
     def commit(self, gang: Gang[Any]) -> None:
-        if self._alone is None and gang.weight:
+        if self._alone is not None or not gang.weight:
+            return
+        session = self._sessions.get(gang.ticket.session)
+        if session is not None:
             expected = gang.estimate * gang.devices
-            self._charge(gang, expected, expected)
+            session.tenant.line.charge(session, expected, expected, 0)
+            if self._only is None:
+                self._charge_tenant(gang, session.tenant, expected, expected, 0)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        if self._alone is None and gang.weight:
-            expected = gang.estimate * gang.devices
-            self._charge(gang, nanoseconds - expected, expected, nanoseconds)
-
-    def _charge(self, gang: Gang[Any], amount: int, expected: int, took: int = 0) -> None:
-        session = self._sessions.get(gang.ticket.session)
-        if session is None:
+        if self._alone is not None or not gang.weight:
             return
-        tenant = session.tenant
-        # A place in line is worth a gang: for less it stays as it is.
-        tenant.line.charge(session, amount, expected, took)
-        if self._only is None:
-            share = gang.ticket.tenant.settings.share
-            self._lines[tenant.priority].charge(tenant, amount / share, expected / share, took / share)
+        session = self._sessions.get(gang.ticket.session)
+        if session is not None:
+            expected = gang.estimate * gang.devices
+            # A place in line is worth a gang: for less it stays as it is.
+            session.tenant.line.charge(session, nanoseconds - expected, expected, nanoseconds)
+            if self._only is None:
+                self._charge_tenant(gang, session.tenant, nanoseconds - expected, expected, nanoseconds)
+
+    def _charge_tenant(self, gang: Gang[Any], tenant: _Tenant, amount: int, expected: int, took: int) -> None:
+        share = gang.ticket.tenant.settings.share
+        self._lines[tenant.priority].charge(tenant, amount / share, expected / share, took / share)
 
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)
