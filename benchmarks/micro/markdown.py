@@ -38,7 +38,7 @@ def render(run: RunRecord) -> str:
         "|---|---|---|---:|---:|---:|---|",
     ]
     for benchmark in run.benchmarks:
-        first, second, *others = benchmark.contestants
+        first, second, *others = *benchmark.contestants, *("",) * (len(benchmark.contestants) == 1)
         lines.append(f"| {benchmark.key} | **{benchmark.title}** | | {first} | {second} | | |")
         for metric in benchmark.metrics:
             cells = [figure(metric, first), figure(metric, second), quotient(metric.ratio), metric.target or ""]

@@ -103,6 +103,9 @@ class ModelHost:
             ):
                 self.lines[session].append(message)
                 self.go_on()
+            case m.FreeMany(frees=frees):
+                for each in frees:
+                    self.take(each)
             case m.SendAside(session=session, pieces=pieces):
                 for piece, feed, hosts in pieces:
                     assert piece.number in self.asides[session], "a piece comes back that is not aside"

@@ -41,6 +41,16 @@ def test_what_is_released_with_a_launch_that_cannot_be_goes_all_the_same():
     assert m.Free(play.session, (10,)) in play.say(m.Launch(99, (10,), (11,), (), released=(10,)))
 
 
+def test_what_several_sessions_release_in_one_turn_is_one_message_to_a_host():
+    play = Play()
+    first, second = play.session, play.open(43).number
+    for play.session, handle in ((first, 10), (second, 20)):
+        play.array(handle)
+    play.proxy(first, m.Release((10,)))
+    play.proxy(second, m.Release((20,)))
+    assert play.outbox() == [m.FreeMany((m.Free(first, (10,)), m.Free(second, (20,))))]
+
+
 def test_memory_that_a_waiting_gang_needs_stays_until_it_starts():
     play = Play()
     play.with_call()

@@ -69,6 +69,7 @@ SAMPLES: dict[Any, Any] = {
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
 }
 SAMPLES[m.GroupEnds] = m.GroupEnds(7, (0, 1), (1, 2, 3, 4))
+SAMPLES[m.Free] = m.Free(1, (2, 3), True)
 SAMPLES[m.VirtualDevice] = m.VirtualDevice(0, 0, 0, SAMPLES[m.DeviceInfo])
 
 

@@ -183,8 +183,11 @@ class Outbox:
         """Names the memory that goes now: what is sent next needs it."""
         if self._frees.is_empty:  # it is asked before every gang
             return
+        by_hosts: dict[tuple[int, ...], list[m.Free]] = {}
         for hosts, session, handles, delete in self._frees.take():
-            self.to_hosts(hosts, m.Free(session, handles, delete))
+            by_hosts.setdefault(hosts, []).append(m.Free(session, handles, delete))
+        for hosts, frees in by_hosts.items():
+            self.to_hosts(hosts, frees[0] if len(frees) == 1 else m.FreeMany(tuple(frees)))
 
     def take(self) -> list[AnyAction]:
         self.flush_frees()

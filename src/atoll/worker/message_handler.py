@@ -65,6 +65,9 @@ class MessageHandler:
             self._execute(message)
             return True
         match message:
+            case m.FreeMany(frees):
+                for each in frees:
+                    self._execute(each)
             case m.OpenStore():
                 self._execute(message)
                 self._functions.python.begin(message.session)

@@ -247,6 +247,12 @@ class Free(Message, frozen=True, tag=25):
     delete: bool = False
 
 
+class FreeMany(Message, frozen=True, tag=124):
+    """The same of several sessions, in this order."""
+
+    frees: tuple[Free, ...]
+
+
 class OpenStore(Message, frozen=True, tag=26):
     """A session begins; `secret` opens the data port for it."""
 
@@ -363,6 +369,7 @@ ToWorker = (
     | Yield
     | Limit
     | Free
+    | FreeMany
     | OpenStore
     | CloseStore
     | DropFeed

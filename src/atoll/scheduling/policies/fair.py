@@ -23,6 +23,8 @@ Who = TypeVar("Who", bound="_Served")
 # Who was away for as long as so many gangs of its own in virtual time comes anew; else those who are now and then a
 # little behind would pay for it each time.
 _AWAY_GANGS = 16
+# What differs from what was expected by less than this part of it is charged a little later: it changes no order.
+_LITTLE = 16
 
 
 class _Served:
@@ -103,11 +105,14 @@ class _Line(Generic[Who]):
 
 
 class _Session(_Served):
-    __slots__ = ("ready", "tenant")
+    """`owed` is what is charged with its next gang."""
+
+    __slots__ = ("owed", "ready", "tenant")
 
     def __init__(self, tenant: _Tenant) -> None:
         super().__init__()
         self.tenant = tenant
+        self.owed = 0
         self.ready: deque[Ticket[Any]] = deque()
 
 
@@ -122,11 +127,12 @@ class _Tenant(_Served):
 
     def take(self) -> Ticket[Any] | None:
         """Of the session that goes next."""
-        session = self.line.first()
+        line = self.line
+        session = line.first()
         if session is None:
             return None
         ticket = session.ready.popleft()
-        self.line.serve(session, bool(session.ready))
+        line.serve(session, bool(session.ready))
         return ticket
 
 
@@ -182,8 +188,9 @@ class FairShares(Policy):
             return
         session = self._sessions.get(gang.ticket.session)
         if session is not None:
-            expected = gang.estimate * gang.devices
-            session.tenant.line.charge(session, expected, expected, 0)
+            expected, owed = gang.estimate * gang.devices, session.owed
+            session.owed = 0
+            session.tenant.line.charge(session, expected + owed, expected, 0)
             if self._only is None:
                 self._charge_tenant(gang, session.tenant, expected, expected, 0)
 
@@ -193,8 +200,13 @@ class FairShares(Policy):
         session = self._sessions.get(gang.ticket.session)
         if session is not None:
             expected = gang.estimate * gang.devices
-            # A place in line is worth a gang: for less it stays as it is.
-            session.tenant.line.charge(session, nanoseconds - expected, expected, nanoseconds)
+            amount = nanoseconds - expected
+            if session.is_new or not -expected < _LITTLE * amount < expected:
+                # A place in line is worth a gang: for less it stays as it is.
+                session.tenant.line.charge(session, amount, expected, nanoseconds)
+            else:
+                session.owed += amount
+                session.gang = nanoseconds
             if self._only is None:
                 self._charge_tenant(gang, session.tenant, nanoseconds - expected, expected, nanoseconds)
 
