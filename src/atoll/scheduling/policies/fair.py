@@ -76,13 +76,10 @@ class _Line(Generic[Who]):
                 return who
         return None
 
-    def serve(self, who: Who, stays: bool) -> None:
-        """The first is served now: who joins starts here. It leaves the line unless it `stays`."""
+    def serve(self, who: Who) -> None:
+        """The first is served now: who joins starts here."""
         if self.now < who.key:
             self.now = who.key
-        if not stays:
-            who.is_waiting = False
-            heappop(self._heap)
 
     def charge(self, who: Who, amount: float, least: float, took: float) -> None:
         """Negative where it was charged too much before. It moves forward in line for no less than `least`.
@@ -116,6 +113,26 @@ class _Session(_Served):
         self.ready: deque[Ticket[Any]] = deque()
 
 
+class _Sessions(_Line[_Session]):
+    """A tenant's sessions that have something ready."""
+
+    __slots__ = ()
+
+    def take(self) -> Ticket[Any] | None:
+        """Of the one that goes next, which leaves the line where it has no more."""
+        session = self.first()
+        if session is None:
+            return None
+        ready = session.ready
+        ticket = ready.popleft()
+        if self.now < session.key:
+            self.now = session.key
+        if not ready:
+            session.is_waiting = False
+            heappop(self._heap)
+        return ticket
+
+
 class _Tenant(_Served):
     __slots__ = ("line", "priority", "sessions")
 
@@ -123,17 +140,7 @@ class _Tenant(_Served):
         super().__init__()
         self.priority = priority
         self.sessions: dict[int, _Session] = {}
-        self.line: _Line[_Session] = _Line()
-
-    def take(self) -> Ticket[Any] | None:
-        """Of the session that goes next."""
-        line = self.line
-        session = line.first()
-        if session is None:
-            return None
-        ticket = session.ready.popleft()
-        line.serve(session, bool(session.ready))
-        return ticket
+        self.line = _Sessions()
 
 
 class FairShares(Policy):
@@ -172,13 +179,13 @@ class FairShares(Policy):
             ready = self._alone.ready
             return ready.popleft() if ready else None
         if self._only is not None:
-            return self._only.take()
+            return self._only.line.take()
         for priority in self._priorities:
             line = self._lines[priority]
             while (tenant := line.first()) is not None:
-                ticket = tenant.take()
+                ticket = tenant.line.take()
                 if ticket is not None:
-                    line.serve(tenant, stays=True)
+                    line.serve(tenant)
                     return ticket
                 tenant.is_waiting = False
         return None
@@ -188,9 +195,12 @@ class FairShares(Policy):
             return
         session = self._sessions.get(gang.ticket.session)
         if session is not None:
-            expected, owed = gang.estimate * gang.devices, session.owed
-            session.owed = 0
-            session.tenant.line.charge(session, expected + owed, expected, 0)
+            expected, line = gang.estimate * gang.devices, session.tenant.line
+            amount, session.owed = expected + session.owed, 0
+            if session.is_waiting:
+                line.charge(session, amount, expected, 0)
+            else:  # as `charge` does it: nearly all come by here
+                session.time = (session.time if session.time > line.now else line.now) + amount
             if self._only is None:
                 self._charge_tenant(gang, session.tenant, expected, expected, 0)
 
