@@ -26,7 +26,7 @@ def stop_one_that_starts(user: User, but: set[psutil.Process]) -> psutil.Process
     return stopped
 
 
-@pytest.mark.parametrize("engine", ["local", "hosts"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("hosts", marks=pytest.mark.thorough)])
 def test_a_worker_that_is_stopped_while_it_starts_is_replaced(user: User, engine: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     hosts: list[subprocess.Popen[str]] = []

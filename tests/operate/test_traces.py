@@ -25,6 +25,17 @@ def test_a_span_is_an_event_in_its_hosts_row_and_times_begin_with_the_first():
     assert (second["name"], second["ts"], second["dur"]) == ("copy (receive)", 1.0, 0.5)
 
 
+def test_a_span_has_the_name_of_the_function_that_it_runs():
+    (event,) = (
+        each
+        for each in json.loads(chrome_trace(TraceRecord([Span(0, 0, 1, "step", "call", 7, 5, 9, function="jit_f")])))[
+            "traceEvents"
+        ]
+        if each["ph"] == "X"
+    )
+    assert (event["name"], event["args"]["program"]) == ("jit_f", "step")
+
+
 def test_a_trace_of_nothing_is_still_one():
     assert json.loads(chrome_trace(TraceRecord()))["traceEvents"] == []
 

@@ -18,7 +18,7 @@ from tests.controller.play import Play, on
 def record(trace: Trace, sequence: int, started: int, ended: int, *devices: int, host: int = 0) -> None:
     """A gang of one host ends. Of what stands behind it the trace takes no more than this."""
     launch: Any = SimpleNamespace(session=1, program=SimpleNamespace(name="f"), seconds=0.0)
-    spec: Any = SimpleNamespace(kind="call", segments=1, devices={host: devices})
+    spec: Any = SimpleNamespace(kind="call", segments=1, devices={host: devices}, title="jit_f")
     ticket: Any = SimpleNamespace(number=sequence)
     run = SimpleNamespace(launch=launch, spec=spec, waited=())
     gang: Any = SimpleNamespace(island=0, sequence=sequence, run=run, ticket=ticket)

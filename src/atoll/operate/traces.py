@@ -160,6 +160,7 @@ class _Writer:
         name = f"{span.program} ({span.kind})"
         if span.kind == "call":
             name = span.function or span.program
+        if name == span.function:
             args["program"] = span.program
         yield self._bar(name, span.kind, span.island, _row(span.host, _device(span)), span.started, span.ended, args)
 

@@ -74,7 +74,7 @@ class Schedule:
         return picture.plot(self.name, self.rows, self.check(times), ax)
 
     def plot_run(self, spans: Iterable[Any], ax: Any = None) -> Any:
-        """Draws what really ran of one step, by its spans, as `plot` draws the table; for example
+        """Draws what really ran of one step, by its spans, as `plot` draws the table. For example::
 
             _, (above, below) = plt.subplots(2)
             with pw.trace() as spans:
