@@ -38,7 +38,8 @@ def render(run: RunRecord) -> str:
         "|---|---|---|---:|---:|---:|---|",
     ]
     for benchmark in run.benchmarks:
-        first, second, *others = *benchmark.contestants, *("",) * (len(benchmark.contestants) == 1)
+        first, *peers = benchmark.contestants
+        second, *others = peers or [""]  # some have no peer
         lines.append(f"| {benchmark.key} | **{benchmark.title}** | | {first} | {second} | | |")
         for metric in benchmark.metrics:
             cells = [figure(metric, first), figure(metric, second), quotient(metric.ratio), metric.target or ""]

@@ -1,7 +1,7 @@
 """What the controller has decided to do, in order.
 
-Memory that goes is named last, once a host and session: messages to a host arrive in order, so a `Free` comes after the
-last run that uses it. So are credits, once a session; those of a session that has more in flight wait for one another,
+Memory that goes is named last, once a host: messages to a host arrive in order, so a `Free` comes after the last run
+that uses it. So are credits, once a session; those of a session that has more in flight wait for one another,
 since its proxy needs none while there is room in its window.
 
 Hosts of a group get all but pings by way of their relay: one message for all of the group that get the same.
@@ -181,7 +181,7 @@ class Outbox:
 
     def flush_frees(self) -> None:
         """Names the memory that goes now: what is sent next needs it."""
-        if self._frees.is_empty:  # it is asked before every gang
+        if self._frees.is_empty:
             return
         by_hosts: dict[tuple[int, ...], list[m.Free]] = {}
         for hosts, session, handles, delete in self._frees.take():
@@ -190,7 +190,7 @@ class Outbox:
             self.to_hosts(hosts, frees[0] if len(frees) == 1 else m.FreeMany(tuple(frees)))
 
     def take(self) -> list[AnyAction]:
-        self.flush_frees()
+        """All that was decided since the last time, but for memory that has not been named yet."""
         for session in self._due:
             count = self._credits.pop(session, 0)
             if count:

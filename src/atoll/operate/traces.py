@@ -157,10 +157,10 @@ class _Writer:
                 waits[reason] += nanoseconds
             args["waited_ms"] = {reason: nanoseconds / 1e6 for reason, nanoseconds in waits.items()}
             args["device_queue_ms"] = (span.started - span.enqueued) / 1e6
-        name = f"{span.program} ({span.kind})"
-        if span.kind == "call":
-            name = span.function or span.program
-        if name == span.function:
+        name = span.function or span.program
+        if span.kind != "call":
+            name = f"{span.program} ({span.kind})"
+        elif span.function:
             args["program"] = span.program
         yield self._bar(name, span.kind, span.island, _row(span.host, _device(span)), span.started, span.ended, args)
 

@@ -38,9 +38,7 @@ def plot(name: str, rows: Rows, check: Check, ax: Any = None) -> Any:
     ax = ax or _axes(rows, check.length)
     for stage, row in enumerate(rows):
         for entry in row:
-            start, end = check.spans[entry]
-            ax.barh(stage, end - start, left=start, color=_COLOURS[entry.kind], edgecolor="white")
-            ax.text((start + end) / 2, stage, _name(entry, several), ha="center", va="center", fontsize=7)
+            _bar(ax, stage, (entry,), *check.spans[entry], several)
     _label(ax, rows, f"{name}: bubble {100 * check.bubble:.1f} %", "time")
     return ax
 
@@ -52,10 +50,7 @@ def plot_run(name: str, rows: Rows, spans: Iterable[Ran], ax: Any = None) -> Any
     ax = ax or _axes(rows, 2.0 * max(map(len, rows)))
     origin = min(bar.start for bar in ran)
     for bar in ran:
-        start, end = (bar.start - origin) / 1e6, (bar.end - origin) / 1e6
-        ax.barh(bar.stage, end - start, left=start, color=_COLOURS[bar.entries[-1].kind], edgecolor="white")
-        label = " ".join([_name(entry, several) for entry in bar.entries])
-        ax.text((start + end) / 2, bar.stage, label, ha="center", va="center", fontsize=7)
+        _bar(ax, bar.stage, bar.entries, (bar.start - origin) / 1e6, (bar.end - origin) / 1e6, several)
     _label(ax, rows, f"{name}, as it ran: stages idle for {100 * idle(ran):.1f} %", "ms")
     return ax
 
@@ -69,6 +64,12 @@ def _axes(rows: Rows, length: float) -> Any:
         ) from None
     _, ax = plt.subplots(figsize=(max(6.0, 0.28 * length), 0.8 + 0.4 * len(rows)))
     return ax
+
+
+def _bar(ax: Any, stage: int, entries: Sequence[Entry], start: float, end: float, several: bool) -> None:
+    label = " ".join([_name(entry, several) for entry in entries])
+    ax.barh(stage, end - start, left=start, color=_COLOURS[entries[-1].kind], edgecolor="white")
+    ax.text((start + end) / 2, stage, label, ha="center", va="center", fontsize=7)
 
 
 def _label(ax: Any, rows: Rows, title: str, unit: str) -> None:

@@ -23,8 +23,6 @@ Who = TypeVar("Who", bound="_Served")
 # Who was away for as long as so many gangs of its own in virtual time comes anew; else those who are now and then a
 # little behind would pay for it each time.
 _AWAY_GANGS = 16
-# What differs from what was expected by less than this part of it is charged a little later: it changes no order.
-_LITTLE = 16
 
 
 class _Served:
@@ -77,7 +75,7 @@ class _Line(Generic[Who]):
         return None
 
     def serve(self, who: Who) -> None:
-        """The first is served now: who joins starts here."""
+        """It is served now: who joins starts here."""
         if self.now < who.key:
             self.now = who.key
 
@@ -102,35 +100,12 @@ class _Line(Generic[Who]):
 
 
 class _Session(_Served):
-    """`owed` is what is charged with its next gang."""
-
-    __slots__ = ("owed", "ready", "tenant")
+    __slots__ = ("ready", "tenant")
 
     def __init__(self, tenant: _Tenant) -> None:
         super().__init__()
         self.tenant = tenant
-        self.owed = 0
         self.ready: deque[Ticket[Any]] = deque()
-
-
-class _Sessions(_Line[_Session]):
-    """A tenant's sessions that have something ready."""
-
-    __slots__ = ()
-
-    def take(self) -> Ticket[Any] | None:
-        """Of the one that goes next, which leaves the line where it has no more."""
-        session = self.first()
-        if session is None:
-            return None
-        ready = session.ready
-        ticket = ready.popleft()
-        if self.now < session.key:
-            self.now = session.key
-        if not ready:
-            session.is_waiting = False
-            heappop(self._heap)
-        return ticket
 
 
 class _Tenant(_Served):
@@ -140,7 +115,18 @@ class _Tenant(_Served):
         super().__init__()
         self.priority = priority
         self.sessions: dict[int, _Session] = {}
-        self.line = _Sessions()
+        self.line: _Line[_Session] = _Line()
+
+    def take(self) -> Ticket[Any] | None:
+        """Of the session that goes next."""
+        session = self.line.first()
+        if session is None:
+            return None
+        self.line.serve(session)
+        ticket = session.ready.popleft()
+        if not session.ready:
+            session.is_waiting = False
+        return ticket
 
 
 class FairShares(Policy):
@@ -169,21 +155,19 @@ class FairShares(Policy):
         tenant = session.tenant
         if tenant.priority != ticket.tenant.settings.priority:
             self._move(tenant, ticket.tenant.settings.priority)
-        if not session.is_waiting:
-            tenant.line.join(session)
-        if not tenant.is_waiting and self._only is None:
-            self._lines[tenant.priority].join(tenant)
+        if not (session.is_waiting and (tenant.is_waiting or tenant is self._only)):
+            self._wait(session)
 
     def take(self) -> Ticket[Any] | None:
         if self._alone is not None:
             ready = self._alone.ready
             return ready.popleft() if ready else None
         if self._only is not None:
-            return self._only.line.take()
+            return self._only.take()
         for priority in self._priorities:
             line = self._lines[priority]
             while (tenant := line.first()) is not None:
-                ticket = tenant.line.take()
+                ticket = tenant.take()
                 if ticket is not None:
                     line.serve(tenant)
                     return ticket
@@ -191,38 +175,25 @@ class FairShares(Policy):
         return None
 
     def commit(self, gang: Gang[Any]) -> None:
-        if self._alone is not None or not gang.weight:
-            return
-        session = self._sessions.get(gang.ticket.session)
-        if session is not None:
-            expected, line = gang.estimate * gang.devices, session.tenant.line
-            amount, session.owed = expected + session.owed, 0
-            if session.is_waiting:
-                line.charge(session, amount, expected, 0)
-            else:  # as `charge` does it: nearly all come by here
-                session.time = (session.time if session.time > line.now else line.now) + amount
-            if self._only is None:
-                self._charge_tenant(gang, session.tenant, expected, expected, 0)
+        if self._alone is None and gang.weight:
+            expected = gang.estimate * gang.devices
+            self._charge(gang, expected, expected)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        if self._alone is not None or not gang.weight:
-            return
-        session = self._sessions.get(gang.ticket.session)
-        if session is not None:
+        if self._alone is None and gang.weight:
             expected = gang.estimate * gang.devices
-            amount = nanoseconds - expected
-            if session.is_new or not -expected < _LITTLE * amount < expected:
-                # A place in line is worth a gang: for less it stays as it is.
-                session.tenant.line.charge(session, amount, expected, nanoseconds)
-            else:
-                session.owed += amount
-                session.gang = nanoseconds
-            if self._only is None:
-                self._charge_tenant(gang, session.tenant, nanoseconds - expected, expected, nanoseconds)
+            self._charge(gang, nanoseconds - expected, expected, nanoseconds)
 
-    def _charge_tenant(self, gang: Gang[Any], tenant: _Tenant, amount: int, expected: int, took: int) -> None:
-        share = gang.ticket.tenant.settings.share
-        self._lines[tenant.priority].charge(tenant, amount / share, expected / share, took / share)
+    def _charge(self, gang: Gang[Any], amount: int, expected: int, took: int = 0) -> None:
+        session = self._sessions.get(gang.ticket.session)
+        if session is None:
+            return
+        tenant = session.tenant
+        # A place in line is worth a gang: for less it stays as it is.
+        tenant.line.charge(session, amount, expected, took)
+        if self._only is None:
+            share = gang.ticket.tenant.settings.share
+            self._lines[tenant.priority].charge(tenant, amount / share, expected / share, took / share)
 
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)
