@@ -50,14 +50,18 @@ def _points(options: Options) -> list[Benchmark]:
 
 
 def prepare_null(settings: Settings) -> Round:
-    """So many sessions, each with a program of its own; a call of its own for each computation."""
-    return null_round(settings, settings.size(full=2, quick=1))
+    """So many sessions, each with a program of its own; a call of its own for each computation.
+
+    A round takes two seconds, and longer where many clients are to start.
+    """
+    clients, seconds = int(settings.point["clients"]), float(settings.point["milliseconds"]) / 1e3
+    calls = settings.size(full=2, quick=1) * (1 + clients / 64) / max(seconds, 1e-4)
+    return null_round(settings, max(4, round(calls / clients)))
 
 
-def null_round(settings: Settings, seconds_of_round: float, policy: str = DEFAULT_POLICY) -> Round:
-    """The same with any scheduling policy. A round takes about so long, and longer where many clients are to start.
-
-    Also what the controller's process takes for a computation: `controller_us`.
+def null_round(settings: Settings, calls: int, policy: str = DEFAULT_POLICY) -> Round:
+    """So many calls of each client, with any scheduling policy. Also what the controller's process takes for a
+    computation: `controller_us`.
     """
     from benchmarks.paper.cluster import NullCluster
     from benchmarks.paper.null_steps import Steps
@@ -66,17 +70,15 @@ def null_round(settings: Settings, seconds_of_round: float, policy: str = DEFAUL
     clients, seconds = int(point["clients"]), float(point["milliseconds"]) / 1e3
     cluster = NullCluster(f"1x{point['hosts']}x{point['devices']}", policy=policy)
     steps = [cluster.run(Steps.prepare(cluster.client(f"client {number}"), seconds)) for number in range(clients)]
-    all_calls = seconds_of_round * (1 + clients / 64) / max(seconds, 1e-4)
-    each = max(4, round(all_calls / clients))
 
     async def all_clients() -> list[list[tuple[float, float]]]:
-        return await asyncio.gather(*(one.progress(each, _FILL, _PARTS) for one in steps))
+        return await asyncio.gather(*(one.progress(calls, _FILL, _PARTS) for one in steps))
 
     def measure() -> dict[str, float]:
         before = cluster.processor_seconds()["controller"]
         rate = rate_in_common_window(cluster.run(all_clients()))
         took = cluster.processor_seconds()["controller"] - before
-        return {"rate": rate, "controller_us": 1e6 * took / (each + _FILL) / clients}
+        return {"rate": rate, "controller_us": 1e6 * took / (calls + _FILL) / clients}
 
     measure()
     return measure

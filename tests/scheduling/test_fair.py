@@ -21,7 +21,10 @@ US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 
 @dataclass(eq=False)
 class Client:
-    """It has as much in line as it may, of gangs that take so long; from `begins` on, but for its `pauses`."""
+    """It has as much in line as it may, of gangs that take so long; from `begins` on, but for its `pauses`.
+
+    They are expected to take as long, or `expected`.
+    """
 
     session: int
     tenant: Tenant
@@ -29,6 +32,7 @@ class Client:
     islands: tuple[int, ...] = (0,)
     begins: int = 0
     pauses: tuple[tuple[int, int], ...] = ()
+    expected: int = 0
     in_line: int = 0
     got: list[tuple[int, int]] = field(default_factory=list)  # (when a gang ended, for how long it ran)
 
@@ -68,7 +72,8 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) ->
                 client.in_line += 1
                 ticket = Ticket[Client](number, client.session, tenant=client.tenant)
                 ticket.gangs = tuple(
-                    Gang(10 * number + island, island, ticket, client, client.takes) for island in client.islands
+                    Gang(10 * number + island, island, ticket, client, client.expected or client.takes)
+                    for island in client.islands
                 )
                 scheduler.enqueue(ticket)
         scheduler.touched.clear()
@@ -204,7 +209,7 @@ def test_a_higher_priority_waits_for_what_runs_and_one_more_however_many_others_
     assert waits[-1] <= 1.1 * 2 * 220 * MS  # gangs take up to 220 ms here
 
 
-def test_a_changed_share_and_a_changed_priority_count_at_once():
+def test_a_changed_share_counts_at_once():
     one, two = tenant("one"), tenant("two")
     clients = [Client(1, one, MS), Client(2, two, MS)]
     play(clients, SECOND)
@@ -212,6 +217,78 @@ def test_a_changed_share_and_a_changed_priority_count_at_once():
     again = [Client(1, one, MS), Client(2, two, MS)]
     play(again, SECOND)
     assert shares(again, 0, SECOND) == pytest.approx([0.75, 0.25], rel=0.03)
+
+
+def served(policy: FairShares, sessions: dict[int, Tenant], count: int) -> list[int]:
+    """Who goes, where each has one ticket ready at all times. A gang is expected to take a millisecond."""
+    taken = []
+    for _ in range(count):
+        ticket = policy.take()
+        assert ticket is not None
+        taken.append(ticket.session)
+        gang = Gang[None](0, 0, ticket, None, MS)
+        policy.commit(gang)
+        policy.add(Ticket[None](0, ticket.session, tenant=sessions[ticket.session]))
+        policy.charge(gang, MS)
+    return taken
+
+
+def test_a_changed_priority_counts_at_once_also_where_there_was_nobody_else():
+    policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("one"), 3: tenant("other")}
+    sessions[2] = sessions[1]
+    for session in (1, 2):
+        policy.add(Ticket[None](0, session, tenant=sessions[session]))
+    served(policy, sessions, 10)
+    sessions[1].settings = TenantSettings("one", priority=1)
+    served(policy, sessions, 2)
+    policy.add(Ticket[None](0, 3, tenant=sessions[3]))
+    assert 3 not in served(policy, sessions, 20)[2:], "the two go on with what is ready, and are first then"
+    sessions[3].settings = TenantSettings("other", priority=2)
+    policy.add(Ticket[None](0, 3, tenant=sessions[3]))
+    assert set(served(policy, sessions, 20)) == {3}
+
+
+@pytest.mark.parametrize("expected", [MS // 10, 10 * MS])
+def test_who_is_expected_to_take_ten_times_as_long_or_as_short_as_it_does_has_its_share(expected):
+    clients = [Client(1, tenant("wrong"), MS, expected=expected), Client(2, tenant("right"), MS)]
+    play(clients, 5 * SECOND)
+    assert shares(clients, 0, 5 * SECOND) == pytest.approx([0.5, 0.5], rel=0.02)
+
+
+def test_who_was_expected_to_take_far_longer_than_it_did_need_not_wait_as_long():
+    policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("two")}
+    gangs = []
+    for _ in range(3):
+        policy.add(Ticket[None](0, 1, tenant=sessions[1]))
+        policy.add(Ticket[None](0, 2, tenant=sessions[2]))
+        for _ in range(2):
+            ticket = policy.take()
+            assert ticket is not None
+            gang = Gang[None](0, 0, ticket, None, 10 * MS if ticket.session == 1 else MS)
+            policy.commit(gang)
+            gangs += [gang] * (ticket.session == 1)
+    for session in sessions:
+        policy.add(Ticket[None](0, session, tenant=sessions[session]))
+    assert served(policy, sessions, 5) == [2] * 5
+    for gang in gangs:
+        policy.charge(gang, 5 * MS)
+    assert served(policy, sessions, 5) == [1] * 5
+
+
+def test_gangs_that_did_not_run_give_nobody_more_than_its_share():
+    policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("two")}
+    policy.add(Ticket[None](0, 1, tenant=sessions[1]))
+    alone = []
+    for _ in range(24):
+        ticket = policy.take()
+        assert ticket is not None
+        alone.append(Gang[None](0, 0, ticket, None, MS))
+        policy.commit(alone[-1])
+        policy.add(Ticket[None](0, 1, tenant=sessions[1]))
+    policy.add(Ticket[None](0, 2, tenant=sessions[2]))
+    for gang in alone:
+        policy.charge(gang, 0)
+    assert Counter(served(policy, sessions, 20)) == {1: 10, 2: 10}
 
 
 def test_who_has_long_gangs_is_not_ahead_of_its_share_on_average():

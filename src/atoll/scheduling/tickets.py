@@ -111,7 +111,8 @@ class Gang(Generic[Payload]):
 
     `estimate` is the time that it keeps each of `devices` devices busy, in nanoseconds: when it is committed, it
     becomes what `learnt` expects then. `weight` is how much of the window it takes; with `exclusive`, nothing else is
-    in flight meanwhile. `hosts` are those of the island that it runs on.
+    in flight meanwhile. `hosts` are those of the island that it runs on. `charged` is what its session paid for it in
+    advance, as its island's policy counts.
     """
 
     sequence: int
@@ -124,4 +125,5 @@ class Gang(Generic[Payload]):
     hosts: tuple[int, ...] = (0,)
     devices: int = 1
     learnt: Learnt | None = None
+    charged: int = 0
     keeps_order: bool = False  # of a static run: what its session has launched after it waits

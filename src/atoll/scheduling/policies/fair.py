@@ -12,8 +12,9 @@ apart where seats of a parliament are given by votes (Balinski and Young, 1982):
 
 from __future__ import annotations
 
+from bisect import insort_right
 from collections import deque
-from heapq import heappop, heappush, heapreplace
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from atoll.scheduling.policy import Policy
@@ -23,80 +24,87 @@ Who = TypeVar("Who", bound="_Served")
 # Who was away for as long as so many gangs of its own in virtual time comes anew; else those who are now and then a
 # little behind would pay for it each time.
 _AWAY_GANGS = 16
+_time = attrgetter("time")
 
 
 class _Served:
-    """Somebody in a `_Line`. `time` is the virtual time; `key` that of the newest entry in the line's heap.
+    """Somebody in a `_Line`: `time` is its virtual time, to which what it has `owed` since is added at its turn.
 
-    `gang` is how much virtual time its last gang took; `is_new` until one has ended since it came.
+    `gang` is how much virtual time its newest gang is expected to take; `is_new` until one has ended since it came.
     """
 
-    __slots__ = ("gang", "is_new", "is_waiting", "key", "time")
+    __slots__ = ("gang", "is_new", "is_waiting", "owed", "time")
 
     def __init__(self) -> None:
-        self.time = self.key = self.gang = 0.0
+        self.time = self.owed = self.gang = 0.0
         self.is_waiting = False
         self.is_new = True
 
+    def take(self) -> Ticket[Any] | None:
+        """What it wants to run next; None where it has nothing."""
+        raise NotImplementedError
+
 
 class _Line(Generic[Who]):
-    """Those who have something ready, the one with the least virtual time first; of equals, who came first."""
+    """Those who have something ready, the one with the least virtual time first; of equals, who came first.
 
-    __slots__ = ("_count", "_heap", "now")
+    What somebody owes is looked at when its turn has come: once for many charges. It mostly goes to the end then.
+    """
+
+    __slots__ = ("now", "waiting")
 
     def __init__(self) -> None:
         self.now = 0.0  # the virtual time of who was served last
-        self._heap: list[tuple[float, int, Who]] = []
-        self._count = 0
+        self.waiting: list[Who] = []
 
     def join(self, who: Who) -> None:
-        who.is_waiting = True
-        if who.time < self.now:
-            if self.now - who.time > _AWAY_GANGS * who.gang:
+        time = who.time + who.owed
+        who.owed = 0.0
+        if time < self.now:
+            if self.now - time > _AWAY_GANGS * who.gang:
                 who.is_new = True
-            who.time = self.now
-        who.key = who.time
-        self._count += 1
-        heappush(self._heap, (who.key, self._count, who))
+            time = self.now
+        who.time = time
+        who.is_waiting = True
+        insort_right(self.waiting, who, key=_time)
 
-    def first(self) -> Who | None:
-        """Who goes next."""
-        heap = self._heap
-        while heap:
-            key, _, who = heap[0]
-            if not who.is_waiting or key != who.key:
-                heappop(heap)  # it left the line, or has a newer entry
-            elif key < who.time:  # it was charged since
-                self._count += 1
-                who.key = who.time
-                heapreplace(heap, (who.key, self._count, who))
-            else:
-                return who
+    def leave(self, who: Who) -> None:
+        if who.is_waiting:
+            who.is_waiting = False
+            self.waiting.remove(who)
+
+    def take(self) -> Ticket[Any] | None:
+        """Of who goes next. Who joins from now on starts where that one is."""
+        waiting = self.waiting
+        while waiting:
+            who = waiting[0]
+            if who.owed > 0:
+                who.time += who.owed
+                who.owed = 0.0
+                if who.time >= waiting[-1].time:
+                    waiting.append(who)
+                else:
+                    insort_right(waiting, who, 1, key=_time)
+                del waiting[0]
+            elif (ticket := who.take()) is not None:
+                if self.now < who.time:
+                    self.now = who.time
+                return ticket
+            else:  # it leaves only now: until its turn has come it may have something again
+                who.is_waiting = False
+                del waiting[0]
         return None
 
-    def serve(self, who: Who) -> None:
-        """It is served now: who joins starts here."""
-        if self.now < who.key:
-            self.now = who.key
-
-    def charge(self, who: Who, amount: float, least: float, took: float) -> None:
-        """Negative where it was charged too much before. It moves forward in line for no less than `least`.
-
-        `took` is how long its gang did that has ended, else 0.
-        """
-        if took:
-            who.gang = took
-            if who.is_new:
-                who.is_new = False
-                amount += took / 2
-        if who.is_waiting:
-            who.time += amount
-            if who.key - who.time > least:
-                self._count += 1
-                who.key = who.time
-                heappush(self._heap, (who.key, self._count, who))
-        else:
-            who.time = (who.time if who.time > self.now else self.now) + amount
+    def correct(self, who: Who, least: float, took: float) -> None:
+        """A gang of its has ended, which took so much. It moves forward in line for no less than `least`."""
+        if who.is_new and took:
+            who.is_new = False
+            who.owed += took / 2
+        if who.owed < -least and who.is_waiting:
+            self.waiting.remove(who)
+            who.time += who.owed
+            who.owed = 0.0
+            insort_right(self.waiting, who, key=_time)
 
 
 class _Session(_Served):
@@ -106,6 +114,9 @@ class _Session(_Served):
         super().__init__()
         self.tenant = tenant
         self.ready: deque[Ticket[Any]] = deque()
+
+    def take(self) -> Ticket[Any] | None:
+        return self.ready.popleft() if self.ready else None
 
 
 class _Tenant(_Served):
@@ -118,15 +129,7 @@ class _Tenant(_Served):
         self.line: _Line[_Session] = _Line()
 
     def take(self) -> Ticket[Any] | None:
-        """Of the session that goes next."""
-        session = self.line.first()
-        if session is None:
-            return None
-        self.line.serve(session)
-        ticket = session.ready.popleft()
-        if not session.ready:
-            session.is_waiting = False
-        return ticket
+        return self.line.take()
 
 
 class FairShares(Policy):
@@ -152,54 +155,55 @@ class FairShares(Policy):
         session.ready.append(ticket)
         if session is self._alone:
             return
-        tenant = session.tenant
-        if tenant.priority != ticket.tenant.settings.priority:
-            self._move(tenant, ticket.tenant.settings.priority)
-        if not (session.is_waiting and (tenant.is_waiting or tenant is self._only)):
+        if not session.is_waiting or self._only is None:
             self._wait(session)
 
     def take(self) -> Ticket[Any] | None:
         if self._alone is not None:
-            ready = self._alone.ready
-            return ready.popleft() if ready else None
+            return self._alone.take()
         if self._only is not None:
-            return self._only.take()
+            return self._only.line.take()
         for priority in self._priorities:
-            line = self._lines[priority]
-            while (tenant := line.first()) is not None:
-                ticket = tenant.take()
-                if ticket is not None:
-                    line.serve(tenant)
-                    return ticket
-                tenant.is_waiting = False
+            ticket = self._lines[priority].take()
+            if ticket is not None:
+                return ticket
         return None
 
     def commit(self, gang: Gang[Any]) -> None:
         if self._alone is None and gang.weight:
-            expected = gang.estimate * gang.devices
-            self._charge(gang, expected, expected)
+            session = self._sessions.get(gang.ticket.session)
+            if session is not None:
+                gang.charged = session.gang = expected = gang.estimate * gang.devices
+                session.owed += expected
+                if self._only is None:
+                    tenant = session.tenant
+                    tenant.gang = expected / gang.ticket.tenant.settings.share
+                    tenant.owed += tenant.gang
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        if self._alone is None and gang.weight:
-            expected = gang.estimate * gang.devices
-            self._charge(gang, nanoseconds - expected, expected, nanoseconds)
+        charged = gang.charged
+        if charged and self._alone is None:
+            session = self._sessions.get(gang.ticket.session)
+            if session is not None:
+                session.owed += nanoseconds - charged
+                # A place in line is worth a gang: for less it stays as it is.
+                if session.is_new or session.owed < -charged:
+                    session.tenant.line.correct(session, charged, nanoseconds)
+                if self._only is None:
+                    self._charge_tenant(session.tenant, gang, nanoseconds)
 
-    def _charge(self, gang: Gang[Any], amount: int, expected: int, took: int = 0) -> None:
-        session = self._sessions.get(gang.ticket.session)
-        if session is None:
-            return
-        tenant = session.tenant
-        # A place in line is worth a gang: for less it stays as it is.
-        tenant.line.charge(session, amount, expected, took)
-        if self._only is None:
-            share = gang.ticket.tenant.settings.share
-            self._lines[tenant.priority].charge(tenant, amount / share, expected / share, took / share)
+    def _charge_tenant(self, tenant: _Tenant, gang: Gang[Any], nanoseconds: int) -> None:
+        share = gang.ticket.tenant.settings.share
+        charged = gang.charged / share
+        tenant.owed += nanoseconds / share - charged
+        if tenant.is_new or tenant.owed < -charged:
+            self._lines[tenant.priority].correct(tenant, charged, nanoseconds / share)
 
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)
         if ended is None:
             return
-        ended.is_waiting = False
+        ended.tenant.line.leave(ended)
         del ended.tenant.sessions[session]
         self._served -= not ended.tenant.sessions
         self._find_who_is_alone()
@@ -219,20 +223,25 @@ class FairShares(Policy):
         self._alone = first if len(self._sessions) == 1 else None
         self._only = first.tenant if first is not None and self._served == 1 else None
         if self._alone is not None:
-            self._alone.is_waiting = False
+            self._alone.tenant.line.leave(self._alone)
         if self._only is not None:
-            self._only.is_waiting = False
+            self._lines[self._only.priority].leave(self._only)
         if before != (self._alone, self._only):
             for session in self._sessions.values():
                 if session.ready and session is not self._alone:
                     self._wait(session)
 
     def _wait(self, session: _Session) -> None:
+        """It has something ready: it is in line, and its tenant in that of its priority."""
         tenant = session.tenant
         if not session.is_waiting:
             tenant.line.join(session)
-        if not tenant.is_waiting and self._only is None:
-            self._lines[tenant.priority].join(tenant)
+        if self._only is None:
+            priority = session.ready[-1].tenant.settings.priority
+            if tenant.priority != priority:
+                tenant = self._move(tenant, priority)
+            if not tenant.is_waiting:
+                self._lines[priority].join(tenant)
 
     def _tenant(self, ticket: Ticket[Any]) -> _Tenant:
         settings = ticket.tenant.settings
@@ -242,18 +251,17 @@ class FairShares(Policy):
             self._add_line(settings.priority)
         return tenant
 
-    def _move(self, old: _Tenant, priority: int) -> None:
+    def _move(self, old: _Tenant, priority: int) -> _Tenant:
         """Its priority was changed: what it has in line goes along, and it starts with those who are there."""
         self._add_line(priority)
-        old.is_waiting = False
+        self._lines[old.priority].leave(old)
         tenant = _Tenant(priority)
         tenant.sessions, tenant.line = old.sessions, old.line
         (name,) = (name for name, each in self._tenants.items() if each is old)
         self._tenants[name] = tenant
         for session in tenant.sessions.values():
             session.tenant = tenant
-        if self._only is old:
-            self._only = tenant
+        return tenant
 
     def _add_line(self, priority: int) -> None:
         if priority not in self._lines:
