@@ -21,9 +21,9 @@ US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 
 @dataclass(eq=False)
 class Client:
-    """It has as much in line as it may, of gangs that take so long; from `begins` on, but for its `pauses`.
+    """It has as much in line as it may, or `most`, of gangs that take so long; from `begins` on, but for its `pauses`.
 
-    They are expected to take as long, or `expected`.
+    They are expected to take as long, or `expected`. It launches the next so long after one has ended.
     """
 
     session: int
@@ -33,11 +33,14 @@ class Client:
     begins: int = 0
     pauses: tuple[tuple[int, int], ...] = ()
     expected: int = 0
+    most: int = 0
+    latency: int = 0
+    idle_until: int = 0
     in_line: int = 0
     got: list[tuple[int, int]] = field(default_factory=list)  # (when a gang ended, for how long it ran)
 
     def wants(self, now: int) -> bool:
-        return now >= self.begins and not any(start <= now < end for start, end in self.pauses)
+        return now >= max(self.begins, self.idle_until) and not any(start <= now < end for start, end in self.pauses)
 
     def device_time(self, start: int, end: int) -> int:
         return sum(took for ended, took in self.got if start < ended <= end)
@@ -67,7 +70,7 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) ->
     now = number = 0
     while now < until:
         for client in clients:
-            while client.wants(now) and client.in_line < most:
+            while client.wants(now) and client.in_line < (client.most or most):
                 number += 1
                 client.in_line += 1
                 ticket = Ticket[Client](number, client.session, tenant=client.tenant)
@@ -83,7 +86,7 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) ->
                 place.free_at = max(place.free_at, now) + took
                 heapq.heappush(ends, (place.free_at, gang.sequence, gang, took))
         events = [ends[0][0]] if ends else []
-        events += [client.begins for client in clients if client.begins > now]
+        events += [at for client in clients for at in (client.begins, client.idle_until) if at > now]
         events += [at for client in clients for pause in client.pauses for at in pause if at > now]
         now = min(events, default=until)
         while ends and ends[0][0] <= now:
@@ -91,6 +94,7 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) ->
             scheduler.finished(gang, took)
             gang.run.got.append((now, took))
             gang.run.in_line -= gang is gang.ticket.gangs[-1]
+            gang.run.idle_until = now + gang.run.latency
 
 
 def shares(clients: list[Client], start: int, end: int) -> list[float]:
@@ -178,6 +182,13 @@ def test_many_with_random_shares():
     clients = [Client(number, tenant(str(number), weight), MS) for number, weight in enumerate(weights)]
     play(clients, 20 * SECOND)
     assert shares(clients, 0, 20 * SECOND) == pytest.approx([weight / sum(weights) for weight in weights], rel=0.03)
+
+
+def test_who_waits_for_each_of_its_results_has_its_share():
+    clients = [Client(number, tenant(str(number)), 2400 * US) for number in range(4)]
+    clients[0].most, clients[0].latency = 1, MS
+    play(clients, 5 * SECOND)
+    assert shares(clients, 0, 5 * SECOND) == pytest.approx([0.25] * 4, rel=0.02)
 
 
 def test_others_use_what_one_leaves_and_it_has_its_share_again_at_once_when_it_is_back():

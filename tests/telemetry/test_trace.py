@@ -37,6 +37,13 @@ def test_a_span_begins_when_the_one_before_it_on_the_device_has_ended():
     assert times(trace) == {1: (0, 10), 2: (10, 15), 3: (20, 25)}
 
 
+def test_of_gangs_that_end_at_once_the_one_that_was_enqueued_first_has_had_the_device():
+    trace = Trace()
+    record(trace, 1, 2, 10, 0)  # launched before the other and enqueued after it, and no time passes in it
+    record(trace, 2, 1, 10, 0)
+    assert times(trace) == {2: (1, 10), 1: (10, 10)}
+
+
 def test_gangs_on_other_devices_and_hosts_run_at_once():
     trace = Trace()
     record(trace, 1, 0, 10, 0)

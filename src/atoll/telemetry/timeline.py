@@ -61,7 +61,7 @@ class TimeLine:
         """Spans that were just heard of, in the order in which they were reported."""
         spans = list(spans)
         offset = self._align(spans, now)
-        for span in sorted(spans, key=lambda each: (each.host, each.ended, each.sequence)):
+        for span in sorted(spans, key=lambda each: (each.host, each.ended, each.started, each.sequence)):
             rows = [self._row(span, ordinal) for ordinal in span.devices or (0,)]
             started = min(max([span.started, *(row.free for row in rows)]), span.ended)
             if started == span.ended:  # what was before it has its time

@@ -313,9 +313,9 @@ class Trace:
 
 
 def _without_queueing(spans: Iterable[Span]) -> Iterable[Span]:
-    """Each span from when its devices were free; in the order of their ends."""
+    """Each span from when its devices were free; in the order of their ends, and of what ends at once, as they began."""
     free_at: dict[tuple[int, int], int] = {}  # by host and ordinal
-    for span in sorted(spans, key=lambda span: (span.host, span.ended, span.sequence)):
+    for span in sorted(spans, key=lambda span: (span.host, span.ended, span.started, span.sequence)):
         started = min(span.started, span.ended)
         for device in span.devices or (0,):
             key = (span.host, device)

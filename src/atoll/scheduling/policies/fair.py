@@ -60,10 +60,11 @@ class _Line(Generic[Who]):
     def join(self, who: Who) -> None:
         time = who.time + who.owed
         who.owed = 0.0
-        if time < self.now:
-            if self.now - time > _AWAY_GANGS * who.gang:
-                who.is_new = True
-            time = self.now
+        behind = self.now - time
+        if behind > _AWAY_GANGS * who.gang:
+            time, who.is_new = self.now, True
+        elif behind > who.gang:
+            time = self.now - who.gang
         who.time = time
         who.is_waiting = True
         insort_right(self.waiting, who, key=_time)
