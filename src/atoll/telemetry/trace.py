@@ -313,7 +313,7 @@ class Trace:
 
 
 def _without_queueing(spans: Iterable[Span]) -> Iterable[Span]:
-    """Each span from when its devices were free; in the order of their ends, and of what ends at once, as they began."""
+    """Each span from when its devices were free; in the order of their ends, of what ends at once in that of starts."""
     free_at: dict[tuple[int, int], int] = {}  # by host and ordinal
     for span in sorted(spans, key=lambda span: (span.host, span.ended, span.started, span.sequence)):
         started = min(span.started, span.ended)
