@@ -168,10 +168,10 @@ def test_a_launch_that_failed_while_it_waited_for_memory_does_not_wait_any_more(
     play.say(m.Launch(1, (10,), (11,), ()))
     assert play.say(m.Launch(1, (10,), (12,), ())) == []
     memory = play.controller.launcher.memory
-    assert memory.is_waiting(play.session)
-    (waiting,) = memory._waiting.values()
+    assert memory.waits.is_waiting(play.session)
+    (waiting,) = memory.waits.waiting.values()
     play.controller.launcher.fail(waiting.gang.run.launch, BROKEN)
-    assert not memory.is_waiting(play.session)
+    assert not memory.waits.is_waiting(play.session)
 
 
 def test_what_waits_for_memory_that_was_freed_just_now_does_not_fail():

@@ -248,8 +248,8 @@ class World:
         self.controller = self.cluster.controller
         self.memory: int = settings.get("device_memory", 0)  # of each device; 0: without a limit
         self.exhausted: set[str] = set()  # errors for want of memory that the model agrees with
-        self._hopeless = self.controller.launcher.memory.hopeless
-        self.controller.launcher.memory.hopeless = self.hopeless  # type: ignore[method-assign]
+        self._hopeless = self.controller.launcher.memory.waits.hopeless
+        self.controller.launcher.memory.waits.hopeless = self.hopeless  # type: ignore[method-assign]
         self.down: set[int] = set()  # islands
         self.replies: list[m.OperationReply] = []  # operators
         self.has_lost = False

@@ -44,7 +44,7 @@ def world_of(seed: int, kind: type[World] = World, doom: float = 0.1) -> tuple[W
     """A world with three clients, whose controller is recorded from the moment at which all hosts have joined."""
     rng = random.Random(seed)
     world = kind(rng, rng.choice(["2x1x2", "1x2x2", "3x1x1"]), doom, device_memory=rng.choice([0, 100]))
-    del world.controller.launcher.memory.hopeless  # the world's own, which looks at this controller alone
+    del world.controller.launcher.memory.waits.hopeless  # the world's own, which looks at this controller alone
     recorded = Recorded(world.controller)
     world.controller = world.cluster.controller = recorded  # type: ignore[assignment]
     for _ in range(3):

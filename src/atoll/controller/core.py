@@ -318,7 +318,7 @@ class Controller:
         self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.pump()
-        self.launcher.memory.seek_relief()
+        self.launcher.memory.waits.seek_relief()
         self._compilation.release_late()
         self.launcher.name_frees()
         return self._outbox.take()

@@ -100,5 +100,5 @@ class Failures:
 
     def _fail_hopeless(self) -> None:
         """What has waited for memory in vain fails; the error names who holds it."""
-        for gang, status in self._launcher.memory.hopeless():
+        for gang, status in self._launcher.memory.waits.hopeless():
             self._launcher.fail(gang.run.launch, status)

@@ -166,7 +166,7 @@ class Migrations:
 
     def is_still(self, session: Session) -> bool:
         """Whether nothing of the session is under way. Raises FAILED_PRECONDITION where it waits for memory."""
-        if self._launcher.memory.is_waiting(session.number):
+        if self._launcher.memory.waits.is_waiting(session.number):
             # Its client may be about to release something: held back, it cannot.
             raise StatusError(Code.FAILED_PRECONDITION, "it waits for memory")
         return not (

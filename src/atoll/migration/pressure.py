@@ -65,7 +65,7 @@ class Pressure:
         self._stuck: dict[tuple[int, int], float] = {}  # what could not spill, and when
         self._refused: dict[int, float] = {}  # sessions that could not be suspended, and when
         if spill_bytes or suspend_lower is not SuspendLower.OFF:
-            memory.relieve = self.relieve
+            memory.waits.relieve = self.relieve
 
     # ---- memory
 
@@ -108,10 +108,10 @@ class Pressure:
         for handle in handles:
             self._spilling.pop((session, handle), None)
             if not status.ok:  # its host has no memory left for it, say: asked at once, it would say the same
-                self._stuck[session, handle] = self._memory.now
+                self._stuck[session, handle] = self._memory.waits.now
 
     def _idle(self, session: Session, device: HostDevice) -> Iterator[tuple[int, Entry]]:
-        now = self._memory.now
+        now = self._memory.waits.now
         self._stuck = {key: since for key, since in self._stuck.items() if now - since < RETRY_SECONDS}
         for handle, entry in session.directory.entries.items():
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in _UNMOVABLE:
@@ -153,7 +153,7 @@ class Pressure:
         """Sessions of a lower priority that may be suspended now."""
         if self._suspend_lower is SuspendLower.OFF:
             return []
-        now = self._memory.now
+        now = self._memory.waits.now
         self._refused = {number: since for number, since in self._refused.items() if now - since < RETRY_SECONDS}
         return [
             session
@@ -174,7 +174,7 @@ class Pressure:
 
     def _suspended(self, session: int, way: _Way | None, status: Status) -> None:
         if not status.ok:
-            self._refused[session] = self._memory.now
+            self._refused[session] = self._memory.waits.now
         if way is not None:
             way.left.discard(session)
             if not way.left:

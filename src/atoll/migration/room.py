@@ -69,7 +69,7 @@ class Room:
             return ""
         text = f"{human_bytes(wanted[lacking])} on device {resources.topology.number_of(*lacking)}, where "
         text += f"{human_bytes(max(0, memory.ledger.free(lacking)))} are free"
-        holders = memory.holders(lacking)
+        holders = memory.waits.holders(lacking)
         return text + (f"; {', '.join(holders)} hold the rest" if holders else "")
 
 

@@ -291,7 +291,7 @@ class Suspensions:
         try:
             places = self._plan(session, islands)
             lacking = suspension.room.lacking(session, places, self._resources, self._slices, self._launches.memory)
-            if not lacking and suspension.by_system and self._launches.memory.is_wanted(session.tenant):
+            if not lacking and suspension.by_system and self._launches.memory.waits.is_wanted(session.tenant):
                 lacking = "sessions of a higher priority"
             if not lacking:
                 self._begin_resume(suspension, islands)

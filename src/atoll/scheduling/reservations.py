@@ -1,40 +1,25 @@
-"""Memory for tickets, in commit order: which get it, which wait for it, and which fail since it is never free.
+"""Memory for tickets, in commit order: what each takes, from whom it inherits it, and what it gives back.
 
 A ticket takes the memory of all its gangs at once, when it is to be committed. One that gets none waits, and with it
-the rest of its session, but nobody else: others go on with what is free. So that what needs much is not passed for
-ever, a waiting ticket that others have passed with `CLAIM_NS` of device time *claims* the device that it lacks: what is
-freed there is kept for it, and those of its priority or a lower one who need memory there wait, too, for as long as
-anything is in flight that may free some.
-
-A wait ends as soon as there is memory. It ends with an error where it would not: where a gang needs more than there is;
-and where nothing is in flight on the island nor in line there for others, and all sessions that hold memory of the
-device have answered since, and so have sent what they had to release. A quota of memory is waited for in the same way,
-and nobody counts but the tenant's own sessions.
+the rest of its session, but nobody else: see `memory_waits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import Status
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.ledger import Block, Ledger
-from atoll.scheduling.memory_errors import exhausted, holds
+from atoll.scheduling.memory_waits import MemoryWait, MemoryWaits
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Inherited, Session
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import Gang, Ticket
-
-# Device time of others that may pass a ticket which waits for memory.
-CLAIM_NS = 100_000_000
-# For what runs to free memory by itself, until others are made to.
-RELIEF_SECONDS = 0.1
 
 
 class _Need(NamedTuple):
@@ -48,27 +33,6 @@ class _Need(NamedTuple):
     inherited: Sequence[Inherited] = ()
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A ticket that waits for memory: the gang and the device that lack it, and how much the gang needs there.
-
-    With a `quota`, what is lacking is its tenant's.
-    """
-
-    ticket: Ticket[GangRun]
-    gang: Gang[GangRun]
-    device: HostDevice
-    nbytes: int
-    quota: str = ""
-    passed_ns: int = 0  # by others
-    is_offered: bool = False  # it is ready again
-    asked: dict[int, int] = field(default_factory=dict)  # by session: the ping that is to be answered
-
-    @property
-    def claims(self) -> bool:
-        return not self.quota and self.passed_ns >= CLAIM_NS
-
-
 class Reservations:
     """Takes memory from the ledger for gangs and entries, and gives it back."""
 
@@ -76,34 +40,26 @@ class Reservations:
         self, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], resources: ResourceManager
     ) -> None:
         self.ledger = Ledger()
-        self._sessions = sessions
+        self.waits = MemoryWaits(self.ledger, sessions, scheduler)
         self._scheduler = scheduler
         self._resources = resources
-        self._waiting: dict[Ticket[GangRun], _Waiting] = {}  # in the order in which they began to
-        # Whether a device is about to have so many bytes more for a ticket, which fails otherwise where that is asked
-        # for the last time: see `migration.pressure`.
-        self.relieve: Callable[[Ticket[GangRun], HostDevice, int, bool], bool] | None = None
 
     # ---- taking
 
     def reserve(self, ticket: Ticket[GangRun]) -> Reason | None:
         """Takes what the ticket's gangs need on their islands. Where it has to wait, what it lacks: memory, or quota.
 
-        One that can never fit waits, too, until `hopeless` names it.
+        One that can never fit waits, too, until `waits.hopeless` names it.
         """
         needs = [self._need(gang) for gang in ticket.gangs]
         if self.ledger.capacity or ticket.tenant.memory is not None:
             for need in needs:
                 lacking = self._lacking(ticket, need)
                 if lacking is not None:
-                    before = self._waiting.get(ticket)
-                    if before is not None:
-                        lacking.passed_ns, lacking.asked = before.passed_ns, before.asked
-                    self._waiting[ticket] = lacking
+                    self.waits.add(lacking)
                     return Reason.QUOTA if lacking.quota else Reason.MEMORY
-        if self._waiting:
-            self._waiting.pop(ticket, None)
-            self._passed(ticket)
+        if self.waits.waiting:
+            self.waits.passed_by(ticket)
         for need in needs:
             self._take(need, ticket.tenant.memory)
         ticket.tenant.took_memory(len(needs))
@@ -126,27 +82,15 @@ class Reservations:
         scratch = (spec.scratch,) if spec.scratch else ()
         return _Need(gang, fresh, (*scratch, *(requirement for _, requirement in fresh)), inherited)
 
-    def _lacking(self, ticket: Ticket[GangRun], need: _Need) -> _Waiting | None:
+    def _lacking(self, ticket: Ticket[GangRun], need: _Need) -> MemoryWait | None:
         gang, wanted = need.gang, need.wanted
         device = self.ledger.lacking(*wanted)
         quota = ""
-        if device is None and self._waiting and not self._scheduler.is_idle(gang.island):
-            device = self._claimed(ticket, wanted)
+        if device is None and self.waits.waiting and not self._scheduler.is_idle(gang.island):
+            device = self.waits.claimed(ticket, wanted)
         if device is None and ticket.tenant.memory is not None:
             device, quota = self._over_quota(ticket.tenant, ticket.tenant.memory, wanted)
-        return None if device is None else _Waiting(ticket, gang, device, dict(total(wanted))[device], quota)
-
-    def _claimed(self, ticket: Ticket[GangRun], wanted: Sequence[MemoryRequirement]) -> HostDevice | None:
-        """A device that the ticket needs and that is kept for another."""
-        claims = {
-            each.device
-            for each in self._waiting.values()
-            if each.claims
-            and each.ticket.session != ticket.session
-            and each.ticket.tenant.settings.priority >= ticket.tenant.settings.priority
-            and not each.ticket.dropped
-        }
-        return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
+        return None if device is None else MemoryWait(ticket, gang, device, dict(total(wanted))[device], quota)
 
     def _over_quota(
         self, tenant: Tenant, memory: Ledger, wanted: Sequence[MemoryRequirement]
@@ -161,13 +105,6 @@ class Reservations:
             if sizes and memory.total + sum(nbytes for _, nbytes in sizes) > settings.total_memory:
                 return sizes[0][0], "total_memory"
         return None, ""
-
-    def _passed(self, ticket: Ticket[GangRun]) -> None:
-        """The ticket goes before those that wait."""
-        for waiting in self._waiting.values():
-            if waiting.ticket.session != ticket.session:
-                island = waiting.gang.island
-                waiting.passed_ns += sum(gang.estimate for gang in ticket.gangs if gang.island == island)
 
     def _take(self, need: _Need, owner: Ledger | None) -> None:
         run = need.gang.run
@@ -215,8 +152,8 @@ class Reservations:
             entry.blocks = tuple(block for block in entry.blocks if block not in dropped)
             blocks += dropped
         self._release(blocks)
-        if self._waiting:
-            self._retry(gang.island)
+        if self.waits.waiting:
+            self.waits.retry(gang.island)
 
     def run_through(self, gang: Gang[GangRun], specs: Sequence[GangSpec]) -> None:
         """What the gang stands for has run, one after another: what that has left is taken."""
@@ -265,7 +202,7 @@ class Reservations:
 
     def dropped(self, ticket: Ticket[GangRun]) -> None:
         """What the ticket had taken goes, as far as its gangs have not started; it waits no more."""
-        self._waiting.pop(ticket, None)
+        self.waits.forget(ticket)
         if not ticket.committed:
             return
         for gang in ticket.gangs:
@@ -282,109 +219,8 @@ class Reservations:
 
     def _release(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            if self.ledger.release(block) and self._waiting:
-                self._retry(self._resources.topology.island_of(block.requirement[0][0][0]))
-
-    def _retry(self, island: int) -> None:
-        """Memory may have become free there: those who wait are ready again, if it is enough for them."""
-        for waiting in list(self._waiting.values()):
-            if waiting.gang.island == island:
-                self._offer(waiting)
-
-    def _offer(self, waiting: _Waiting) -> None:
-        if not waiting.is_offered and (waiting.quota or waiting.nbytes <= self.ledger.free(waiting.device)):
-            waiting.is_offered = True
-            self._scheduler.retry(waiting.ticket)
-
-    # ---- waiting
-
-    def lacking(self, ticket: Ticket[GangRun]) -> tuple[HostDevice, int, str] | None:
-        """Where the ticket waits for memory: a device, the bytes that it needs there, and the quota that lacks them."""
-        waiting = self._waiting.get(ticket)
-        return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
-
-    def is_wanted(self, tenant: Tenant) -> bool:
-        """Whether something of a tenant with a higher priority waits for memory."""
-        priority = tenant.settings.priority
-        return any(each.tenant.settings.priority > priority and not each.dropped for each in self._waiting)
-
-    def holders(self, device: HostDevice) -> list[str]:
-        """The sessions that hold memory of the device, as anybody may read of them."""
-        return [f"session {each.number}" for each in self._sessions.values() if holds(each, device)]
-
-    def is_waiting(self, session: int) -> bool:
-        """Whether something of the session waits for memory."""
-        return any(ticket.session == session and not ticket.dropped for ticket in self._waiting)
-
-    def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
-        """Gangs that get no memory however long they wait, each with the error for it. To be asked now and then."""
-        found = []
-        for ticket, waiting in list(self._waiting.items()):
-            if ticket.dropped:
-                del self._waiting[ticket]
-            elif self._is_hopeless(waiting):
-                if self._may_be_relieved(waiting, is_last=True):
-                    continue
-                del self._waiting[ticket]
-                lack = waiting.device, waiting.nbytes, waiting.quota
-                found.append((waiting.gang, exhausted(self.ledger, self._sessions.values(), waiting.gang, *lack)))
-            else:
-                self._offer(waiting)  # a quota was raised, or a claim counts no more
-        return found
-
-    @property
-    def now(self) -> float:
-        """When the event happened that is handled."""
-        return self._scheduler.now
-
-    def seek_relief(self) -> None:
-        """Who has waited for memory for a while, which what runs has not freed, may be helped."""
-        for waiting in list(self._waiting.values()):
-            if not waiting.ticket.dropped and self.now - waiting.ticket.since >= RELIEF_SECONDS:
-                self._may_be_relieved(waiting, is_last=False)
-
-    def _may_be_relieved(self, waiting: _Waiting, is_last: bool) -> bool:
-        if (
-            self.relieve is None
-            or waiting.quota
-            or waiting.nbytes > self.ledger.capacity.get(waiting.device, waiting.nbytes)
-        ):
-            return False
-        return self.relieve(waiting.ticket, waiting.device, waiting.nbytes, is_last)
-
-    def _is_hopeless(self, waiting: _Waiting) -> bool:
-        if not waiting.quota and waiting.nbytes > self.ledger.capacity.get(waiting.device, waiting.nbytes):
-            return True
-        if not waiting.quota and waiting.nbytes <= self.ledger.free(waiting.device):
-            return False  # it was freed just now, or is kept for another
-        if self._may_be_helped(waiting):
-            waiting.asked.clear()
-            return False
-        holders = [session for session in self._sessions.values() if self._may_release(session, waiting)]
-        if any(session.number not in waiting.asked for session in holders):
-            waiting.asked = {session.number: session.pings for session in holders}
-            return False
-        return all(session.pongs >= waiting.asked[session.number] for session in holders)
-
-    def _may_be_helped(self, waiting: _Waiting) -> bool:
-        """Whether something runs, or is about to, that may free memory."""
-        tenant = waiting.ticket.tenant
-        if waiting.quota:
-            if tenant.running:
-                return True
-        # Who waits elsewhere may hold what is wanted here, and go on.
-        elif not all(self._scheduler.is_idle(each.gang.island) for each in self._waiting.values()):
-            return True
-        stuck = {ticket.session for ticket in self._waiting}
-        return any(
-            ticket.session not in stuck and (not waiting.quota or ticket.tenant is tenant)
-            for ticket in self._scheduler.tickets(waiting.gang.island)
-        )
-
-    def _may_release(self, session: Session, waiting: _Waiting) -> bool:
-        if waiting.quota:
-            return session.tenant is waiting.ticket.tenant
-        return session.number == waiting.ticket.session or holds(session, waiting.device)
+            if self.ledger.release(block) and self.waits.waiting:
+                self.waits.retry(self._resources.topology.island_of(block.requirement[0][0][0]))
 
 
 def _on(hosts: tuple[int, ...], entry: Entry) -> list[Block]:

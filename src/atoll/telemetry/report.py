@@ -301,7 +301,7 @@ def _why(controller: Reported, island: int, wait: Wait) -> tuple[Reason, str]:
     if wait.reason is Reason.ISLAND:
         return wait.reason, f"island {island}, which is {controller.resources.islands[island].state}"
     ticket: Any = wait.first.ticket
-    lacking = controller.launcher.memory.lacking(ticket)
+    lacking = controller.launcher.memory.waits.lacking(ticket)
     if lacking is None:
         return wait.reason, _TEXTS[wait.reason]
     (host, ordinal), nbytes, quota = lacking

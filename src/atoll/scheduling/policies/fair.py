@@ -182,10 +182,10 @@ class FairShares(Policy):
                     tenant.owed += tenant.gang
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        charged = gang.charged
-        if charged and self._alone is None:
+        if self._alone is None and gang.weight:
             session = self._sessions.get(gang.ticket.session)
             if session is not None:
+                charged = gang.charged  # nothing, where it was alone then: of what runs on, a newcomer has its share
                 session.owed += nanoseconds - charged
                 # A place in line is worth a gang: for less it stays as it is.
                 if session.is_new or session.owed < -charged:

@@ -1,0 +1,201 @@
+"""Tickets that wait for memory: which is next, which is passed for too long, and which wait in vain.
+
+A ticket that gets no memory waits, and with it the rest of its session, but nobody else: others go on with what is
+free. So that what needs much is not passed for ever, a waiting ticket that others have passed with `CLAIM_NS` of device
+time *claims* the device that it lacks: what is freed there is kept for it, and those of its priority or a lower one who
+need memory there wait, too, for as long as anything is in flight that may free some.
+
+A wait ends as soon as there is memory. It ends with an error where it would not: where a gang needs more than there is;
+and where nothing is in flight on the island nor in line there for others, and all sessions that hold memory of the
+device have answered since, and so have sent what they had to release. A quota of memory is waited for in the same way,
+and nobody counts but the tenant's own sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.cluster.locations import HostDevice, MemoryRequirement, total
+from atoll.errors import Status
+from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.memory_errors import exhausted, holds
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.session import GangRun, Session
+from atoll.scheduling.tenants import Tenant
+from atoll.scheduling.tickets import Gang, Ticket
+
+# Device time of others that may pass a ticket which waits for memory.
+CLAIM_NS = 100_000_000
+# For what runs to free memory by itself, until others are made to.
+RELIEF_SECONDS = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class MemoryWait:
+    """A ticket that waits for memory: the gang and the device that lack it, and how much the gang needs there.
+
+    With a `quota`, what is lacking is its tenant's.
+    """
+
+    ticket: Ticket[GangRun]
+    gang: Gang[GangRun]
+    device: HostDevice
+    nbytes: int
+    quota: str = ""
+    passed_ns: int = 0  # by others
+    is_offered: bool = False  # it is ready again
+    asked: dict[int, int] = field(default_factory=dict)  # by session: the ping that is to be answered
+
+    @property
+    def claims(self) -> bool:
+        return not self.quota and self.passed_ns >= CLAIM_NS
+
+
+class MemoryWaits:
+    """Who waits for memory of the `ledger`, or for a quota of it."""
+
+    def __init__(self, ledger: Ledger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun]) -> None:
+        self.waiting: dict[Ticket[GangRun], MemoryWait] = {}  # in the order in which they began to
+        # Whether a device is about to have so many bytes more for a ticket, which fails otherwise where that is asked
+        # for the last time: see `migration.pressure`.
+        self.relieve: Callable[[Ticket[GangRun], HostDevice, int, bool], bool] | None = None
+        self._ledger = ledger
+        self._sessions = sessions
+        self._scheduler = scheduler
+
+    # ---- events
+
+    def add(self, wait: MemoryWait) -> None:
+        """The ticket waits, or waits for something else than it did."""
+        before = self.waiting.get(wait.ticket)
+        if before is not None:
+            wait.passed_ns, wait.asked = before.passed_ns, before.asked
+        self.waiting[wait.ticket] = wait
+
+    def forget(self, ticket: Ticket[GangRun]) -> None:
+        """It waits no more."""
+        self.waiting.pop(ticket, None)
+
+    def passed_by(self, ticket: Ticket[GangRun]) -> None:
+        """The ticket has its memory, before those that wait."""
+        self.forget(ticket)
+        for waiting in self.waiting.values():
+            if waiting.ticket.session != ticket.session:
+                island = waiting.gang.island
+                waiting.passed_ns += sum(gang.estimate for gang in ticket.gangs if gang.island == island)
+
+    def retry(self, island: int) -> None:
+        """Memory may have become free there: those who wait are ready again, if it is enough for them."""
+        for waiting in list(self.waiting.values()):
+            if waiting.gang.island == island:
+                self._offer(waiting)
+
+    def _offer(self, waiting: MemoryWait) -> None:
+        if not waiting.is_offered and (waiting.quota or waiting.nbytes <= self._ledger.free(waiting.device)):
+            waiting.is_offered = True
+            self._scheduler.retry(waiting.ticket)
+
+    # ---- who waits, and for what
+
+    @property
+    def now(self) -> float:
+        """When the event happened that is handled."""
+        return self._scheduler.now
+
+    def claimed(self, ticket: Ticket[GangRun], wanted: Sequence[MemoryRequirement]) -> HostDevice | None:
+        """A device that the ticket needs and that is kept for another."""
+        claims = {
+            each.device
+            for each in self.waiting.values()
+            if each.claims
+            and each.ticket.session != ticket.session
+            and each.ticket.tenant.settings.priority >= ticket.tenant.settings.priority
+            and not each.ticket.dropped
+        }
+        return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
+
+    def lacking(self, ticket: Ticket[GangRun]) -> tuple[HostDevice, int, str] | None:
+        """Where the ticket waits for memory: a device, the bytes that it needs there, and the quota that lacks them."""
+        waiting = self.waiting.get(ticket)
+        return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
+
+    def is_wanted(self, tenant: Tenant) -> bool:
+        """Whether something of a tenant with a higher priority waits for memory."""
+        priority = tenant.settings.priority
+        return any(each.tenant.settings.priority > priority and not each.dropped for each in self.waiting)
+
+    def holders(self, device: HostDevice) -> list[str]:
+        """The sessions that hold memory of the device, as anybody may read of them."""
+        return [f"session {each.number}" for each in self._sessions.values() if holds(each, device)]
+
+    def is_waiting(self, session: int) -> bool:
+        """Whether something of the session waits for memory."""
+        return any(ticket.session == session and not ticket.dropped for ticket in self.waiting)
+
+    # ---- now and then
+
+    def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
+        """Gangs that get no memory however long they wait, each with the error for it. To be asked now and then."""
+        found = []
+        for ticket, waiting in list(self.waiting.items()):
+            if ticket.dropped:
+                del self.waiting[ticket]
+            elif self._is_hopeless(waiting):
+                if self._may_be_relieved(waiting, is_last=True):
+                    continue
+                del self.waiting[ticket]
+                lack = waiting.device, waiting.nbytes, waiting.quota
+                found.append((waiting.gang, exhausted(self._ledger, self._sessions.values(), waiting.gang, *lack)))
+            else:
+                self._offer(waiting)  # a quota was raised, or a claim counts no more
+        return found
+
+    def seek_relief(self) -> None:
+        """Who has waited for memory for a while, which what runs has not freed, may be helped."""
+        for waiting in list(self.waiting.values()):
+            if not waiting.ticket.dropped and self.now - waiting.ticket.since >= RELIEF_SECONDS:
+                self._may_be_relieved(waiting, is_last=False)
+
+    def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:
+        if (
+            self.relieve is None
+            or waiting.quota
+            or waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes)
+        ):
+            return False
+        return self.relieve(waiting.ticket, waiting.device, waiting.nbytes, is_last)
+
+    def _is_hopeless(self, waiting: MemoryWait) -> bool:
+        if not waiting.quota and waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):
+            return True
+        if not waiting.quota and waiting.nbytes <= self._ledger.free(waiting.device):
+            return False  # it was freed just now, or is kept for another
+        if self._may_be_helped(waiting):
+            waiting.asked.clear()
+            return False
+        holders = [session for session in self._sessions.values() if self._may_release(session, waiting)]
+        if any(session.number not in waiting.asked for session in holders):
+            waiting.asked = {session.number: session.pings for session in holders}
+            return False
+        return all(session.pongs >= waiting.asked[session.number] for session in holders)
+
+    def _may_be_helped(self, waiting: MemoryWait) -> bool:
+        """Whether something runs, or is about to, that may free memory."""
+        tenant = waiting.ticket.tenant
+        if waiting.quota:
+            if tenant.running:
+                return True
+        # Who waits elsewhere may hold what is wanted here, and go on.
+        elif not all(self._scheduler.is_idle(each.gang.island) for each in self.waiting.values()):
+            return True
+        stuck = {ticket.session for ticket in self.waiting}
+        return any(
+            ticket.session not in stuck and (not waiting.quota or ticket.tenant is tenant)
+            for ticket in self._scheduler.tickets(waiting.gang.island)
+        )
+
+    def _may_release(self, session: Session, waiting: MemoryWait) -> bool:
+        if waiting.quota:
+            return session.tenant is waiting.ticket.tenant
+        return session.number == waiting.ticket.session or holds(session, waiting.device)
