@@ -41,7 +41,8 @@ def prepare(settings: Settings) -> Round:
     if name == SPMD:
         step, ideal = _spmd(microbatches), seconds
     else:
-        step, ideal = _pipeline(name, microbatches)
+        pipeline = Pipeline(name, microbatches)
+        step, ideal = pipeline.run, pipeline.table.check(pipeline.times).length
     step(3)  # compiles, and lets the scheduler see how long gangs take
     steps = settings.size(_STEPS, _QUICK_STEPS)
 
@@ -54,32 +55,40 @@ def prepare(settings: Settings) -> Round:
     return measure
 
 
-def _pipeline(name: str, microbatches: int) -> tuple[Any, float]:
-    """What runs so many steps, and how long one takes by the table."""
-    import jax
-    import numpy as np
-    import optax
+class Pipeline:
+    """The model in the schedule of that name, over the first devices; a stage's times are `times`, in seconds."""
 
-    import atoll
-    from atoll.pipelines.entries import Times
+    def __init__(self, name: str, microbatches: int) -> None:
+        import jax
+        import numpy as np
+        import optax
 
-    table = atoll.schedule(name, STAGES, microbatches)
-    devices = sorted(jax.devices(), key=lambda device: device.slice_index)
-    pipe = atoll.pipeline(_loss, devices[:STAGES], microbatches, optax.sgd(1e-3), table)
-    state = pipe.init(_weights(), batch := np.ones((ROWS * microbatches, WIDTH), np.float32))
-    layers = [len(parameters) for parameters in state.parameters]
-    if layers != [LAYERS // STAGES] * STAGES:
-        raise AssertionError(f"the stages have {layers} layers")
+        import atoll
+        from atoll.pipelines.entries import Times
 
-    def step(count: int) -> None:
-        nonlocal state
+        self.table = atoll.schedule(name, STAGES, microbatches)
+        part = STAGE_SECONDS * STAGES / self.table.parts
+        self.times = Times(part, 2 * part, part, part)
+        devices = sorted(jax.devices(), key=lambda device: device.slice_index)
+        self._pipe = atoll.pipeline(_loss, devices[:STAGES], microbatches, optax.sgd(1e-3), self.table)
+        self._batch = np.ones((ROWS * microbatches, WIDTH), np.float32)
+        self._state = self._pipe.init(_weights(), self._batch)
+        layers = [len(parameters) for parameters in self._state.parameters]
+        if layers != [LAYERS // STAGES] * STAGES:
+            raise AssertionError(f"the stages have {layers} layers")
+
+    def run(self, steps: int) -> None:
+        """So many steps, one after another, and waits for the last one's loss."""
         loss = None
-        for _ in range(count):
-            state, loss = pipe.step(state, batch)
+        for _ in range(steps):
+            self._state, loss = self._pipe.step(self._state, self._batch)
         _check(loss)
 
-    part = STAGE_SECONDS * STAGES / table.parts
-    return step, table.check(Times(part, 2 * part, part, part)).length
+    def wait(self) -> None:
+        """Until the last step's weights are there, too."""
+        import jax
+
+        jax.block_until_ready(self._state)
 
 
 def _spmd(microbatches: int) -> Any:

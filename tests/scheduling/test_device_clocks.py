@@ -57,5 +57,26 @@ def test_devices_are_never_busy_for_longer_than_there_is_time():
     rng, clocks, now, busy = random.Random(0), DeviceClocks(), 0, 0
     for _ in range(1000):
         now += rng.randrange(20)
-        busy += clocks.ended((0,), rng.choice((ALL, FIRST, LAST)), (max(0, now - rng.randrange(50)), now))[0]
+        times, computes = (max(0, now - rng.randrange(50)), now), rng.random() < 0.6
+        busy += clocks.ended((0,), rng.choice((ALL, FIRST, LAST)), times, computes)[0]
         assert busy <= 2 * now
+
+
+def test_a_transfer_that_ends_while_something_computes_takes_no_more_than_its_own_time():
+    clocks = DeviceClocks()
+    small = [clocks.ended((0,), ALL, (each, each + 1), computes=False) for each in (50, 100, 150)]
+    assert small == [(2, 1)] * 3
+    assert clocks.ended((0,), ALL, (0, 200)) == (2 * (200 - 3), 200 - 3)
+
+
+def test_what_computes_is_not_charged_for_the_transfer_that_it_waited_for():
+    clocks = DeviceClocks()
+    assert clocks.ended((0,), ALL, (0, 500), computes=False) == (1000, 500)
+    assert clocks.ended((0,), ALL, (10, 520)) == (40, 20)
+
+
+def test_a_long_transfer_is_charged_for_what_others_have_left_of_its_time():
+    clocks = DeviceClocks()
+    assert clocks.ended((0,), ALL, (10, 20)) == (20, 10)
+    assert clocks.ended((0,), ALL, (0, 50), computes=False) == (60, 30)
+    assert clocks.ended((0,), LAST, (30, 60), computes=False) == (10, 10), "after the other"

@@ -15,12 +15,14 @@ from atoll.telemetry.trace import Trace
 from tests.controller.play import Play, on
 
 
-def record(trace: Trace, sequence: int, started: int, ended: int, *devices: int, host: int = 0) -> None:
+def record(
+    trace: Trace, sequence: int, started: int, ended: int, *devices: int, host: int = 0, kind: str = "call"
+) -> None:
     """A gang of one host ends. Of what stands behind it the trace takes no more than this."""
     launch: Any = SimpleNamespace(session=1, program=SimpleNamespace(name="f"), seconds=0.0)
-    spec: Any = SimpleNamespace(kind="call", segments=1, devices={host: devices}, title="jit_f")
+    spec: Any = SimpleNamespace(kind=kind, segments=1, devices={host: devices}, title="jit_f" * (kind == "call"))
     ticket: Any = SimpleNamespace(number=sequence)
-    run = SimpleNamespace(launch=launch, spec=spec, waited=())
+    run = SimpleNamespace(launch=launch, spec=spec, waited=(), moved=lambda hosts: 0)
     gang: Any = SimpleNamespace(island=0, sequence=sequence, run=run, ticket=ticket)
     trace.record_gang(gang, (host,), (started, ended))
 
@@ -69,7 +71,11 @@ def test_only_what_ended_since_then_is_given():
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 1), st.sets(st.integers(0, 3))), max_size=30
+        st.tuples(
+            *(st.integers(0, 50), st.integers(0, 50), st.integers(0, 1), st.sets(st.integers(0, 3))),
+            st.sampled_from(("call", "put")),
+        ),
+        max_size=30,
     ),
     st.randoms(),
 )
@@ -77,15 +83,33 @@ def test_in_whatever_order_ends_are_reported_no_span_is_negative_and_none_overla
     trace = Trace()
     ends = list(enumerate(given_spans))
     random.shuffle(ends)
-    for sequence, (a, b, host, devices) in ends:
-        record(trace, sequence, min(a, b), max(a, b), *sorted(devices), host=host)
+    for sequence, (a, b, host, devices, kind) in ends:
+        record(trace, sequence, min(a, b), max(a, b), *sorted(devices), host=host, kind=kind)
     found = trace.spans()
-    assert {each.sequence: each.ended for each in found} == {number: max(a, b) for number, (a, b, _, _) in ends}
+    assert {each.sequence: each.ended for each in found} == {number: max(a, b) for number, (a, b, *_) in ends}
+    assert all(each.started <= each.ended for each in found)
     for host in range(2):
         for device in range(4):
             there = [each for each in found if each.host == host and device in (each.devices or (0,))]
-            assert all(each.started <= each.ended for each in there)
+            there = [each for each in there if each.started < each.ended]  # a transfer beside what computes has no time
             assert all(first.ended <= second.started for first, second in pairwise(there))
+
+
+def test_transfers_that_end_while_something_computes_take_nothing_from_it():
+    trace = Trace()
+    record(trace, 1, 0, 30, 0)
+    record(trace, 2, 10, 11, 0, kind="put")
+    record(trace, 3, 29, 29, 0, kind="send")
+    record(trace, 4, 5, 50, 0, kind="get")
+    assert times(trace) == {1: (0, 30), 2: (11, 11), 3: (29, 29), 4: (30, 50)}
+
+
+def test_what_computes_begins_when_a_transfer_that_was_there_before_it_has_ended():
+    trace = Trace()
+    record(trace, 1, 0, 30, 0, kind="put")
+    record(trace, 2, 1, 40, 0)
+    record(trace, 3, 0, 200, 0, kind="put")
+    assert times(trace) == {1: (0, 30), 2: (30, 40), 3: (40, 200)}
 
 
 def test_what_is_new_begins_when_what_was_before_it_on_its_device_has_ended():

@@ -50,6 +50,13 @@ def test_a_program_is_of_all_who_have_compiled_it(host: Host) -> None:
     assert host.functions.programs.others(BOB) == Others({"step"}, set())
 
 
+def test_a_function_has_its_name_also_where_it_was_compiled_before(host: Host) -> None:
+    host.compile(ALICE, "step", "a")
+    host.functions.drop("a")  # it stays for a while
+    host.compile(BOB, "step", "a")
+    assert [(each.name, each.cached) for each in host.compiled] == [("step", False), ("step", True)]
+
+
 def test_two_programs_of_one_name_are_ambiguous(host: Host) -> None:
     host.compile(ALICE, "step", "a")
     host.compile(BOB, "step", "b")

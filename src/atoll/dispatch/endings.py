@@ -85,7 +85,7 @@ class Endings:
             return
         self.trace.record_gang(gang, hosts, times)
         if not run.spec.late:
-            busy, longest = self.clocks.ended(hosts, run.spec.devices, times)
+            busy, longest = self.clocks.ended(hosts, run.spec.devices, times, run.spec.computes)
             if longest > run.duration:
                 run.duration = longest
             run.device_ns += busy

@@ -75,7 +75,7 @@ class StaticCharges:
         for place, (started, ended) in enumerate(zip(times[::2], times[1::2], strict=True), first):
             if ended:
                 spec = part.gangs[place]
-                each, _ = self._clocks.ended(gang.hosts, spec.devices, (started, ended))
+                each, _ = self._clocks.ended(gang.hosts, spec.devices, (started, ended), spec.computes)
                 took[place] = each // spec.device_count
                 busy += each
         lessons = [(place, took[place]) for place in part.lessons if place in took]

@@ -1,25 +1,40 @@
 """For how long gangs keep devices busy: each device runs one after another, in the order in which they were started.
 
-A gang has its devices of a host from its dispatch there, or from when the last of these was free, to its own end, by
-the host's clock: as the spans of a trace.
+A gang that computes has its devices of a host from its dispatch there, or from when the last of these was free, to its
+own end, by the host's clock: as the spans of a trace. Transfers go on beside what computes: one that ends meanwhile has
+its own time and no more, and the rest stays with what computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# So many transfers are remembered that have ended since something was computed. What overlaps older ones counts twice.
+_MOST_MOVES = 64
+
+
+class _Move(NamedTuple):
+    """A transfer that has ended: its dispatch, from when it was counted, and its end."""
+
+    started: int
+    began: int
+    ended: int
+    devices: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Host:
-    """When the last gang ended on its devices: on all of `devices` at once, and on others as `ends` has it. `last` is
-    the latest of all.
+    """When what computes ended last on its devices: on all of `devices` at once, and on others as `ends` has it. `last`
+    is the latest of all. `moves` are transfers that have ended since.
     """
 
     devices: tuple[int, ...] = ()
     end: int = 0
     last: int = 0
     ends: dict[int, int] = field(default_factory=dict)  # by ordinal
+    moves: list[_Move] = field(default_factory=list)
 
 
 class DeviceClocks:
@@ -29,12 +44,16 @@ class DeviceClocks:
         self._hosts: dict[int, _Host] = {}
 
     def ended(
-        self, hosts: tuple[int, ...], devices: Mapping[int, tuple[int, ...]], times: tuple[int, ...]
+        self,
+        hosts: tuple[int, ...],
+        devices: Mapping[int, tuple[int, ...]],
+        times: tuple[int, ...],
+        computes: bool = True,
     ) -> tuple[int, int]:
         """A gang has ended on these hosts, where it had these devices: how long it had them, summed over all; and how
         long it took on the slowest host, where gangs that run at once share the time, as their ends are reported.
 
-        `times` has for each host its dispatch and its end.
+        `times` has for each host its dispatch and its end. One that does not compute is a transfer.
         """
         known, position, found, longest = self._hosts, 0, 0, 0
         for number in hosts:
@@ -44,21 +63,38 @@ class DeviceClocks:
             host = known.get(number)
             if host is None:
                 host = known[number] = _Host(its)
+            if its != host.devices:  # nearly always they are those of the one before
+                self._with(host, its)
+            if not computes:
+                took = self._moved(host, its, started, ended)
+                longest = max(longest, took)
+                found += took * len(its)
+                continue
+            if host.moves:
+                started, hidden = _beside(host, its, started, ended)
+            else:
+                hidden = 0
             if ended > host.last:
-                took = ended - (started if started > host.last else host.last)
+                took = ended - (started if started > host.last else host.last) - hidden
                 if took > longest:
                     longest = took
                 host.last = ended
-            if its == host.devices:  # as the one before: so it is for nearly all
-                if ended > host.end:
-                    began = started if started > host.end else host.end
-                    found += (ended - began) * len(its)
-                    host.end = ended
-                continue
-            self._with(host, its)
-            found += max(0, ended - max(started, host.end)) * len(its)
-            host.end = max(ended, host.end)
+            if ended > host.end:
+                took = ended - (started if started > host.end else host.end) - hidden
+                if took > 0:
+                    found += took * len(its)
+                host.end = ended
         return found, longest
+
+    def _moved(self, host: _Host, its: tuple[int, ...], started: int, ended: int) -> int:
+        """A transfer has ended: what it took beside what is known to have computed, and other transfers."""
+        began = max(started, host.end, max((each.ended for each in host.moves if _meet(each.devices, its)), default=0))
+        if began >= ended:
+            return 0
+        host.moves.append(_Move(started, began, ended, its))
+        if len(host.moves) > _MOST_MOVES:
+            del host.moves[0]
+        return ended - began
 
     def ended_until(self, number: int, when: int) -> None:
         """Gangs have ended on a host, the last of them then."""
@@ -89,3 +125,18 @@ class DeviceClocks:
     def forget(self, host: int) -> None:
         """It has started anew, and so has its clock."""
         self._hosts.pop(host, None)
+
+
+def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int) -> tuple[int, int]:
+    """When a gang began that has computed on these devices, after the transfers that were there before it; and for how
+    long others were counted meanwhile.
+    """
+    moves = [each for each in host.moves if each.ended <= ended and _meet(each.devices, its)]
+    host.moves = [each for each in host.moves if each not in moves]
+    began = max([started, *(each.ended for each in moves if each.started <= started)])
+    free = max(began, host.end)
+    return began, sum(each.ended - max(each.began, free) for each in moves if each.ended > free)
+
+
+def _meet(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return some == others or not set(some).isdisjoint(others)

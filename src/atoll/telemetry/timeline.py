@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from atoll.protocol.spans import Span
+from atoll.telemetry.layout import laid_out
 
 WINDOW_SECONDS = 10.0
 # Of one device, in the window.
@@ -61,7 +62,7 @@ class TimeLine:
         """Spans that were just heard of, in the order in which they were reported."""
         spans = list(spans)
         offset = self._align(spans, now)
-        for span in sorted(spans, key=lambda each: (each.host, each.ended, each.started, each.sequence)):
+        for span in laid_out(spans):
             rows = [self._row(span, ordinal) for ordinal in span.devices or (0,)]
             started = min(max([span.started, *(row.free for row in rows)]), span.ended)
             if started == span.ended:  # what was before it has its time

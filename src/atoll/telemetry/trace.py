@@ -1,8 +1,8 @@
 """What ran where and when: the last gangs of all sessions, host by host.
 
 A gang keeps some devices of a host busy: from its dispatch there, or the end of the gang before it on one of these
-devices, to its own end, by the host's clock. So the spans of one device never overlap; those
-of several devices do where their gangs ran at once.
+devices, to its own end, by the host's clock (`layout`). So the spans of one device never overlap; those of several
+devices do where their gangs ran at once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from atoll.scheduling.session import GangRun
 from atoll.scheduling.tallies import TRANSFERS
 from atoll.scheduling.tickets import Gang
 from atoll.telemetry.clocks import Alignment, Clock
+from atoll.telemetry.layout import laid_out
 
 MOST_SPANS = 100_000
 # Plain text: it is what messages have.
@@ -286,7 +287,7 @@ class Trace:
             for span in each.spans(earlier.of):
                 found.append(span)
                 before.add((span.host, span.sequence))
-        spans = [span for span in _without_queueing(found) if (span.host, span.sequence) not in before]
+        spans = [span for span in laid_out(found) if (span.host, span.sequence) not in before]
         return spans, alignments.errors()
 
     def after(self, position: int, most: int) -> tuple[list[Span], int]:
@@ -310,15 +311,3 @@ class Trace:
                 break
             found.extend(each.bare_spans(offset))
         return found[::-1], self._recorded
-
-
-def _without_queueing(spans: Iterable[Span]) -> Iterable[Span]:
-    """Each span from when its devices were free; in the order of their ends, of what ends at once in that of starts."""
-    free_at: dict[tuple[int, int], int] = {}  # by host and ordinal
-    for span in sorted(spans, key=lambda span: (span.host, span.ended, span.started, span.sequence)):
-        started = min(span.started, span.ended)
-        for device in span.devices or (0,):
-            key = (span.host, device)
-            started = max(started, free_at.get(key, 0))
-            free_at[key] = span.ended
-        yield span if started == span.started else msgspec.structs.replace(span, started=started)

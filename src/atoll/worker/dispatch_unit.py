@@ -15,8 +15,12 @@ from atoll.worker.store import Buffer
 
 @dataclass(slots=True)
 class Read:
-    """What a thread is to read and send off; `at_once()` tells whether that would block on nothing."""
+    """What a thread is to read and send off, once it has been computed: `wait()` does that, and raises what went wrong.
 
+    `at_once()` tells whether all of it would block on nothing.
+    """
+
+    wait: Callable[[], object]
     read: Callable[[], None]
     at_once: Callable[[], bool]
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
 from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
-from atoll.worker.dispatch_unit import DispatchUnit
+from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.step_runner import StepRunner
 
 # As many as the controller lets wait for their clients on a host in XLA's threads (`promises.client_runs`).
@@ -69,9 +70,9 @@ class Endings:
         if unit.reads:
             (each,) = unit.reads
             if each.at_once():
-                self._read(unit, each.read, self.completed.append)
+                self._read(unit, each, self.completed.append)
             else:
-                self._readers.submit(self._read, unit, each.read, lambda span: self._report(m.Done((span,))))
+                self._readers.submit(self._read, unit, each, lambda span: self._report(m.Done((span,))))
             return
         if not are_complete(unit.completions):
             last = unit.plan_run.plan.segments[unit.stop - 1]
@@ -93,12 +94,12 @@ class Endings:
         else:
             self._report(m.Done(((unit.sequence, unit.started, self._now()),)))
 
-    def _read(
-        self, unit: DispatchUnit, read: Callable[[], None], on_completed: Callable[[tuple[int, int, int]], None]
-    ) -> None:
-        started = self._now()
+    def _read(self, unit: DispatchUnit, each: Read, on_completed: Callable[[tuple[int, int, int]], None]) -> None:
+        with suppress(Exception):  # which reading raises, too, and gives back what is held for it
+            each.wait()
+        started = self._now()  # until then the devices computed
         try:
-            read()
+            each.read()
         except Exception as error:
             self._report(m.Failed(unit.sequence, status_of(error).within(unit.plan_run.plan.name)))
         else:

@@ -82,7 +82,7 @@ class Functions:
         self._asking = SessionThreads("atoll-compile-asking")
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
-        self._info: dict[str, bytes] = {}
+        self._info: dict[str, tuple[bytes, str]] = {}  # encoded, and the name that its client gave it
         self._compiling: dict[str, list[Compile]] = {}
         self.programs = Programs()
         self.with_callbacks = 0  # how many functions of this host call their clients
@@ -96,11 +96,12 @@ class Functions:
             self._dropped.discard(message.function)
             if message.function in self._functions:
                 self.programs.compiled(message.function, "", message.session)
-                info = self._info[message.function]
+                info, name = self._info[message.function]
                 self._inbox.drop(message.session, message.feed)
                 function = self._functions[message.function]
                 scratch = function.loaded.scratch_bytes
-                self._report(Compiled(message.function, OK, info, 0.0, True, scratch, bool(function.callbacks)))
+                calls = bool(function.callbacks)
+                self._report(Compiled(message.function, OK, info, 0.0, True, scratch, calls, name))
                 return
             waiting = self._compiling.get(message.function)
             if waiting is not None:
@@ -156,7 +157,7 @@ class Functions:
                     self.programs.compiled(message.function, info.name, each.session)
                 self._functions[message.function] = function
                 self.with_callbacks += bool(function.callbacks)
-                self._info[message.function] = encoded
+                self._info[message.function] = encoded, info.name
             if message.function in self._dropped:
                 self._dropped.discard(message.function)
                 self._make_idle(message.function)

@@ -108,7 +108,7 @@ class DataPortNetwork:
                 self._data_port.host_takes_at_once(host, SMALL_BYTES) for host in hosts
             )
 
-        unit.reads.append(Read(read, at_once))
+        unit.reads.append(Read(array.block_until_ready, read, at_once))
 
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
         array = step.array
@@ -175,7 +175,11 @@ class DataPortNetwork:
                 if host != self._host
             )
 
-        unit.reads += [Read(partial(read, messages), at_once) for messages in reads]
+        def wait() -> None:
+            for array in arrays:
+                array.block_until_ready()
+
+        unit.reads += [Read(wait, partial(read, messages), at_once) for messages in reads]
 
     def _send_message(
         self,

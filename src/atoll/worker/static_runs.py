@@ -19,9 +19,11 @@ import msgspec
 
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.in_flight import BUSY_NS, NEW_NS, least_in_flight
 from atoll.scheduling.tallies import counts_of
 
+_HERE, _DEVICES = (0,), {0: (0,)}
 # Of runs that take longer the controller hears as often: what they use is charged then.
 _REPORT_NS = 1_000_000_000
 
@@ -110,6 +112,7 @@ class StaticRuns:
         self._busy_ns = 0  # that those in flight count
         self._calling = 0  # how many of them call functions
         self._last_end = 0  # of those that were
+        self._clocks = DeviceClocks()  # of one device, which stands for all that the units have
 
     # ---- any thread
 
@@ -275,7 +278,8 @@ class StaticRuns:
             run.times[place : place + 2] = started, ended
             if run.ended is None:
                 run.ended = _Ended(started, self._last_end)
-            took = run.expected[segment] = max(0, ended - max(started, self._last_end))
+            took, _ = self._clocks.ended(_HERE, _DEVICES, (started, ended), run.is_call(segment))
+            run.expected[segment] = took
             run.ended.took.append(took)
             if segment in run.message.lessons:
                 run.ended.lessons[segment] = took

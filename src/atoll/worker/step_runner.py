@@ -329,7 +329,7 @@ class StepRunner:
         def at_once() -> bool:
             return is_small_and_ready(array) and self._data_port.takes_at_once(run.session, SMALL_BYTES)
 
-        return Read(read, at_once)
+        return Read(array.block_until_ready, read, at_once)
 
     def _report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
@@ -343,7 +343,7 @@ class StepRunner:
             finally:
                 release()
 
-        return Read(read, lambda: is_small_and_ready(array))
+        return Read(array.block_until_ready, read, lambda: is_small_and_ready(array))
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]

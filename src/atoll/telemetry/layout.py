@@ -1,0 +1,75 @@
+"""From when to when devices were busy with each gang, of spans from dispatch to end.
+
+A device computes one gang after another, in the order of their dispatches. Transfers go on beside that: one that was
+there before a gang that computes, and ended meanwhile, had the device until then; one that came later and ended while
+something computed has no time of its own. `scheduling.device_clocks` charges by the same rules, as ends are reported.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from atoll.protocol.spans import Span
+from atoll.scheduling.tallies import TRANSFERS
+
+
+def laid_out(spans: Iterable[Span]) -> list[Span]:
+    """Each span from when its devices were free for it; none of one device overlap. Host by host in the order of their
+    ends, and of what ends at once in that of starts.
+    """
+    ordered = sorted(spans, key=lambda span: (span.host, span.ended, span.started, span.sequence))
+    starts: dict[int, int] = {}  # by position
+    devices: defaultdict[tuple[int, int], _Device] = defaultdict(_Device)
+    of = [[devices[span.host, ordinal] for ordinal in span.devices or (0,)] for span in ordered]
+    computes = [bool(span.function) or span.kind not in TRANSFERS for span in ordered]
+    for position, span in enumerate(ordered):
+        if computes[position]:
+            start = min(max(device.free_for(span) for device in of[position]), span.ended)
+            starts[position] = start
+            for device in of[position]:
+                device.computed(start, span.ended)
+        else:
+            for device in of[position]:
+                device.transfers.append((span.started, span.ended))
+    for position, span in enumerate(ordered):
+        if not computes[position]:
+            starts[position] = min(max(device.free_beside(span) for device in of[position]), span.ended)
+            for device in of[position]:
+                device.moved = max(device.moved, span.ended)
+    return [
+        span if starts[position] == span.started else msgspec.structs.replace(span, started=starts[position])
+        for position, span in enumerate(ordered)
+    ]
+
+
+class _Device:
+    """`transfers` are (dispatch, end) of those that have ended since it computed last, `moved` is when the last did."""
+
+    __slots__ = ("_begun", "_ended", "moved", "transfers")
+
+    def __init__(self) -> None:
+        self.transfers: list[tuple[int, int]] = []
+        self.moved = 0
+        self._begun: list[int] = []
+        self._ended: list[int] = []
+
+    def free_for(self, span: Span) -> int:
+        """For a span that computes, after all that have ended before it."""
+        free = max(span.started, self._ended[-1]) if self._ended else span.started
+        return max([free, *(ended for started, ended in self.transfers if started <= span.started)])
+
+    def computed(self, started: int, ended: int) -> None:
+        self.transfers.clear()
+        self._begun.append(started)
+        self._ended.append(ended)
+
+    def free_beside(self, span: Span) -> int:
+        """For a transfer, when it is known of all that compute."""
+        after = bisect_right(self._ended, span.ended)
+        if after < len(self._ended) and self._begun[after] < span.ended:
+            return span.ended
+        return max(span.started, self.moved, self._ended[after - 1] if after else 0)
