@@ -137,7 +137,9 @@ class DeviceBackend(Protocol):
         """One array out of one host array a shard. The host arrays belong to the result and do not change any more."""
 
     def shards(self, array: Any) -> Sequence[Any]:
-        """The array's shards, in order; they share its memory. Readers wait for one by `numpy.asarray`."""
+        """The array's shards, in order; they share its memory. Readers wait for one by `numpy.asarray`, or by its
+        `block_until_ready`.
+        """
 
     def stack(self, array: LocalArray, shards: Sequence[Any]) -> Any:
         """One array out of shards that are on its devices already; nothing is copied, the memory is shared."""

@@ -67,6 +67,12 @@ def is_small_and_ready(array: DeviceArray) -> bool:
     return array.nbytes <= SMALL_BYTES and array.is_ready()
 
 
+def wait_for_shards(shards: Sequence[Any]) -> None:
+    """Until they are there. Raises what went wrong in making them."""
+    for shard in shards:
+        shard.block_until_ready()
+
+
 class DataPortNetwork:
     """Sends bytes from reader threads, by the data port of `host`. `report` is told of rows' bytes, on any thread."""
 
@@ -108,7 +114,8 @@ class DataPortNetwork:
                 self._data_port.host_takes_at_once(host, SMALL_BYTES) for host in hosts
             )
 
-        unit.reads.append(Read(array.block_until_ready, read, at_once))
+        sent = [shards[number] for number in sorted({piece.shard for piece in step.pieces})]
+        unit.reads.append(Read(partial(wait_for_shards, sent), read, at_once))
 
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
         array = step.array
@@ -175,10 +182,7 @@ class DataPortNetwork:
                 if host != self._host
             )
 
-        def wait() -> None:
-            for array in arrays:
-                array.block_until_ready()
-
+        wait = partial(wait_for_shards, [*rows, *numbers])
         unit.reads += [Read(wait, partial(read, messages), at_once) for messages in reads]
 
     def _send_message(

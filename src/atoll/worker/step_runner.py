@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from atoll.worker.client_runs import ClientRuns, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
-from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
+from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready, wait_for_shards
 from atoll.worker.promises import Outcome, PromisedArray, raise_failure
 from atoll.worker.row_steps import RowSteps
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, share
@@ -329,7 +330,7 @@ class StepRunner:
         def at_once() -> bool:
             return is_small_and_ready(array) and self._data_port.takes_at_once(run.session, SMALL_BYTES)
 
-        return Read(array.block_until_ready, read, at_once)
+        return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, at_once)
 
     def _report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
@@ -343,7 +344,7 @@ class StepRunner:
             finally:
                 release()
 
-        return Read(array.block_until_ready, read, lambda: is_small_and_ready(array))
+        return Read(shards[0].block_until_ready, read, lambda: is_small_and_ready(array))
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]

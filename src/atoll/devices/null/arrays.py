@@ -31,9 +31,12 @@ class NullShard:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Waits until it is there: for threads that read."""
+        self.block_until_ready()
+        return np.zeros(self.shape, numpy_dtype(self.dtype_name))
+
+    def block_until_ready(self) -> None:
         while not self.moment.is_over:
             time.sleep(_POLL_SECONDS)
-        return np.zeros(self.shape, numpy_dtype(self.dtype_name))
 
 
 class NullArray:
