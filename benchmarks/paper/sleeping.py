@@ -31,10 +31,15 @@ def compared(step: float, table: float, busy: float) -> dict[str, float]:
     return {"step": step, "table": table, "more": 100 * (step / table - 1), "bubble": 100 * (1 - busy / step)}
 
 
+def tell_workers() -> None:
+    """The workers, which the first use of JAX starts, are to know the custom call."""
+    root = Path(__file__).parents[2]
+    paths = (str(root / "benchmarks" / "elastic" / "site"), os.environ.get("PYTHONPATH", str(root)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
 def prepare(settings: Settings) -> Round:
-    # The workers, which the first use of JAX starts, are to know the custom call.
-    site = Path(__file__).parents[1] / "elastic" / "site"
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(site), os.environ["PYTHONPATH"]))
+    tell_workers()
     microbatches = int(settings.point["microbatches"])
     name = settings.backend.removeprefix(contestant(""))
     seconds = STAGE_SECONDS * 3 * microbatches  # of a device, without any bubble

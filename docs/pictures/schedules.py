@@ -18,8 +18,6 @@ _MICROBATCHES = 6
 
 
 def main() -> None:
-    site = ROOT / "benchmarks" / "elastic" / "site"  # the workers are to know the custom call that sleeps
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(site), str(ROOT)))
     os.environ["JAX_PLATFORMS"], os.environ["ATOLL_ISLANDS"] = "atoll", "4x1x1"
     sys.path.insert(0, str(ROOT))
     import matplotlib.pyplot as plt
@@ -28,6 +26,7 @@ def main() -> None:
     from atoll.pipelines.entries import Times
     from benchmarks.paper import sleeping
 
+    sleeping.tell_workers()
     plt.switch_backend("agg")
     figure, axes = plt.subplots(2 * len(NAMES), figsize=(11, 3.4 * len(NAMES)), layout="constrained")
     for name, (above, below) in zip(NAMES, zip(axes[::2], axes[1::2], strict=True), strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -129,40 +128,46 @@ def test_sessions_of_the_only_tenant_share_alike_and_so_do_tenants_once_there_is
     assert shares(clients, 2 * SECOND + 100 * MS, 4 * SECOND) == pytest.approx([1 / 4, 1 / 4, 1 / 2], rel=0.03)
 
 
+def add(policy: FairShares, session: int, who: Tenant) -> None:
+    policy.add(Ticket[None](0, session, tenant=who))
+
+
+def commit(policy: FairShares) -> Gang[None]:
+    """The gang of who goes next."""
+    ticket = policy.take()
+    assert ticket is not None
+    gang = Gang[None](0, 0, ticket, None, MS)
+    policy.commit(gang)
+    return gang
+
+
+def served(policy: FairShares, sessions: dict[int, Tenant], count: int) -> list[int]:
+    """Who goes, where each has a ticket ready at all times. A gang is expected to take a millisecond, and does."""
+    taken = []
+    for _ in range(count):
+        gang = commit(policy)
+        session = gang.ticket.session
+        add(policy, session, sessions[session])
+        policy.charge(gang, MS)
+        taken.append(session)
+    return taken
+
+
 def test_who_is_left_when_all_others_have_ended_gets_everything_and_shares_again_with_who_comes():
-    policy, numbers = FairShares(), itertools.count()
-    tenants = [tenant("one"), tenant("two")]
-
-    def add(session: int, who: Tenant) -> Ticket[None]:
-        ticket = Ticket[None](next(numbers), session, tenant=who)
-        policy.add(ticket)
-        return ticket
-
-    def serve(count: int) -> list[int]:
-        """Whose tickets go, each of the same length."""
-        served = []
-        for _ in range(count):
-            ticket = policy.take()
-            assert ticket is not None
-            gang = Gang[None](ticket.number, 0, ticket, None, MS)
-            policy.commit(gang)
-            add(ticket.session, ticket.tenant)
-            policy.charge(gang, MS)
-            served.append(ticket.session)
-        return served
-
-    for session, who in ((1, tenants[0]), (2, tenants[1]), (3, tenants[1])):
-        add(session, who)
-        add(session, who)
-    assert sorted(Counter(serve(40)).values()) == [10, 10, 20]
+    one, two = tenant("one"), tenant("two")
+    policy, sessions = FairShares(), {1: one, 2: two, 3: two, 4: one, 5: one}
+    for session in (1, 2, 3):
+        add(policy, session, sessions[session])
+        add(policy, session, sessions[session])
+    assert sorted(Counter(served(policy, sessions, 40)).values()) == [10, 10, 20]
     policy.forget(1)
-    assert set(Counter(serve(40)).values()) == {20}, "the only tenant's sessions"
+    assert set(Counter(served(policy, sessions, 40)).values()) == {20}, "the only tenant's sessions"
     policy.forget(2)
-    assert set(serve(5)) == {3}
-    add(4, tenants[0])
-    assert set(Counter(serve(40)).values()) == {20}
-    add(5, tenants[0])
-    assert sorted(Counter(serve(40)).values()) == [10, 10, 20]
+    assert set(served(policy, sessions, 5)) == {3}
+    add(policy, 4, one)
+    assert set(Counter(served(policy, sessions, 40)).values()) == {20}
+    add(policy, 5, one)
+    assert sorted(Counter(served(policy, sessions, 40)).values()) == [10, 10, 20]
 
 
 def test_gangs_on_two_islands_are_charged_on_each():
@@ -230,32 +235,18 @@ def test_a_changed_share_counts_at_once():
     assert shares(again, 0, SECOND) == pytest.approx([0.75, 0.25], rel=0.03)
 
 
-def served(policy: FairShares, sessions: dict[int, Tenant], count: int) -> list[int]:
-    """Who goes, where each has one ticket ready at all times. A gang is expected to take a millisecond."""
-    taken = []
-    for _ in range(count):
-        ticket = policy.take()
-        assert ticket is not None
-        taken.append(ticket.session)
-        gang = Gang[None](0, 0, ticket, None, MS)
-        policy.commit(gang)
-        policy.add(Ticket[None](0, ticket.session, tenant=sessions[ticket.session]))
-        policy.charge(gang, MS)
-    return taken
-
-
 def test_a_changed_priority_counts_at_once_also_where_there_was_nobody_else():
     policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("one"), 3: tenant("other")}
     sessions[2] = sessions[1]
     for session in (1, 2):
-        policy.add(Ticket[None](0, session, tenant=sessions[session]))
+        add(policy, session, sessions[session])
     served(policy, sessions, 10)
     sessions[1].settings = TenantSettings("one", priority=1)
     served(policy, sessions, 2)
-    policy.add(Ticket[None](0, 3, tenant=sessions[3]))
+    add(policy, 3, sessions[3])
     assert 3 not in served(policy, sessions, 20)[2:], "the two go on with what is ready, and are first then"
     sessions[3].settings = TenantSettings("other", priority=2)
-    policy.add(Ticket[None](0, 3, tenant=sessions[3]))
+    add(policy, 3, sessions[3])
     assert set(served(policy, sessions, 20)) == {3}
 
 
@@ -270,8 +261,8 @@ def test_who_was_expected_to_take_far_longer_than_it_did_need_not_wait_as_long()
     policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("two")}
     gangs = []
     for _ in range(3):
-        policy.add(Ticket[None](0, 1, tenant=sessions[1]))
-        policy.add(Ticket[None](0, 2, tenant=sessions[2]))
+        add(policy, 1, sessions[1])
+        add(policy, 2, sessions[2])
         for _ in range(2):
             ticket = policy.take()
             assert ticket is not None
@@ -279,7 +270,7 @@ def test_who_was_expected_to_take_far_longer_than_it_did_need_not_wait_as_long()
             policy.commit(gang)
             gangs += [gang] * (ticket.session == 1)
     for session in sessions:
-        policy.add(Ticket[None](0, session, tenant=sessions[session]))
+        add(policy, session, sessions[session])
     assert served(policy, sessions, 5) == [2] * 5
     for gang in gangs:
         policy.charge(gang, 5 * MS)
@@ -288,15 +279,12 @@ def test_who_was_expected_to_take_far_longer_than_it_did_need_not_wait_as_long()
 
 def test_gangs_that_did_not_run_give_nobody_more_than_its_share():
     policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("two")}
-    policy.add(Ticket[None](0, 1, tenant=sessions[1]))
+    add(policy, 1, sessions[1])
     alone = []
     for _ in range(24):
-        ticket = policy.take()
-        assert ticket is not None
-        alone.append(Gang[None](0, 0, ticket, None, MS))
-        policy.commit(alone[-1])
-        policy.add(Ticket[None](0, 1, tenant=sessions[1]))
-    policy.add(Ticket[None](0, 2, tenant=sessions[2]))
+        alone.append(commit(policy))
+        add(policy, 1, sessions[1])
+    add(policy, 2, sessions[2])
     for gang in alone:
         policy.charge(gang, 0)
     assert Counter(served(policy, sessions, 20)) == {1: 10, 2: 10}

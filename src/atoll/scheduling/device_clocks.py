@@ -131,8 +131,11 @@ def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int) -> tupl
     """When a gang began that has computed on these devices, after the transfers that were there before it; and for how
     long others were counted meanwhile.
     """
-    moves = [each for each in host.moves if each.ended <= ended and _meet(each.devices, its)]
-    host.moves = [each for each in host.moves if each not in moves]
+    moves: list[_Move] = []
+    left: list[_Move] = []
+    for each in host.moves:
+        (moves if each.ended <= ended and _meet(each.devices, its) else left).append(each)
+    host.moves = left
     began = max([started, *(each.ended for each in moves if each.started <= started)])
     free = max(began, host.end)
     return began, sum(each.ended - max(each.began, free) for each in moves if each.ended > free)

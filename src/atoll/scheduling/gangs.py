@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from atoll.cluster.locations import MemoryRequirement, total
 from atoll.scheduling.in_flight import NEW_NS
-from atoll.scheduling.tallies import TRANSFERS
+from atoll.scheduling.tallies import computes
 from atoll.scheduling.tickets import UNKNOWN_NS, Late
 
 FIRST_RUNS = 2
@@ -93,12 +93,12 @@ class GangSpec:
     moved: int = 0  # bytes that it writes in moving them
     title: str = ""  # of its functions: people know them so
     device_count: int = field(init=False)
-    computes: bool = field(init=False)  # rather than only moving bytes, which goes on beside what computes
+    computes: bool = field(init=False)  # see `tallies.computes`; transfers go on beside that
     _memory: GangMemory | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.device_count = sum(map(len, self.devices.values()))
-        self.computes = bool(self.functions) or self.kind not in TRANSFERS
+        self.computes = computes(self.kind, self.functions)
 
     @property
     def memory(self) -> GangMemory:

@@ -21,6 +21,11 @@ ROW_TRANSFERS = frozenset({"send rows", "receive rows"})
 TRANSFERS = frozenset({"put", "get", "move", "send", "receive"}) | ROW_TRANSFERS
 
 
+def computes(kind: str, functions: object) -> bool:
+    """Whether a gang of that kind computes, rather than only moving bytes: `functions` are what it runs, if any."""
+    return bool(functions) or kind not in TRANSFERS
+
+
 def counts_of(nanoseconds: list[int]) -> list[int]:
     """How many of these are in each bucket."""
     ordered, before, found = sorted(nanoseconds), 0, []

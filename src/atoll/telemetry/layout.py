@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from atoll.protocol.spans import Span
-from atoll.scheduling.tallies import TRANSFERS
+from atoll.scheduling.tallies import computes
 
 
 def laid_out(spans: Iterable[Span]) -> list[Span]:
@@ -25,9 +25,9 @@ def laid_out(spans: Iterable[Span]) -> list[Span]:
     starts: dict[int, int] = {}  # by position
     devices: defaultdict[tuple[int, int], _Device] = defaultdict(_Device)
     of = [[devices[span.host, ordinal] for ordinal in span.devices or (0,)] for span in ordered]
-    computes = [bool(span.function) or span.kind not in TRANSFERS for span in ordered]
+    computing = [computes(span.kind, span.function) for span in ordered]
     for position, span in enumerate(ordered):
-        if computes[position]:
+        if computing[position]:
             start = min(max(device.free_for(span) for device in of[position]), span.ended)
             starts[position] = start
             for device in of[position]:
@@ -36,7 +36,7 @@ def laid_out(spans: Iterable[Span]) -> list[Span]:
             for device in of[position]:
                 device.transfers.append((span.started, span.ended))
     for position, span in enumerate(ordered):
-        if not computes[position]:
+        if not computing[position]:
             starts[position] = min(max(device.free_beside(span) for device in of[position]), span.ended)
             for device in of[position]:
                 device.moved = max(device.moved, span.ended)

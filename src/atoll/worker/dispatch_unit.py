@@ -15,9 +15,9 @@ from atoll.worker.store import Buffer
 
 @dataclass(slots=True)
 class Read:
-    """What a thread is to read and send off, once it has been computed: `wait()` does that, and raises what went wrong.
+    """What a thread is to read and send off. `wait()` returns once it has been computed, and raises what went wrong.
 
-    `at_once()` tells whether all of it would block on nothing.
+    `at_once()` tells whether neither would block.
     """
 
     wait: Callable[[], object]

@@ -19,6 +19,12 @@ def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     return (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8
 
 
+def wait_for(moment: Moment) -> None:
+    """Until it is over: for threads that watch or read."""
+    while not moment.is_over:
+        time.sleep(_POLL_SECONDS)
+
+
 class NullShard:
     """A part of a null array on one device."""
 
@@ -35,8 +41,7 @@ class NullShard:
         return np.zeros(self.shape, numpy_dtype(self.dtype_name))
 
     def block_until_ready(self) -> None:
-        while not self.moment.is_over:
-            time.sleep(_POLL_SECONDS)
+        wait_for(self.moment)
 
 
 class NullArray:
@@ -65,8 +70,7 @@ class NullArray:
         return self.moment.is_over
 
     def block_until_ready(self) -> None:
-        while not self.moment.is_over:
-            time.sleep(_POLL_SECONDS)
+        wait_for(self.moment)
 
     def delete(self) -> None:
         self._is_deleted = True

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from atoll.devices.device import Assignment, Layout
-from atoll.devices.null.arrays import NullArray, NullShard, bytes_of
+from atoll.devices.null.arrays import NullArray, NullShard, bytes_of, wait_for
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.moments import Clock, Moment, Work, all_of
 from atoll.devices.null.program import NullProgram, read_program
@@ -46,8 +45,7 @@ class NullToken:
         self.moment = moment
 
     def block_until_ready(self) -> None:
-        while not self.moment.is_over:
-            time.sleep(2e-4)
+        wait_for(self.moment)
 
 
 class NullBackend:
