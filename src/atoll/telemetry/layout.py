@@ -38,8 +38,9 @@ def laid_out(spans: Iterable[Span]) -> list[Span]:
     for position, span in enumerate(ordered):
         if not computing[position]:
             starts[position] = min(max(device.free_beside(span) for device in of[position]), span.ended)
-            for device in of[position]:
-                device.moved = max(device.moved, span.ended)
+            if starts[position] < span.ended:
+                for device in of[position]:
+                    device.moved = max(device.moved, span.ended)
     return [
         span if starts[position] == span.started else msgspec.structs.replace(span, started=starts[position])
         for position, span in enumerate(ordered)

@@ -21,7 +21,7 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.in_flight import BUSY_NS, NEW_NS, least_in_flight
-from atoll.scheduling.tallies import counts_of
+from atoll.scheduling.tallies import computes, counts_of
 
 _HERE, _DEVICES = (0,), {0: (0,)}
 # Of runs that take longer the controller hears as often: what they use is charged then.
@@ -51,7 +51,7 @@ class _Run:
 
     message: m.Run
     plan: p.Plan
-    calls: list[int]  # before each segment of the plan, and in all of it
+    calls: list[int]  # segments that compute, before each of the plan and in all of it
     expected: list[int]  # what each segment of the plan takes, in nanoseconds
     limit: int
     started: int = 0
@@ -77,7 +77,7 @@ class _Run:
         segments = self.plan.segments
         return self.message.sequence + segments[segment].gang - segments[0].gang
 
-    def is_call(self, segment: int) -> bool:
+    def computes(self, segment: int) -> bool:
         return self.calls[segment + 1] > self.calls[segment]
 
 
@@ -157,10 +157,9 @@ class StaticRuns:
             self._go_on(message.session)
         elif kind is m.RegisterPlan:
             segments = message.definition.segments
-            are_calls = [any(type(step) is p.Execute for step in segment.steps) for segment in segments]
             self._plans[message.plan] = (
                 message.definition,
-                list(accumulate(are_calls, initial=0)),
+                list(accumulate(map(_computes, segments), initial=0)),
                 [NEW_NS] * len(segments),
             )
             self.execute(message)
@@ -216,7 +215,7 @@ class StaticRuns:
     def _has_room(self, run: _Run, before: int) -> bool:
         if not self._is_ready(run):
             return False
-        is_call = run.is_call(run.started)
+        is_call = run.computes(run.started)
         if is_call and self._calls(run, before) >= run.message.ahead:
             return False
         if self._busy_ns < BUSY_NS:
@@ -250,7 +249,7 @@ class StaticRuns:
         counts = run.open[segment] = run.expected[segment]
         run.times += (0, 0)
         self._busy_ns += counts
-        self._calling += run.is_call(segment)
+        self._calling += run.computes(segment)
         self._units[sequence] = run, segment
         run.started += 1
         if segment:
@@ -263,7 +262,7 @@ class StaticRuns:
         """A unit that was in flight: it counts no more."""
         run, segment = self._units.pop(sequence)
         self._busy_ns -= run.open.pop(segment)
-        self._calling -= run.is_call(segment)
+        self._calling -= run.computes(segment)
         return run, segment
 
     def _ended(self, message: m.Done | m.Failed) -> None:
@@ -278,7 +277,7 @@ class StaticRuns:
             run.times[place : place + 2] = started, ended
             if run.ended is None:
                 run.ended = _Ended(started, self._last_end)
-            took, _ = self._clocks.ended(_HERE, _DEVICES, (started, ended), run.is_call(segment))
+            took, _ = self._clocks.ended(_HERE, _DEVICES, (started, ended), run.computes(segment))
             run.expected[segment] = took
             run.ended.took.append(took)
             if segment in run.message.lessons:
@@ -294,3 +293,9 @@ class StaticRuns:
                 run.reported = self._now()
                 self._to_controller(run.take_progress(is_over=False))
         self._to_controller(m.Yielded(session, tuple((run.message.sequence, run.started) for run in runs)))
+
+
+def _computes(segment: p.Segment) -> bool:
+    """As the controller says of its gang."""
+    steps = segment.steps
+    return bool(steps) and computes(p.STEP_KINDS[type(steps[-1])], [step for step in steps if type(step) is p.Execute])
