@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import msgspec
@@ -10,6 +11,9 @@ import pytest
 
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
+from atoll.ir.exchange import spread
+from atoll.ir.row_exchange import RowExchange
+from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
 from tests.worker.rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
@@ -197,6 +201,50 @@ def it_forgets_a_run_that_is_dropped(rig: Rig) -> None:
 def it_does_nothing_for_a_session_that_has_ended(rig: Rig) -> None:
     rig.executor.submit(m.Run(78, 999_999, 1, (), (), ()))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == 78
+
+
+@BEHAVIOURS.add
+def it_frees_an_array_whose_rows_were_sent_without_the_collector(rig: Rig) -> None:
+    import jax
+
+    count = 50_021  # no other array here has as many rows
+    rows, sizes = rig.ones(shape=(count, 2)), rig.put(local(0, shape=(1, 1), dtype="int32"), np.full((1, 1), 7, "<i4"))
+    doubled = rig.function(add, spec((count, 2)), spec((count, 2)))
+    here = spread((count, 2), Replicated(), (0,))
+    exchange = RowExchange(here, here, 1, 0, 0)
+    steps = [
+        p.Execute(doubled, (0, 0), 2, (), (), False),
+        p.SendRows(2, 1, (0,), (0,), (exchange,)),
+        p.ReceiveRows(3, local(0, shape=(count, 2)), -1, None, (exchange,)),
+    ]
+    drops = [(0,), (1, 2), (3,)]
+
+    def alive() -> int:
+        return sum(array.shape == (count, 2) for array in jax.live_arrays())
+
+    before = alive()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            plan, sequence = rig.fresh(), rig.fresh()
+            segments = tuple(p.Segment(i, (step,), (), drops[i]) for i, step in enumerate(steps))
+            rig.executor.submit(m.RegisterPlan(plan, p.Plan("route", (0, 1), segments, ())))
+            rig.executor.submit(m.Run(sequence, rig.session, plan, (rows, sizes), (), (), rig.fresh()))
+            units = ((sequence + 501, 1), (sequence + 502, 1))
+            rig.executor.submit(m.Dispatch(rig.session, sequence, units))
+            rig.executor.submit(m.DropPlan(plan))
+            ended = 0
+            while ended < 3:
+                report = rig.reports.get(timeout=SECONDS)
+                assert isinstance(report, m.Done | m.RowsMoved), report
+                ended += len(report.runs) if isinstance(report, m.Done) else 0
+        deadline = time.monotonic() + SECONDS
+        while alive() > before:
+            assert time.monotonic() < deadline, f"{alive() - before} arrays live on"
+            time.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 @BEHAVIOURS.add

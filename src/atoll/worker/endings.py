@@ -68,7 +68,7 @@ class Endings:
         if unit.reads and (unit.completions or len(unit.reads) > 1):
             self.start_reads(unit)
         if unit.reads:
-            (each,) = unit.reads
+            each = unit.reads.pop()  # it may refer to the unit, whose arrays would live until they are collected
             if each.at_once():
                 self._read(unit, each, self.completed.append)
             else:
