@@ -77,6 +77,9 @@ class Benchmark:
 
     The deadlines are for one preparation and one round, in seconds. The first contestant is the one that is
     judged; the second is what it is compared with.
+
+    All are started and prepared `preparations` times, and the rounds are divided among these: processes with the same
+    code may differ by 5 % in all of their rounds, which no number of rounds shows.
     """
 
     key: str
@@ -89,3 +92,4 @@ class Benchmark:
     point: Mapping[str, int | float | str] = field(default_factory=dict)
     prepare_deadline: float = 120.0
     round_deadline: float = 120.0
+    preparations: int = 1
