@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -144,6 +147,20 @@ def test_what_a_callable_raises_is_raised_here(ends: Ends):
     Client(ends[1], lambda message, arrays: encode(Raised("ValueError: mine")))
     with pytest.raises(ClientError, match="ValueError: mine"):
         call(calls_over(ends))
+
+
+def test_a_call_that_failed_keeps_nothing_of_who_has_called(ends: Ends):
+    Client(ends[1], lambda message, arrays: encode(Raised("ValueError: mine")))
+    calls, array = calls_over(ends), np.ones(3, np.float32)
+    kept = weakref.ref(array)
+    gc.disable()
+    try:
+        with contextlib.suppress(ClientError):
+            calls.call(SESSION, 1, (FLOATS,), [array])
+        del array
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_of_a_traceback_its_end_is_kept_and_no_mark_of_a_worker(ends: Ends):

@@ -90,7 +90,10 @@ class Calls:
             self._forget(session, feed)
         if isinstance(outcome, Reply):
             return outcome
-        raise outcome
+        try:
+            raise outcome
+        finally:
+            del outcome  # with its traceback it refers to this frame, and so to the arrays of whoever calls
 
     def _forget(self, session: int, feed: int) -> queue.SimpleQueue[Any] | None:
         with self._lock:
