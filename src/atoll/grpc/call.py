@@ -41,7 +41,7 @@ class Call:
     call's path; any other exception is logged and ends it with INTERNAL. Once a call has ended, `send` and
     `finish` do nothing, so that a handler's late reply needs no check.
 
-    Backpressure: `pause` stops the client after one window (`Limits.stream_window_bytes`) of bytes. What is
+    Backpressure: `pause` stops the client after its window (`Limits`) of bytes. What is
     sent is queued without a bound; a handler that sends much awaits `drained` between its messages.
     """
 

@@ -97,7 +97,7 @@ class MessageReader:
         self._closed = True
         self.on_message, self.on_end = ignore_message, ignore
         self._held.clear()
-        self._stream.held_bytes = 0
+        self._stream.held_bytes = self._stream.expected_bytes = 0
         self._stream.paused = False
         if self._body is not None and self._size > SMALL_MESSAGE_BYTES:
             self._traffic.incomplete_bytes -= self._size
@@ -119,6 +119,7 @@ class MessageReader:
 
     def filled(self, count: int) -> None:
         self._filled += count
+        self._stream.expected_bytes = self._size - self._filled
         if self._filled < self._size:
             return
         try:
@@ -178,6 +179,7 @@ class MessageReader:
         count = min(self._size - self._filled, stop - start)
         self._body[self._filled : self._filled + count] = view[start : start + count]
         self._filled += count
+        self._stream.expected_bytes = self._size - self._filled
         if self._filled == self._size:
             self._complete()
         return start + count
@@ -212,6 +214,8 @@ class MessageReader:
             if size <= SCRATCH_BYTES:
                 self._scratch = self._body
         traffic.incomplete_bytes += size
+        self._stream.expected_bytes = size
+        self._stream.low_water = self._stream.receive_window  # there is more to grant from now on
 
     def _complete(self) -> None:
         body, self._body = self._body, None

@@ -7,7 +7,7 @@ from pathlib import Path
 from atoll.grpc import Call, Limits
 from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ErrorCode, Setting
-from tests.grpc.http2.http2_peer import KEEP, WINDOW, Peer, frame, message
+from tests.grpc.http2.http2_peer import KEEP, WINDOW, Peer, frame, message, request
 from tests.grpc.serving import Serving, echo
 
 DATA, HEADERS, SETTINGS, PING = frames.DATA, frames.HEADERS, frames.SETTINGS, frames.PING
@@ -46,6 +46,31 @@ def test_windows_are_granted_anew_as_messages_are_taken(peer: Peer) -> None:
     for _ in range(20):
         peer.send(frame(DATA, 0, 1, message(bytes(WINDOW // 2 - 5))))
         assert peer.read_until(frames.WINDOW_UPDATE, 1)
+
+
+def test_within_a_message_a_client_is_given_more_than_the_window(tmp_path: Path) -> None:
+    path, size, ahead, within = str(tmp_path / "s"), 900_000, 10_000, 300_000
+    limits = Limits(stream_window_bytes=ahead, message_window_bytes=within)
+    seen: list[int] = []
+
+    def keep(call: Call) -> None:
+        call.on_message = lambda content: seen.append(len(content))
+
+    with Serving({"/test.Test/Keep": keep}, path, limits=limits), Peer(path) as peer:
+        peer.send(peer.headers(1, request("/test.Test/Keep")))
+        left, window, most = message(bytes(size)), ahead, 0
+        while left:
+            part, left = left[:window], left[window:]
+            window -= len(part)
+            peer.send(frame(DATA, 0, 1, part))
+            if left:
+                window += int.from_bytes(peer.read_until(frames.WINDOW_UPDATE, 1)[3], "big")
+                most = max(most, window)
+        assert within < most <= ahead + within
+        granted = [got for got in peer.sync() if got[0] == frames.WINDOW_UPDATE and got[2] == 1]
+        window += sum(int.from_bytes(got[3], "big") for got in granted)
+        assert window <= ahead, "what comes after it is as little ahead as before"
+        assert seen == [size]
 
 
 def test_data_on_a_reset_stream_still_counts_for_the_connection_window(peer: Peer) -> None:

@@ -174,7 +174,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         except MalformedRequest:
             self._refuse(number, ErrorCode.PROTOCOL_ERROR)
             return
-        stream = Stream(self._sender, number, self._peer_stream_window, self._limits.stream_window_bytes)
+        stream = Stream(
+            self._sender,
+            number,
+            self._peer_stream_window,
+            self._limits.stream_window_bytes,
+            self._limits.message_window_bytes,
+        )
         self.streams[number] = stream
         self._on_request(stream, headers)
         if ends and stream.open:

@@ -12,13 +12,16 @@ from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
 class Limits:
     """Bounds for one connection, in bytes, seconds and counts.
 
-    Received bytes that no handler has taken yet are at most `max_concurrent_streams * stream_window_bytes`, and
+    Received bytes that no handler has taken yet are at most `max_concurrent_streams` times both windows of a stream, and
     `incomplete_bytes` of messages that have not come whole. The connection's window is credited on receipt, so that
     a paused stream never blocks another one.
     """
 
     max_frame_bytes: int = 1 << 20
-    stream_window_bytes: int = 8 << 20
+    stream_window_bytes: int = 64 << 10
+    """How far a client may be ahead of the handler of a stream: some hundred small messages."""
+    message_window_bytes: int = 8 << 20
+    """The same within a message whose length is known, beside that."""
     connection_window_bytes: int = 64 << 20
     max_concurrent_streams: int = 128
     incomplete_bytes: int = 4 << 30

@@ -99,7 +99,6 @@ class Receiver:
         """Handle the whole frames in the first `end` bytes of the read buffer, and keep the rest."""
         view = self._view
         streams = self._streams
-        half_stream = self._limits.stream_window_bytes >> 1
         half_connection = self._limits.connection_window_bytes >> 1
         max_frame = self._limits.max_frame_bytes
         position = 0
@@ -137,7 +136,7 @@ class Receiver:
                 stream.consumer.data(view, start, position)
                 if flags:
                     stream.half_close()
-                elif stream.receive_window <= half_stream:
+                elif stream.receive_window <= stream.low_water:
                     stream.grant()
                 if self._window <= half_connection:
                     self._grant()

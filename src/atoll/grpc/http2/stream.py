@@ -55,11 +55,14 @@ class Stream:
     """
 
     __slots__ = (
-        "_full_window",
+        "_message_window",
         "_sender",
+        "_window",
         "consumer",
+        "expected_bytes",
         "headers",
         "held_bytes",
+        "low_water",
         "number",
         "on_closed",
         "on_sent",
@@ -74,7 +77,9 @@ class Stream:
         "unsent_bytes",
     )
 
-    def __init__(self, sender: StreamSender, number: int, send_window: int, receive_window: int) -> None:
+    def __init__(
+        self, sender: StreamSender, number: int, send_window: int, receive_window: int, message_window: int = 0
+    ) -> None:
         self.number = number
         self.consumer: BodyConsumer = DISCARD
         self.on_sent = ignore
@@ -88,6 +93,10 @@ class Stream:
         """While set, the peer gets no credit beyond its window."""
         self.held_bytes = 0
         """Received bytes that the consumer keeps back: the peer gets no credit for them."""
+        self.expected_bytes = 0
+        """Of a message that has begun, those still to come: as far as the message window goes, there is credit for them."""
+        self.low_water = receive_window >> 1
+        """With a receive window below it, there is something to `grant`."""
         self.headers: HeaderList | None = None
         self.outgoing: deque[Buffer] = deque()
         self.unsent_bytes = 0
@@ -95,7 +104,8 @@ class Stream:
         self.ready = False
         """Whether it is in the sender's queue."""
         self._sender = sender
-        self._full_window = receive_window
+        self._window = receive_window
+        self._message_window = message_window
 
     def start(self, headers: HeaderList) -> None:
         """Queue the response's headers."""
@@ -125,8 +135,10 @@ class Stream:
         """Give the peer credit for what was taken, unless the stream is paused."""
         if self.paused or not self.remote_open or not self.open:
             return
-        increment = self._full_window - self.receive_window - self.held_bytes
-        if increment * 2 >= self._full_window:
+        full = self._window + min(self.expected_bytes, self._message_window)
+        self.low_water = full >> 1
+        increment = full - self.receive_window - self.held_bytes
+        if increment * 2 >= full:
             self.receive_window += increment
             self._sender.control(frames.window_update(self.number, increment))
 
