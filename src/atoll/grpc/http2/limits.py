@@ -12,8 +12,8 @@ from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
 class Limits:
     """Bounds for one connection, in bytes, seconds and counts.
 
-    Received bytes that no handler has taken yet are at most `max_concurrent_streams` times both windows of a stream, and
-    `incomplete_bytes` of messages that have not come whole. The connection's window is credited on receipt, so that
+    Received bytes that no handler has taken yet are at most `max_concurrent_streams` times both windows of a stream,
+    and `incomplete_bytes` of messages that have not come whole. The connection's window is credited on receipt, so that
     a paused stream never blocks another one.
     """
 
