@@ -94,7 +94,7 @@ class Stream:
         self.held_bytes = 0
         """Received bytes that the consumer keeps back: the peer gets no credit for them."""
         self.expected_bytes = 0
-        """Those still to come of a message that has begun: there is credit for them, as far as the message window goes."""
+        """Those of a message that are still to come: there is credit for them, as far as the message window goes."""
         self.low_water = receive_window >> 1
         """With a receive window below it, there is something to `grant`."""
         self.headers: HeaderList | None = None
