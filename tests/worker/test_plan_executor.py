@@ -92,6 +92,28 @@ def it_reports_a_collective_that_it_left_out_as_failed(rig: Rig) -> None:
     assert (failed.sequence, failed.status.code) == (sequence + 101, Code.NOT_FOUND)
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == sequence + 102
     assert rig.executor.plan_executor._plan_runs == {}
+    rig.executor.submit(m.CollectiveEnded(sequence + 101))
+
+
+@BEHAVIOURS.add
+def it_starts_no_collective_while_others_may_wait_in_one_that_it_left_out(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    a, segments = rig.ones(), doubling_segments(name)
+    bad = p.Segment(0, (p.Execute("no such", (0, 0), 1, (), (), False),), (3,), collective=True)
+    sequence, _ = start_segments(rig, (bad,), a)
+    assert rig.reports.get(timeout=SECONDS).sequence == sequence
+    collective = msgspec.structs.replace(segments[0], results=(1,), drops=(), collective=True)
+    session = rig.fresh()
+    rig.executor.submit(m.OpenStore(session, "secret"))
+    rig.session, before = session, rig.session
+    other, _ = start_segments(rig, (collective,), rig.ones())
+    rig.session = before
+    report, _ = rig.call(name, a, a)
+    assert report.runs[0][0] != other, "what computes nothing together goes on"
+    assert len(rig.executor.plan_executor._parked_collectives) == 1
+    rig.executor.submit(m.CollectiveEnded(sequence))
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == other
+    rig.executor.submit(m.CloseStore(session))
 
 
 @BEHAVIOURS.add
@@ -123,6 +145,7 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
     report, _ = rig.call(name, a, a)
     assert isinstance(report, m.Done)
     assert not rig.executor.plan_executor._parked_collectives
+    rig.executor.submit(m.CollectiveEnded(second + 500))
 
 
 def receive(rig: Rig, count: int = 1) -> tuple[list[int], list[int]]:

@@ -106,7 +106,10 @@ class Endings:
         """A host's part of a gang has failed."""
         gang = self.in_flight.get(sequence)
         if gang is None or host not in gang.run.hosts_left:
+            self._outbox.to_host(host, m.CollectiveEnded(sequence))  # it may have been one
             return
+        if gang.run.spec.collective:
+            gang.run.left_out += (host,)
         if not gang.ticket.is_static:  # of which others are in flight there
             gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
@@ -119,6 +122,9 @@ class Endings:
 
     def _all_ended(self, gang: Gang[GangRun]) -> None:
         run = gang.run
+        for host in run.left_out:
+            self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
+        run.left_out = ()
         if run.failure is not None and run.launch.error is None:
             return
         if run.launch.error is None:

@@ -24,13 +24,19 @@ class Quarantine:
         self.refused: dict[str, Status] = {}
         self._compiling: set[str] = set()  # when a worker crashed last
 
-    def crashed(self, status: int, text: str, running: set[str], compiling: set[str]) -> None:
-        """A worker ended with exit `status`, which `text` describes, while it ran and compiled these."""
+    def crashed(self, status: int, text: str, running: set[str], compiling: set[str], has_others: bool = False) -> None:
+        """A worker ended with exit `status`, which `text` describes, while it ran and compiled these. `has_others`: its
+        island has other hosts.
+        """
         if status in _KILLED or status == 0:
             return
+        # XLA ends a process, too, where that of the island's first host has gone, before anybody else knows of it.
+        is_sure = not (has_others and status == -signal.SIGABRT)
         if len(running | compiling) == 1:
-            self._refuse(next(iter(running | compiling)), text)
-            return
+            (name,) = running | compiling
+            if is_sure or name in self.suspects:
+                self._refuse(name, text)
+                return
         self.suspects |= running
         # Compilations cannot be made exclusive, but one that was under way at two crashes is hardly there by chance.
         for name in self._compiling & compiling:

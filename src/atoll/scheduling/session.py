@@ -89,6 +89,7 @@ class GangRun:
     hosts_left: set[int]
     started: bool = False
     failure: Status | None = None  # on some of several hosts
+    left_out: tuple[int, ...] = ()  # hosts of a collective that start no other until it has ended on all
     duration: int = 0  # in nanoseconds, of the slowest host
     device_ns: int = 0  # that it kept its devices busy, summed over these
     advance_ns: int = 0  # of that, charged while it ran: see `scheduling.long_gangs`

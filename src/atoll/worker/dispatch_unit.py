@@ -48,6 +48,7 @@ class DispatchUnit:
     stop: int
     sequence: int
     collective: bool
+    place: int = 0  # of a collective, among all that have come
     position: int = 0  # among the segment's steps
     started: int = 0  # in nanoseconds
     completions: list[Completion] = field(default_factory=list)

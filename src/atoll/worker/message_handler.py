@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 # What is for the plan executor alone.
 _EXECUTED = frozenset(
     (
-        *(m.Run, m.Dispatch, m.DropRun, m.Yield, m.Limit),
+        *(m.Run, m.Dispatch, m.DropRun, m.CollectiveEnded, m.Yield, m.Limit),
         *(m.Free, m.RegisterPlan, m.DropPlan, m.PutAside, m.ReportStores),
     )
 )

@@ -71,10 +71,14 @@ class PlanExecutor:
         self._parked: dict[int, deque[_Item]] = {}  # by session
         self._parked_collectives: deque[DispatchUnit] = deque()
         self._aside: dict[int, list[DispatchUnit]] = {}  # by session
+        self._collectives = 0  # that have come
+        # Those that were left out here, by sequence, with their places among them all. Other hosts may wait in one: a
+        # later one that is started here they would take for that, and end.
+        self._left_out: dict[int, int] = {}
 
     def handle(self, message: Any) -> None:
-        """Takes one of Run, Dispatch, DropRun, Free, PutAside, RegisterPlan, DropPlan, DropFunction, OpenStore,
-        CloseStore, ReportStores, or an Outcome.
+        """Takes one of Run, Dispatch, DropRun, CollectiveEnded, Free, PutAside, RegisterPlan, DropPlan, DropFunction,
+        OpenStore, CloseStore, ReportStores, or an Outcome.
 
         What belongs to a session is done in order.
         """
@@ -95,6 +99,9 @@ class PlanExecutor:
                 self._plans.pop(message.plan, None)
             elif type(message) is Outcome:
                 self._end_promises(message)
+            elif type(message) is m.CollectiveEnded:
+                if self._left_out.pop(message.sequence, None) is not None:
+                    self.resume_parked()
             elif type(message) is m.OpenStore:
                 self._stores.setdefault(message.session, Store())
             elif type(message) is m.ReportStores:
@@ -132,6 +139,9 @@ class PlanExecutor:
         dispatched = plan_run.plan.segments[first : plan_run.segments]
         collective = dispatched[0].collective if segments == 1 else any(each.collective for each in dispatched)
         unit = DispatchUnit(plan_run, first, plan_run.segments, sequence, collective)
+        if collective:
+            self._collectives += 1
+            unit.place = self._collectives
         self._do_in_order(plan_run.run.session, unit)
 
     def _do_in_order(self, session: int, item: _Item) -> None:
@@ -204,7 +214,7 @@ class PlanExecutor:
         if plan_run.failure is not None:
             self._leave_out(unit, plan_run.failure)
             return True
-        if unit.collective and self._parked_collectives and self._parked_collectives[0] is not unit:
+        if unit.collective and not self._is_next(unit):
             return False
         try:
             if not unit.started:
@@ -245,6 +255,12 @@ class PlanExecutor:
         self.endings.watch(unit)
         return True
 
+    def _is_next(self, unit: DispatchUnit) -> bool:
+        """Whether the collective may start: on all hosts of an island they do in one order."""
+        if self._left_out and min(self._left_out.values()) < unit.place:
+            return False
+        return not self._parked_collectives or self._parked_collectives[0] is unit
+
     def _stand_aside(self, unit: DispatchUnit, store: Store) -> bool:
         """Where nothing of its session needs to wait for it, it is as good as done to the others."""
         if unit.aside or not unit.only_receives:
@@ -271,15 +287,20 @@ class PlanExecutor:
         unit.plan_run.values = None
         self._leave(unit)
         self.endings.start_reads(unit)  # they hold what they read
-        self._report(m.Failed(unit.sequence, status))
+        self._report_failed(unit, status)
 
     def _leave_out(self, unit: DispatchUnit, failure: Status) -> None:
         """The run has failed before. A collective is reported as failed: other hosts would wait for this one."""
         self._leave(unit)
         if unit.collective:
-            self._report(m.Failed(unit.sequence, failure))
+            self._report_failed(unit, failure)
         else:
             self.endings.report_dropped(unit.sequence)
+
+    def _report_failed(self, unit: DispatchUnit, failure: Status) -> None:
+        if unit.collective:
+            self._left_out[unit.sequence] = unit.place
+        self._report(m.Failed(unit.sequence, failure))
 
     def _leave(self, unit: DispatchUnit) -> None:
         """A run that has failed is forgotten with its last unit, or when it is dropped."""

@@ -86,7 +86,8 @@ class Recovery:
         running = self._running_at_loss.pop(record.island, None)
         # Of what had joined only: else nothing ran or was compiled there yet. A lost machine is no program's fault.
         if running is not None and message.status is not None:
-            self._quarantine.crashed(message.status, message.text, running, compiling)
+            has_others = len(self._resources.hosts_of(record.island)) > 1
+            self._quarantine.crashed(message.status, message.text, running, compiling, has_others)
             self._compilation.refuse(self._quarantine.refused)
 
     def never_ready(self, host: int, reason: str) -> None:

@@ -239,6 +239,12 @@ class DropRun(Message, frozen=True, tag=35):
     run: int
 
 
+class CollectiveEnded(Message, frozen=True, tag=76):
+    """A collective that this host has left out (`Failed`) has ended on all of its hosts: others may start here."""
+
+    sequence: int
+
+
 class Free(Message, frozen=True, tag=25):
     """Forget these handles. With `delete` the memory goes at once, even if others refer to it."""
 
@@ -366,6 +372,7 @@ ToWorker = (
     | Run
     | Dispatch
     | DropRun
+    | CollectiveEnded
     | Yield
     | Limit
     | Free
