@@ -37,6 +37,7 @@ from atoll.protocol.messages import (
     IslandGivenUp,
     IslandStarts,
     OperationReply,
+    Refused,
     RestartIsland,
     StartIsland,
     TellAgent,
@@ -163,6 +164,7 @@ class Supervisor:
             _log.error("%s", error)
             self._stop.set()
             return
+        _log.warning("this engine has begun anew at %s", where)
         self._engine.controller_at(where)
         for island in self._islands:
             island.report()
@@ -272,6 +274,8 @@ class Supervisor:
 
     def _handle(self, message: Any) -> None:
         match message:
+            case Refused(status=status):  # the connection ends next
+                _log.error("the controller refuses this engine: %s", status.message)
             case RestartIsland(island=island, reason=reason):
                 _log.warning("island %d is restarted: %s", island, reason)
                 self._islands[island].restart()
