@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
 from atoll.operate.requests import request_operation, request_trace
 from atoll.protocol import messages as m
+from atoll.protocol.spans import Span
 from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 1.5
 SHARED_SECONDS = 3.0  # in which two clients share the devices
+SLICE, SLICES = 200_000_000, 10  # ns: the two seconds of these that are looked at
 MB = 1 << 20
 
 
@@ -39,6 +43,11 @@ def cluster(start_cluster: StartCluster) -> StandingCluster:
             tenant("service", priority=1, role=TenantRole.OPERATOR),
         ),
     )
+
+
+def busy(spans: Iterable[Span], begin: float, end: float) -> float:
+    """Nanoseconds from `begin` to `end` in which these had the devices."""
+    return sum(max(0.0, min(span.ended, end) - max(span.started, begin)) for span in spans)
 
 
 def user(start_python: StartPython, cluster: StandingCluster, name: str) -> RemotePython:
@@ -129,16 +138,13 @@ def test_device_time_goes_by_shares(start_python: StartPython, cluster: Standing
     by_session = [[span for span in spans if span.session == number[pid]] for pid in pids]
     # Before and after this each has the devices for itself for a while: they compile, and drain.
     end = min(each[-1].ended for each in by_session) - 300_000_000
-    begin = end - (SHARED_SECONDS - 1.0) * 1e9
     small, large = (
-        sum(
-            min(span.ended, end) - max(span.started, begin)
-            for span in each
-            if span.started < end and span.ended > begin
-        )
-        for each in by_session
+        np.array([busy(each, end - (i + 1) * SLICE, end - i * SLICE) for i in range(SLICES)]) for each in by_session
     )
-    assert 2.4 < large / small < 3.6
+    # The shares hold while both have work in line: the median of slices leaves out when a busy machine kept one of
+    # the two clients from launching.
+    ratios = large / small
+    assert 2.4 < np.median(ratios) < 3.6, ratios
 
 
 def test_what_is_of_a_higher_priority_waits_for_no_line(start_python: StartPython, cluster: StandingCluster) -> None:
