@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from atoll.controller_process.options import ControllerOptions
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
 from atoll.errors import ConnectError
+from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
+from atoll.wire.pieces import PIECE_BYTES
 from atoll.wire.resumption.messages import Acknowledge
 from tests.controller.play import ready
 from tests.controller_process.test_resumption import SETTINGS, Peer
@@ -124,6 +126,23 @@ def test_a_standby_goes_on_where_its_controller_is_killed(play):
         assert (await late.next_of(WELCOME))[1] == 2
         late.connection.close()
         shell.stop()
+
+    play(scene)
+
+
+def test_a_snapshot_arrives_whole_also_where_its_last_part_is_small(play, monkeypatch):
+    whole = Journal.payload
+
+    def payload(journal: Journal, number: int, most: int) -> Iterator[tuple[bytes, bool]]:
+        content = b"".join(part for part, _ in whole(journal, number, most))
+        assert len(content) > PIECE_BYTES + 100, "the first part has several pieces"
+        yield content[:-100], False
+        yield content[-100:], True
+
+    monkeypatch.setattr(Journal, "payload", payload)
+
+    async def scene(pair: Pair) -> None:
+        assert pair.standby._is_based
 
     play(scene)
 

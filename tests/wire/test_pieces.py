@@ -168,13 +168,17 @@ def test_a_large_message_arrives_after_what_was_sent_before_it_and_they_in_order
     alone(main)
 
 
-def test_a_message_that_is_no_larger_than_a_piece_is_a_frame():
+def test_a_small_message_does_not_overtake_a_large_one_where_both_are_sent_in_pieces():
     async def main() -> None:
         peer = Peer()
-        small = encode(Note("x" * 1000))
-        peer.connection.send_in_pieces(small)
-        await asyncio.sleep(0)
-        assert peer.transport.writes == [small]
+        messages = [Note("a" * 3 * PIECE_BYTES), Note("b"), Note("c" * 2 * PIECE_BYTES)]
+        for message in messages:
+            peer.connection.send_in_pieces(encode(message))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        other = Peer()
+        other.feed(b"".join(peer.transport.writes))
+        assert other.messages == messages
 
     alone(main)
 

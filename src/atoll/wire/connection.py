@@ -4,9 +4,10 @@ The frames are those of `wire.framing`. Sending never blocks and never awaits: m
 the event loop leave in one write, which is worth a factor of four at high rates. Reading uses one preallocated buffer
 (a fresh one per read costs more than parsing).
 
-Invariant: messages arrive whole, once, and in the order in which they were sent. A large message that is sent in pieces
-(`send_in_pieces`) arrives after all that was sent before it; what is sent after it may arrive before it, and does where
-the peer is slow: pieces leave one at a time, behind whatever else there is, and only while little is on its way.
+Invariant: messages arrive whole, once, and in the order in which they were sent. A message that is sent in pieces
+(`send_in_pieces`) arrives after all that was sent before it, also in pieces; what is sent whole after it may arrive
+before it, and does where the peer is slow: pieces leave one at a time, behind whatever else there is, and only while
+little is on its way.
 """
 
 from __future__ import annotations
@@ -124,8 +125,7 @@ class Connection(asyncio.BufferedProtocol):
 
         Who needs to know when it is there has the peer answer.
         """
-        if self._closed or len(frame) <= PIECE_BYTES:
-            self.send_encoded(frame)
+        if self._closed:
             return
         self._large.put(memoryview(frame)[HEADER_BYTES:])
         self._messages_out += 1

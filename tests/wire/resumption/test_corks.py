@@ -35,7 +35,7 @@ def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked(monkeyp
         connection, dialer = await corked(Network([]), listener, monkeypatch)
         connection.send(Note(3))
         connection.send_in_pieces(encode(LARGE))
-        connection.send_in_pieces(encode(Note(4)))
+        connection.send(Note(4))
         dialer.connection.send(Note(7))
         await until(lambda: listener.messages == [Note(7)])
         connection.acknowledge()

@@ -14,7 +14,6 @@ from typing import Any
 
 from atoll.wire.connection import Connection, ConnectionStatistics
 from atoll.wire.framing import encode
-from atoll.wire.pieces import PIECE_BYTES
 from atoll.wire.resumption.ledger import MAX_RETAINED, NONE, Counts, Ledger
 from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye
 from atoll.wire.resumption.pace import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_MESSAGES
@@ -63,8 +62,7 @@ class ResumableConnection:
             self._out.send_encoded(frame)
 
     def send_in_pieces(self, frame: bytes) -> None:
-        if self._closed or len(frame) <= PIECE_BYTES:
-            self.send_encoded(frame)
+        if self._closed:
             return
         if not self.ledger.keep_pieced(frame):
             self._give_up()
