@@ -28,6 +28,8 @@ class Dialed:
         self.address = parse_address(f"127.0.0.1:{free_port()}")
         self.renews = renews
         self.came = asyncio.Event()  # an agent
+        self.ended: asyncio.Future[m.AgentWorkerEnded] = asyncio.get_running_loop().create_future()
+        self.worker_came = asyncio.Event()
         self.connection: Connection
         self._server: asyncio.Server
 
@@ -36,14 +38,24 @@ class Dialed:
 
     def _accept(self) -> Connection:
         def on_message(message: Any) -> None:
-            if isinstance(message, m.AgentSays) and isinstance(m.read_from_agent(message.content), m.AgentHello):
+            if isinstance(message, m.Hello) and message.role == "worker":
+                self.worker_came.set()
+            if not isinstance(message, m.AgentSays):
+                return
+            said = m.read_from_agent(message.content)
+            if isinstance(said, m.AgentWorkerEnded):
+                self.ended.set_result(said)
+            elif isinstance(said, m.AgentHello):
                 self.connection = connection
                 if self.renews:
-                    connection.send(m.TellAgent(0, m.agent_content(m.Renew(0.5, 60.0))))
+                    self.tell(m.Renew(0.5, 60.0))
                 self.came.set()
 
         connection = Connection(m.ToController, on_message, lambda reason: None, name="an agent")
         return connection
+
+    def tell(self, message: m.Renew | m.StartWorker) -> None:
+        self.connection.send(m.TellAgent(0, m.agent_content(message)))
 
     def elsewhere(self, *addresses: Address) -> None:
         self.connection.send_link(Elsewhere(tuple(map(str, addresses))))
@@ -107,5 +119,35 @@ def test_an_agent_comes_back_where_the_other_one_has_not_taken_over() -> None:
         await asyncio.sleep(0.1)
         first.connection.close()
         await first.came.wait()
+
+    play(scene)
+
+
+START = m.StartWorker(
+    7, island=0, host=0, rank=0, hosts=1, devices=1, platform="cpu", meeting="", bulk_tls=False, lease=SECONDS
+)
+
+
+def test_a_worker_that_was_started_before_another_controller_took_over_looks_for_it_there_too() -> None:
+    async def scene(first: Dialed, second: Dialed) -> None:
+        first.elsewhere(second.address)
+        first.tell(START)
+        await asyncio.sleep(0.1)
+        first.end()
+        await second.worker_came.wait()
+        assert not second.ended.done()
+
+    play(scene)
+
+
+def test_a_worker_that_does_not_know_where_the_controller_is_now_is_not_waited_for() -> None:
+    async def scene(first: Dialed, second: Dialed) -> None:
+        first.tell(START)
+        await asyncio.sleep(0.1)
+        first.elsewhere(second.address)  # as a controller says that learns of its end
+        first.end()
+        ended = await second.ended
+        assert ended.incarnation == 7
+        assert str(second.address) in ended.reason
 
     play(scene)

@@ -88,8 +88,8 @@ class StartingProcess(LocalProcess):
     """A child that gives `StartSigns`, and is killed where it gives none for `seconds` while it starts.
 
     The number of their descriptor is added to its command, whose only argument are its options.
-    `on_end(status, silence)` is called as that of a LocalProcess; `silence` says why it was killed, "" where it has
-    ended otherwise. Raises OSError.
+    `on_end(status, reason)` is called as that of a LocalProcess; `reason` says why it was killed while it started, ""
+    where it has ended otherwise. Raises OSError.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class StartingProcess(LocalProcess):
         self._watch = StartWatch(seconds)
         self._did = "started Python"
         self._has_spoken = False
-        self._silence = ""
+        self._reason = ""
         self._loop = asyncio.get_running_loop()
         self._readable, writable = os.pipe()
         os.set_blocking(self._readable, False)
@@ -132,9 +132,13 @@ class StartingProcess(LocalProcess):
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
         has_spoken, self._has_spoken = self._has_spoken, False
         if self._watch.is_silent(self._loop.time(), processor_ticks(self.pid), has_spoken=has_spoken):
-            self._silence = (
-                f"it gave no sign of life for {self._watch.seconds:.0f} s while it {self._did}, and was killed"
-            )
+            seconds = f"{self._watch.seconds:.0f} s"
+            self.give_up(f"it gave no sign of life for {seconds} while it {self._did}, and was killed")
+
+    def give_up(self, reason: str) -> None:
+        """Kills it where it still starts, which it will not do for this reason. Does nothing once it is ready."""
+        if self._readable >= 0:
+            self._reason = reason
             self._stop_watching()
             self.kill()
 
@@ -147,4 +151,4 @@ class StartingProcess(LocalProcess):
 
     def _ended(self, status: int) -> None:
         self._stop_watching()
-        self._on_end(status, self._silence)
+        self._on_end(status, self._reason)

@@ -76,6 +76,7 @@ class HostAgent:
         self._worker: StartingProcess | None = None
         self._folder: Path | None = None  # the worker's
         self._incarnation = 0  # of the worker
+        self._looks_at: frozenset[Address] = frozenset()  # where the worker looks for a controller while it starts
         self._no_worker = asyncio.Event()
         self._no_worker.set()
         self._ended = (0, 0)
@@ -258,7 +259,9 @@ class HostAgent:
                     else:
                         self._worker.terminate()
             case m.Renew(lease=lease, grace=grace):
-                self._is_heard = True
+                if not self._is_heard:
+                    self._is_heard = True
+                    self._check_start()
                 self._joined()
                 self._leases.seconds, self._graces.seconds = lease, max(lease, grace)
                 self._leases.renew(_ENGINE, self._loop.time())
@@ -294,6 +297,7 @@ class HostAgent:
         bulk = Address(host=self._bind, tls=self._options.controller.tls and start.bulk_tls)
         # This controller may be gone when the worker dials it.
         elsewhere = tuple(each for each in self._addresses.in_turn if each != self._dialed)
+        self._looks_at = frozenset((self._dialed, self._controller, *elsewhere))
         place = WorkerPlace(
             str(replace(self._controller, others=elsewhere)),
             str(bulk),
@@ -313,6 +317,11 @@ class HostAgent:
             self._worker = StartingProcess(command, self._environment(start), self._worker_ended, start.lease)
         except OSError as error:
             self._worker_ended(1, f"it cannot be started: {error}")
+
+    def _check_start(self) -> None:
+        """A worker that starts knows the controllers of when it began, of which none may be there any more."""
+        if self._worker is not None and self._looks_at.isdisjoint((self._dialed, self._controller)):
+            self._worker.give_up(f"the controller is at {self._dialed} now, where it would not have looked for it")
 
     def _make_folder(self) -> Path:
         self._folder = make_directory(HOST_FOLDERS)
