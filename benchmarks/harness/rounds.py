@@ -37,36 +37,49 @@ def run_benchmark(
 
     A contestant that fails is left out of the following rounds, and the others go on.
     """
-    samples: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
-    failures: dict[str, str] = {}
+    run = _Run(benchmark, contestants, quick, report)
     for part in _parts(rounds, 1 if quick else benchmark.preparations):
         with ExitStack() as stack:
-            report("preparing", part.start)
-            ready = _prepared(benchmark, [name for name in contestants if name not in failures], quick, stack, failures)
+            run.prepare(part.start, stack)
             for number in part:
-                for name in contestants if number % 2 == 0 else reversed(contestants):
-                    if name in failures:
-                        continue
-                    report(name, number)
-                    try:
-                        samples[name].append(dict(ready[name].measure()))
-                    except ContestantError as error:
-                        failures[name] = str(error)
+                run.round(number)
             report("ending", part.stop)
-    return record_benchmark(benchmark, contestants, samples, failures)
+    return record_benchmark(benchmark, contestants, run.samples, run.failures)
 
 
-def _prepared(
-    benchmark: Benchmark, names: list[str], quick: bool, stack: ExitStack, failures: dict[str, str]
-) -> dict[str, Contestant]:
-    """Those that are ready; the others' `failures` are noted. All end with the stack."""
-    ready: dict[str, Contestant] = {}
-    for name in names:
-        try:
-            ready[name] = stack.enter_context(_contestant(benchmark, Settings(name, quick, dict(benchmark.point))))
-        except ContestantError as error:
-            failures[name] = str(error)
-    return ready
+class _Run:
+    """What the contestants of a benchmark have given so far, and which of them have failed at what."""
+
+    def __init__(
+        self, benchmark: Benchmark, contestants: list[str], quick: bool, report: Callable[[str, int], None]
+    ) -> None:
+        self.samples: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
+        self.failures: dict[str, str] = {}
+        self._benchmark = benchmark
+        self._quick = quick
+        self._report = report
+        self._ready: dict[str, Contestant] = {}
+
+    def prepare(self, done: int, stack: ExitStack) -> None:
+        """All that have not failed. They end with the stack."""
+        self._ready = {}
+        for name in [each for each in self.samples if each not in self.failures]:
+            self._report(f"preparing {name}", done)
+            settings = Settings(name, self._quick, dict(self._benchmark.point))
+            try:
+                self._ready[name] = stack.enter_context(_contestant(self._benchmark, settings))
+            except ContestantError as error:
+                self.failures[name] = str(error)
+
+    def round(self, number: int) -> None:
+        for name in self.samples if number % 2 == 0 else reversed(self.samples):
+            if name in self.failures:
+                continue
+            self._report(name, number)
+            try:
+                self.samples[name].append(dict(self._ready[name].measure()))
+            except ContestantError as error:
+                self.failures[name] = str(error)
 
 
 def _parts(rounds: int, preparations: int) -> list[range]:

@@ -110,7 +110,7 @@ def it_starts_no_collective_while_others_may_wait_in_one_that_it_left_out(rig: R
     rig.session = before
     report, _ = rig.call(name, a, a)
     assert report.runs[0][0] != other, "what computes nothing together goes on"
-    assert len(rig.executor.plan_executor._parked_collectives) == 1
+    assert len(rig.executor.plan_executor._collectives._parked) == 1
     rig.executor.submit(m.CollectiveEnded(sequence))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == other
     rig.executor.submit(m.CloseStore(session))
@@ -131,7 +131,7 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
         rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (), feed))
         rig.executor.submit(m.Dispatch(session, sequence, ((sequence + 500, 1),)))
         parked.append((session, feed, sequence))
-    while len(rig.executor.plan_executor._parked_collectives) < 2:
+    while len(rig.executor.plan_executor._collectives._parked) < 2:
         time.sleep(0.001)
     (_, feed, first), (other, failing, second) = parked
     rig.inbox.fail(other, failing, 1, Status(Code.DATA_LOSS, "gone"))
@@ -144,7 +144,7 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
     assert ended == [first, first + 500]
     report, _ = rig.call(name, a, a)
     assert isinstance(report, m.Done)
-    assert not rig.executor.plan_executor._parked_collectives
+    assert not rig.executor.plan_executor._collectives._parked
     rig.executor.submit(m.CollectiveEnded(second + 500))
 
 

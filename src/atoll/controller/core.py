@@ -160,7 +160,7 @@ class Controller:
         self.memory = self.launcher.memory.ledger
         self.trace = self.launcher.trace
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
-        self._failures = Failures(self.launcher, self.resources, self.sessions)
+        self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections)
         self._compilation = Compilation(
             self.resources, self.sessions, self._outbox, self.quarantine, self.scheduler, self.meter, _location
         )

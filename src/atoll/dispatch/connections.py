@@ -43,6 +43,10 @@ class Connections:
         engine = () if self.engine is None else (self.engine,)
         return tuple(self.hosts.values()) or engine
 
+    def is_away(self, host: int) -> bool:
+        """Whether the host cannot be heard now, and may be lost or come back."""
+        return self.hosts.get(host) in self.away
+
     def remove(self, connection: int) -> Any:
         """The connection is closed or lost; nothing is sent to it any more. Returns its peer, if it was known."""
         peer = self.peers.pop(connection, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atoll.cluster.resources import ResourceManager
+from atoll.dispatch.connections import Connections
 from atoll.dispatch.launcher import Launcher
 from atoll.errors import Status
 from atoll.scheduling.checks import gang_problem
@@ -10,15 +11,22 @@ from atoll.scheduling.durations import Durations
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang, Late
 
-# Seconds after which the end of a worker is surely known.
+# Seconds after which the end of a worker is surely known, or that its connection is away.
 LOSS_KNOWN_SECONDS = 0.5
 
 
 class Failures:
     """Finds what a loss has broken among the launches of all sessions, and fails it."""
 
-    def __init__(self, launcher: Launcher, resources: ResourceManager, sessions: dict[int, Session]) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        resources: ResourceManager,
+        sessions: dict[int, Session],
+        connections: Connections,
+    ) -> None:
         self._launcher = launcher
+        self._connections = connections
         self._scheduler = launcher.scheduler
         self._resources = resources
         self._sessions = sessions
@@ -89,7 +97,9 @@ class Failures:
         failed = {
             gang.sequence: gang
             for gang in self._launcher.in_flight.values()
-            if gang.run.failure is not None and not (gang.run.hosts_left and gang.run.spec.collective)
+            if gang.run.failure is not None
+            and not (gang.run.hosts_left and gang.run.spec.collective)
+            and not self._has_hosts_away(gang)
         }
         for sequence, seconds in self._failed_for.update(now, failed).items():
             gang = failed[sequence]
@@ -97,6 +107,11 @@ class Failures:
                 self._launcher.fail(gang.run.launch, gang.run.failure)
                 if not gang.run.hosts_left:
                     self._launcher.finish(gang)
+
+    def _has_hosts_away(self, gang: Gang[GangRun]) -> bool:
+        """Whether a host of its launch's islands may be lost: it comes back, or its loss is said in the end."""
+        islands = {other.island for other in gang.ticket.gangs}
+        return any(self._connections.is_away(host) for each in islands for host in self._resources.hosts_of(each))
 
     def _fail_hopeless(self) -> None:
         """What has waited for memory in vain fails; the error names who holds it."""

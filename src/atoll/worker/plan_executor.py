@@ -26,6 +26,7 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.asides import Asides
+from atoll.worker.collective_order import CollectiveOrder
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.endings import Endings
@@ -69,12 +70,8 @@ class PlanExecutor:
         self._plans: dict[int, p.Plan] = {}
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
         self._parked: dict[int, deque[_Item]] = {}  # by session
-        self._parked_collectives: deque[DispatchUnit] = deque()
         self._aside: dict[int, list[DispatchUnit]] = {}  # by session
-        self._collectives = 0  # that have come
-        # Those that were left out here, by sequence, with their places among them all. Other hosts may wait in one: a
-        # later one that is started here they would take for that, and end.
-        self._left_out: dict[int, int] = {}
+        self._collectives = CollectiveOrder()
 
     def handle(self, message: Any) -> None:
         """Takes one of Run, Dispatch, DropRun, CollectiveEnded, Free, PutAside, RegisterPlan, DropPlan, DropFunction,
@@ -100,7 +97,7 @@ class PlanExecutor:
             elif type(message) is Outcome:
                 self._end_promises(message)
             elif type(message) is m.CollectiveEnded:
-                if self._left_out.pop(message.sequence, None) is not None:
+                if self._collectives.ended(message.sequence):
                     self.resume_parked()
             elif type(message) is m.OpenStore:
                 self._stores.setdefault(message.session, Store())
@@ -140,8 +137,7 @@ class PlanExecutor:
         collective = dispatched[0].collective if segments == 1 else any(each.collective for each in dispatched)
         unit = DispatchUnit(plan_run, first, plan_run.segments, sequence, collective)
         if collective:
-            self._collectives += 1
-            unit.place = self._collectives
+            unit.place = self._collectives.came()
         self._do_in_order(plan_run.run.session, unit)
 
     def _do_in_order(self, session: int, item: _Item) -> None:
@@ -153,7 +149,7 @@ class PlanExecutor:
             parked = self._parked[session] = deque()
         parked.append(item)
         if type(item) is DispatchUnit and item.collective:
-            self._parked_collectives.append(item)
+            self._collectives.park(item.place)
 
     def resume_parked(self) -> None:
         """Does all that is parked and can be done now."""
@@ -170,7 +166,7 @@ class PlanExecutor:
                 while parked and self._do(parked[0]):
                     item = parked.popleft()
                     if type(item) is DispatchUnit and item.collective:
-                        self._parked_collectives.remove(item)  # not always the first: one that is dropped need not wait
+                        self._collectives.unpark(item.place)
                     progress = True
                 if not parked:
                     del self._parked[session]
@@ -214,7 +210,7 @@ class PlanExecutor:
         if plan_run.failure is not None:
             self._leave_out(unit, plan_run.failure)
             return True
-        if unit.collective and not self._is_next(unit):
+        if unit.collective and not self._collectives.may_start(unit.place):
             return False
         try:
             if not unit.started:
@@ -255,12 +251,6 @@ class PlanExecutor:
         self.endings.watch(unit)
         return True
 
-    def _is_next(self, unit: DispatchUnit) -> bool:
-        """Whether the collective may start: on all hosts of an island they do in one order."""
-        if self._left_out and min(self._left_out.values()) < unit.place:
-            return False
-        return not self._parked_collectives or self._parked_collectives[0] is unit
-
     def _stand_aside(self, unit: DispatchUnit, store: Store) -> bool:
         """Where nothing of its session needs to wait for it, it is as good as done to the others."""
         if unit.aside or not unit.only_receives:
@@ -299,7 +289,7 @@ class PlanExecutor:
 
     def _report_failed(self, unit: DispatchUnit, failure: Status) -> None:
         if unit.collective:
-            self._left_out[unit.sequence] = unit.place
+            self._collectives.leave_out(unit.sequence, unit.place)
         self._report(m.Failed(unit.sequence, failure))
 
     def _leave(self, unit: DispatchUnit) -> None:

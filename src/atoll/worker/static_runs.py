@@ -51,7 +51,7 @@ class _Run:
 
     message: m.Run
     plan: p.Plan
-    calls: list[int]  # segments that compute, before each of the plan and in all of it
+    computing: list[int]  # segments that do, before each of the plan and in all of it
     expected: list[int]  # what each segment of the plan takes, in nanoseconds
     limit: int
     started: int = 0
@@ -78,7 +78,7 @@ class _Run:
         return self.message.sequence + segments[segment].gang - segments[0].gang
 
     def computes(self, segment: int) -> bool:
-        return self.calls[segment + 1] > self.calls[segment]
+        return self.computing[segment + 1] > self.computing[segment]
 
 
 class UnitsEnded(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class StaticRuns:
         self._runs: dict[int, _Run] = {}  # by sequence, in order
         self._units: dict[int, tuple[_Run, int]] = {}  # in flight: their segments, by sequence
         self._busy_ns = 0  # that those in flight count
-        self._calling = 0  # how many of them call functions
+        self._computing = 0  # how many of them compute
         self._last_end = 0  # of those that were
         self._clocks = DeviceClocks()  # of one device, which stands for all that the units have
 
@@ -203,27 +203,27 @@ class StaticRuns:
             self._to_controller(run.take_progress(is_over))
 
     def _dispatch(self, session: int) -> None:
-        before = -1  # calls of earlier runs since the first segment that has not ended; -1: all have
+        before = -1  # computing segments of earlier runs, since the first that has not ended; -1: all have
         for run in self._of(session):
             while run.started < run.limit and self._has_room(run, before):
                 self._start(run)
             if run.started < run.limit:
                 return
             if before >= 0 or run.open:
-                before = self._calls(run, before)
+                before = self._computing_since(run, before)
 
     def _has_room(self, run: _Run, before: int) -> bool:
         if not self._is_ready(run):
             return False
-        is_call = run.computes(run.started)
-        if is_call and self._calls(run, before) >= run.message.ahead:
+        is_computing = run.computes(run.started)
+        if is_computing and self._computing_since(run, before) >= run.message.ahead:
             return False
         if self._busy_ns < BUSY_NS:
             return True
-        if is_call:
-            return self._calling < least_in_flight(self._busy_ns)
-        # What is sent between two calls waits for the first, and must not keep the second from its place behind it.
-        return len(self._units) - self._calling < run.message.ahead
+        if is_computing:
+            return self._computing < least_in_flight(self._busy_ns)
+        # What is sent between two of these waits for the first, and must not keep the second from its place behind it.
+        return len(self._units) - self._computing < run.message.ahead
 
     def _is_ready(self, run: _Run) -> bool:
         """Whether its next segment waits for no bytes: one that was started and waits could not be taken back."""
@@ -237,11 +237,11 @@ class StaticRuns:
     def _wake(self) -> None:
         self._submit(UnitsEnded(()))
 
-    def _calls(self, run: _Run, before: int) -> int:
+    def _computing_since(self, run: _Run, before: int) -> int:
         """Those from the first segment of its session that has not ended to the run's newest one."""
         if before >= 0:
-            return before + run.calls[run.started]
-        return run.calls[run.started] - run.calls[next(iter(run.open), run.started)]
+            return before + run.computing[run.started]
+        return run.computing[run.started] - run.computing[next(iter(run.open), run.started)]
 
     def _start(self, run: _Run) -> None:
         segment, message = run.started, run.message
@@ -249,7 +249,7 @@ class StaticRuns:
         counts = run.open[segment] = run.expected[segment]
         run.times += (0, 0)
         self._busy_ns += counts
-        self._calling += run.computes(segment)
+        self._computing += run.computes(segment)
         self._units[sequence] = run, segment
         run.started += 1
         if segment:
@@ -262,7 +262,7 @@ class StaticRuns:
         """A unit that was in flight: it counts no more."""
         run, segment = self._units.pop(sequence)
         self._busy_ns -= run.open.pop(segment)
-        self._calling -= run.computes(segment)
+        self._computing -= run.computes(segment)
         return run, segment
 
     def _ended(self, message: m.Done | m.Failed) -> None:
@@ -298,4 +298,4 @@ class StaticRuns:
 def _computes(segment: p.Segment) -> bool:
     """As the controller says of its gang."""
     steps = segment.steps
-    return bool(steps) and computes(p.STEP_KINDS[type(steps[-1])], [step for step in steps if type(step) is p.Execute])
+    return bool(steps) and computes(p.STEP_KINDS[type(steps[-1])], any(type(step) is p.Execute for step in steps))
