@@ -18,7 +18,10 @@ from atoll.wire.endpoints import listen
 from atoll.wire.resumption.messages import Elsewhere
 from tests.cluster_process import free_port
 
-SECONDS = 20.0
+SECONDS = 60.0
+START = m.StartWorker(
+    7, island=0, host=0, rank=0, hosts=1, devices=1, platform="cpu", meeting="", bulk_tls=False, lease=SECONDS
+)
 
 
 class Dialed:
@@ -30,6 +33,7 @@ class Dialed:
         self.came = asyncio.Event()  # an agent
         self.ended: asyncio.Future[m.AgentWorkerEnded] = asyncio.get_running_loop().create_future()
         self.worker_came = asyncio.Event()
+        self.unanswered = 0  # Renews
         self.connection: Connection
         self._server: asyncio.Server
 
@@ -45,6 +49,8 @@ class Dialed:
             said = m.read_from_agent(message.content)
             if isinstance(said, m.AgentWorkerEnded):
                 self.ended.set_result(said)
+            elif isinstance(said, m.AgentAlive):
+                self.unanswered -= 1
             elif isinstance(said, m.AgentHello):
                 self.connection = connection
                 if self.renews:
@@ -54,7 +60,15 @@ class Dialed:
         connection = Connection(m.ToController, on_message, lambda reason: None, name="an agent")
         return connection
 
+    async def start_worker(self) -> None:
+        """Returns once the agent has."""
+        self.tell(START)
+        self.tell(m.Renew(SECONDS, SECONDS))
+        while self.unanswered:
+            await asyncio.sleep(0.01)
+
     def tell(self, message: m.Renew | m.StartWorker) -> None:
+        self.unanswered += isinstance(message, m.Renew)
         self.connection.send(m.TellAgent(0, m.agent_content(message)))
 
     def elsewhere(self, *addresses: Address) -> None:
@@ -123,16 +137,10 @@ def test_an_agent_comes_back_where_the_other_one_has_not_taken_over() -> None:
     play(scene)
 
 
-START = m.StartWorker(
-    7, island=0, host=0, rank=0, hosts=1, devices=1, platform="cpu", meeting="", bulk_tls=False, lease=SECONDS
-)
-
-
 def test_a_worker_that_was_started_before_another_controller_took_over_looks_for_it_there_too() -> None:
     async def scene(first: Dialed, second: Dialed) -> None:
         first.elsewhere(second.address)
-        first.tell(START)
-        await asyncio.sleep(0.1)
+        await first.start_worker()
         first.end()
         await second.worker_came.wait()
         assert not second.ended.done()
@@ -142,8 +150,7 @@ def test_a_worker_that_was_started_before_another_controller_took_over_looks_for
 
 def test_a_worker_that_does_not_know_where_the_controller_is_now_is_not_waited_for() -> None:
     async def scene(first: Dialed, second: Dialed) -> None:
-        first.tell(START)
-        await asyncio.sleep(0.1)
+        await first.start_worker()
         first.elsewhere(second.address)  # as a controller says that learns of its end
         first.end()
         ended = await second.ended

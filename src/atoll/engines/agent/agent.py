@@ -259,9 +259,6 @@ class HostAgent:
                     else:
                         self._worker.terminate()
             case m.Renew(lease=lease, grace=grace):
-                if not self._is_heard:
-                    self._is_heard = True
-                    self._check_start()
                 self._joined()
                 self._leases.seconds, self._graces.seconds = lease, max(lease, grace)
                 self._leases.renew(_ENGINE, self._loop.time())
@@ -271,6 +268,9 @@ class HostAgent:
                 self._dismissed(message)
 
     def _joined(self) -> None:
+        if not self._is_heard:
+            self._is_heard = True
+            self._check_start()
         if self._said or not self._leases.has(_ENGINE):
             self._said.clear()
             self._on_joined()
@@ -329,8 +329,7 @@ class HostAgent:
         return self._folder
 
     def _environment(self, start: m.StartWorker) -> dict[str, str]:
-        names = self._options.devices.get(start.platform, ())
-        return worker_environment(start.platform, names, start.devices)
+        return worker_environment(start.platform, self._options.devices.get(start.platform, ()), start.devices)
 
     def _worker_ended(self, status: int, reason: str) -> None:
         _log.info("the worker of incarnation %d has ended: %s", self._incarnation, reason or describe_exit(status))
