@@ -52,13 +52,16 @@ KINDS = {
 }
 
 
-def _next_child(pid: int, before: int) -> psutil.Process:
-    """The child of a host agent that follows the one of that pid. Raises SoakError where none comes."""
+def _next_worker(pid: int, before: int) -> psutil.Process:
+    """The worker of a host agent that follows the one of that pid. Raises SoakError where none comes.
+
+    A child that runs its program: until then its parent waits for it, and would be stopped with it.
+    """
     deadline = time.monotonic() + BACK_SECONDS
     while time.monotonic() < deadline:
-        children = [each for each in psutil.Process(pid).children() if each.pid != before]
-        if children:
-            return children[0]
+        for child in psutil.Process(pid).children():
+            if child.pid != before and "atoll.worker.main" in child.cmdline():
+                return child
         time.sleep(0.01)
     raise SoakError(f"the host agent {pid} started no worker within {BACK_SECONDS:.0f} s")
 
@@ -182,7 +185,7 @@ class ManyMachines:
                 workers[0].kill()
             elif kind == "start stopped":
                 workers[0].kill()
-                _next_child(agent.pid, workers[0].pid).suspend()
+                _next_worker(agent.pid, workers[0].pid).suspend()
                 users.watch(LEASE + 2)  # for it to be missed
             else:
                 workers[0].suspend()

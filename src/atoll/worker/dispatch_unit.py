@@ -47,8 +47,7 @@ class DispatchUnit:
     segment: int
     stop: int
     sequence: int
-    collective: bool
-    place: int = 0  # of a collective, among all that have come
+    place: int  # of a collective, among all that have come; 0 for what is none
     position: int = 0  # among the segment's steps
     started: int = 0  # in nanoseconds
     completions: list[Completion] = field(default_factory=list)
@@ -64,6 +63,6 @@ class DispatchUnit:
         return (
             self.sequence == self.plan_run.run.sequence
             and self.stop == len(segments)
-            and not self.collective
+            and not self.place
             and all(type(step) is p.Receive for segment in segments for step in segment.steps)
         )

@@ -135,10 +135,8 @@ class PlanExecutor:
         first, plan_run.segments = plan_run.segments, plan_run.segments + segments
         dispatched = plan_run.plan.segments[first : plan_run.segments]
         collective = dispatched[0].collective if segments == 1 else any(each.collective for each in dispatched)
-        unit = DispatchUnit(plan_run, first, plan_run.segments, sequence, collective)
-        if collective:
-            unit.place = self._collectives.came()
-        self._do_in_order(plan_run.run.session, unit)
+        place = self._collectives.came() if collective else 0
+        self._do_in_order(plan_run.run.session, DispatchUnit(plan_run, first, plan_run.segments, sequence, place))
 
     def _do_in_order(self, session: int, item: _Item) -> None:
         """Does it, unless something before it in its session is parked."""
@@ -148,7 +146,7 @@ class PlanExecutor:
         if parked is None:
             parked = self._parked[session] = deque()
         parked.append(item)
-        if type(item) is DispatchUnit and item.collective:
+        if type(item) is DispatchUnit and item.place:
             self._collectives.park(item.place)
 
     def resume_parked(self) -> None:
@@ -165,7 +163,7 @@ class PlanExecutor:
             for session, parked in list(self._parked.items()):
                 while parked and self._do(parked[0]):
                     item = parked.popleft()
-                    if type(item) is DispatchUnit and item.collective:
+                    if type(item) is DispatchUnit and item.place:
                         self._collectives.unpark(item.place)
                     progress = True
                 if not parked:
@@ -210,7 +208,7 @@ class PlanExecutor:
         if plan_run.failure is not None:
             self._leave_out(unit, plan_run.failure)
             return True
-        if unit.collective and not self._collectives.may_start(unit.place):
+        if unit.place and not self._collectives.may_start(unit.place):
             return False
         try:
             if not unit.started:
@@ -282,13 +280,13 @@ class PlanExecutor:
     def _leave_out(self, unit: DispatchUnit, failure: Status) -> None:
         """The run has failed before. A collective is reported as failed: other hosts would wait for this one."""
         self._leave(unit)
-        if unit.collective:
+        if unit.place:
             self._report_failed(unit, failure)
         else:
             self.endings.report_dropped(unit.sequence)
 
     def _report_failed(self, unit: DispatchUnit, failure: Status) -> None:
-        if unit.collective:
+        if unit.place:
             self._collectives.leave_out(unit.sequence, unit.place)
         self._report(m.Failed(unit.sequence, failure))
 

@@ -9,26 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, sweep
+from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.local_process import describe_exit
-from atoll.cluster.processes.starting import StartingProcess
 from atoll.engines.agent import machine
+from atoll.engines.agent.local_worker import LocalWorker
 from atoll.engines.agent.options import AgentOptions
-from atoll.engines.engine import HostStart
-from atoll.engines.options import make_directory, sockets_base
-from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
+from atoll.engines.options import sockets_base
+from atoll.engines.worker_command import WorkerPlace
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
 from atoll.security.access import identity_for, token_for
@@ -73,13 +69,7 @@ class HostAgent:
         self._problem: AtollError | None = None
         self._leases = Leases(period=_LEASE_LOOKS)
         self._graces = Leases(period=_LEASE_LOOKS)
-        self._worker: StartingProcess | None = None
-        self._folder: Path | None = None  # the worker's
-        self._incarnation = 0  # of the worker
-        self._looks_at: frozenset[Address] = frozenset()  # where the worker looks for a controller while it starts
-        self._no_worker = asyncio.Event()
-        self._no_worker.set()
-        self._ended = (0, 0)
+        self._worker = LocalWorker(options.devices, self._worker_ended)
         self._controller = self._dialed = options.controller
         self._address = ""  # of this machine, for others
         self._bind = ""  # at which its worker listens
@@ -102,7 +92,7 @@ class HostAgent:
         finally:
             leaving.cancel()
             looking.cancel()
-            await self._end_worker(_END_SECONDS)
+            await self._worker.end(_END_SECONDS)
             if self._link is not None:
                 self._link.close()
         if self._problem is not None:
@@ -205,8 +195,8 @@ class HostAgent:
                 {platform: len(names) for platform, names in self._options.devices.items()},
                 machine.memory_bytes(),
                 self._meeting(),
-                self._incarnation,
-                self._ended,
+                self._worker.incarnation,
+                self._worker.last_end,
             )
         )
 
@@ -252,12 +242,10 @@ class HostAgent:
         match message:
             case m.StartWorker():
                 self._start(message)
-            case m.EndWorker(incarnation=incarnation, force=force) if self._worker is not None:
-                if incarnation == self._incarnation:
-                    if force:
-                        self._worker.kill()
-                    else:
-                        self._worker.terminate()
+            case m.EndWorker(incarnation=self._worker.incarnation, force=True):
+                self._worker.kill()
+            case m.EndWorker(incarnation=self._worker.incarnation):
+                self._worker.terminate()
             case m.Renew(lease=lease, grace=grace):
                 self._joined()
                 self._leases.seconds, self._graces.seconds = lease, max(lease, grace)
@@ -270,7 +258,7 @@ class HostAgent:
     def _joined(self) -> None:
         if not self._is_heard:
             self._is_heard = True
-            self._check_start()
+            self._worker.controller_is_at(self._dialed, self._controller)
         if self._said or not self._leases.has(_ENGINE):
             self._said.clear()
             self._on_joined()
@@ -280,7 +268,7 @@ class HostAgent:
             self._end(ClusterError(f"the cluster refuses this host: {message.text}"))
         elif message.reconnect or (self._options.stays and not self._leaving):
             self._say(message.text or "this machine was thought lost")
-            self._kill_worker()
+            self._worker.kill()
             self._lost.set()
         else:
             _log.info("%s: this host agent ends", message.text)
@@ -289,15 +277,14 @@ class HostAgent:
     # ---- its worker
 
     def _start(self, start: m.StartWorker) -> None:
-        if self._worker is not None:  # which is over, or there would be no new one
-            _log.error("there still is a worker of incarnation %d", self._incarnation)
-            self._kill_worker()
+        if self._worker.runs:  # which is over, or there would be no new one
+            _log.error("there still is a worker of incarnation %d", self._worker.incarnation)
+            self._worker.kill()
             self._tell(m.AgentWorkerEnded(start.incarnation, 1, self._meeting()))
             return
         bulk = Address(host=self._bind, tls=self._options.controller.tls and start.bulk_tls)
         # This controller may be gone when the worker dials it.
         elsewhere = tuple(each for each in self._addresses.in_turn if each != self._dialed)
-        self._looks_at = frozenset((self._dialed, self._controller, *elsewhere))
         place = WorkerPlace(
             str(replace(self._controller, others=elsewhere)),
             str(bulk),
@@ -305,52 +292,11 @@ class HostAgent:
             self._address,
             start.meeting,
             self._collectives,
-            directory=str(self._make_folder()),
         )
-        host = HostStart(
-            start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation, start.platform
-        )
-        self._incarnation = start.incarnation
-        self._no_worker.clear()
-        try:
-            command = worker_command(host, place)
-            self._worker = StartingProcess(command, self._environment(start), self._worker_ended, start.lease)
-        except OSError as error:
-            self._worker_ended(1, f"it cannot be started: {error}")
+        self._worker.start(start, place, (self._dialed, self._controller, *elsewhere))
 
-    def _check_start(self) -> None:
-        """A worker that starts knows the controllers of when it began, of which none may be there any more."""
-        if self._worker is not None and self._looks_at.isdisjoint((self._dialed, self._controller)):
-            self._worker.give_up(f"the controller is at {self._dialed} now, where it would not have looked for it")
-
-    def _make_folder(self) -> Path:
-        self._folder = make_directory(HOST_FOLDERS)
-        claim(self._folder, self._folder)
-        return self._folder
-
-    def _environment(self, start: m.StartWorker) -> dict[str, str]:
-        return worker_environment(start.platform, self._options.devices.get(start.platform, ()), start.devices)
-
-    def _worker_ended(self, status: int, reason: str) -> None:
-        _log.info("the worker of incarnation %d has ended: %s", self._incarnation, reason or describe_exit(status))
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._ended = self._incarnation, status
-        self._worker, self._incarnation = None, 0
-        self._no_worker.set()
-        self._tell(m.AgentWorkerEnded(*self._ended, self._meeting(), reason))
-
-    def _kill_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-
-    async def _end_worker(self, seconds: float) -> None:
-        """The controller may be ending it, too, in good order: it is given the time."""
-        try:
-            await asyncio.wait_for(self._no_worker.wait(), seconds)
-        except TimeoutError:
-            self._kill_worker()
-            await self._no_worker.wait()
+    def _worker_ended(self, reason: str) -> None:
+        self._tell(m.AgentWorkerEnded(*self._worker.last_end, self._meeting(), reason))
 
     async def _look_at_lease(self) -> None:
         while True:
@@ -362,9 +308,9 @@ class HostAgent:
                 self._lost.set()
             if self._graces.expired(now):
                 self._graces.forget(_ENGINE)
-                if self._worker is not None:
+                if self._worker.runs:
                     _log.error("the cluster is silent: the worker of this host ends")
-                self._kill_worker()
+                self._worker.kill()
 
     # ---- leaving
 
@@ -372,12 +318,12 @@ class HostAgent:
         """Lets the cluster move what is here to other hosts, for as long as there is time."""
         await stop.wait()
         self._leaving = True
-        if self._worker is None or self._link is None:
+        if not self._worker.runs or self._link is None:
             self._end()
             return
         self._tell(m.AgentLeaves(self._options.grace_seconds))
         await self._sleep(self._options.grace_seconds)
-        self._kill_worker()
+        self._worker.kill()
         self._end()
 
 
