@@ -60,7 +60,7 @@ class Controllers:
     def strike(self, kind: str, users: Users, rng: random.Random) -> None:
         if kind == TAKEOVER_REBOOTED and self.machine == ENGINE_MACHINE:
             self.strike(TAKEOVER_KILLED, users, rng)  # to be elsewhere: the engine's end is the cluster's
-        _doom(users, kind, lambda user: not user.steps)  # a script that starts while nobody listens fails
+        users.doom(kind, lambda user: not user.steps)  # a script that starts while nobody listens fails
         if kind == KILLED:
             struck = time.monotonic()
             self._process().kill()
@@ -101,11 +101,11 @@ class Controllers:
             case "takeover, controller frozen":
                 process.suspend()
             case "takeover, controller cut off":
-                _doom(users, kind, lambda user: True)  # what was on its way to the standby is lost
+                users.doom(kind, lambda user: True)  # what was on its way to the standby is lost
                 for other in others:
                     self._cluster.bed.drop_both(earlier_machine, other)
             case _:
-                _doom(users, kind, lambda user: True)
+                users.doom(kind, lambda user: True)
                 self._reboot(earlier_machine, users)
         self._holder = standby
         self._answers(kind, struck)
@@ -158,9 +158,3 @@ class Controllers:
             return []
         status = self._holder.wait(seconds)
         return [f"the standby on {self.machine} ended with status {status}"] if status else []
-
-
-def _doom(users: Users, kind: str, holds: Callable[..., bool]) -> None:
-    for user in users.alive:
-        if holds(user):
-            user.doomed = user.doomed or kind

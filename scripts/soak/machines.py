@@ -148,6 +148,7 @@ class ManyMachines:
         else:
             self._strike_network(kind, users, rng)
         healed = time.monotonic()
+        users.over()
         print(f"{time.strftime('%H:%M:%S')} {kind}: healed after {healed - struck:.1f} s", end="", flush=True)
         self._await_islands(users)
         if kind in controllers.KINDS:
@@ -238,9 +239,9 @@ class ManyMachines:
 
     def _doom(self, users: Users, kind: str, *machines: str) -> None:
         """Users on these machines may lose their sessions, rightly, and all where one has the engine or controller."""
-        for user in users.alive:
-            if {user.machine, ENGINE_MACHINE, self._controllers.machine} & {*machines}:
-                user.doomed = user.doomed or kind
+        users.doom(
+            kind, lambda user: not {user.machine, ENGINE_MACHINE, self._controllers.machine}.isdisjoint(machines)
+        )
 
     def _await_islands(self, users: Users) -> None:
         deadline = time.monotonic() + BACK_SECONDS

@@ -50,6 +50,7 @@ class Users:
         self._logs = logs
         self._seed = seed
         self._selector = selectors.DefaultSelector()
+        self._dooms: list[tuple[str, Callable[[UserProcess], bool]]] = []
         self.alive: list[UserProcess] = []
         self.ended: list[UserProcess] = []
         for module in [RANDOM_WORK] * count + [TRAINING] * trainings:
@@ -65,6 +66,18 @@ class Users:
         os.set_blocking(process.stdout.fileno(), False)
         self._selector.register(process.stdout, selectors.EVENT_READ, user)
         self.alive.append(user)
+        for kind, holds in self._dooms:
+            _doom(user, kind, holds)
+
+    def doom(self, kind: str, holds: Callable[[UserProcess], bool]) -> None:
+        """Those for whom it `holds` may fail, rightly; so may those that start until the strike is `over`."""
+        self._dooms.append((kind, holds))
+        for user in self.alive:
+            _doom(user, kind, holds)
+
+    def over(self) -> None:
+        """The strike is: who starts from now on is to succeed."""
+        self._dooms.clear()
 
     def watch(self, seconds: float) -> None:
         """Reads what they say for so long. Raises SoakError for what must not happen."""
@@ -108,6 +121,11 @@ class Users:
         for user in (*self.alive, *self.ended):
             total.update(user.steps)
         return total
+
+
+def _doom(user: UserProcess, kind: str, holds: Callable[[UserProcess], bool]) -> None:
+    if holds(user):
+        user.doomed = user.doomed or kind
 
 
 def tail(user: UserProcess, size: int = 4000) -> str:

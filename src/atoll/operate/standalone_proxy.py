@@ -13,7 +13,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
-from atoll.ifrt.options import ProxyOptions, Ready
+from atoll.ifrt.options import ENVIRONMENT, ProxyOptions, Ready
 from atoll.operate.registry import register_embedded
 from atoll.security.join import JOIN_VARIABLE, JoinString
 from atoll.wire.address import Address
@@ -52,7 +52,7 @@ def run_proxy(
             "atoll.ifrt.main",
             ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0, fail_on_loss=fail_on_loss),
             "the proxy",
-            environment={JOIN_VARIABLE: str(join or "")},
+            environment=ENVIRONMENT | {JOIN_VARIABLE: str(join or "")},
         )
         children.append(proxy)
         ready = proxy.read(Ready)
