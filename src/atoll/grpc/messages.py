@@ -214,8 +214,7 @@ class MessageReader:
             if size <= SCRATCH_BYTES:
                 self._scratch = self._body
         traffic.incomplete_bytes += size
-        self._stream.expected_bytes = size
-        self._stream.low_water = self._stream.receive_window  # there is more to grant from now on
+        self._stream.expect(size)
 
     def _complete(self) -> None:
         body, self._body = self._body, None

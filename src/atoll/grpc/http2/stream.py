@@ -131,6 +131,11 @@ class Stream:
         self.remote_open = False
         self.consumer.half_closed()
 
+    def expect(self, size: int) -> None:
+        """A message of so many bytes begins: there is more to grant from now on."""
+        self.expected_bytes = size
+        self.low_water = self.receive_window
+
     def grant(self) -> None:
         """Give the peer credit for what was taken, unless the stream is paused."""
         if self.paused or not self.remote_open or not self.open:
