@@ -20,10 +20,10 @@ import typer
 from rich.console import Console
 
 from atoll.cluster.settings import check_known
-from scripts.soak.ground import Ground, report
+from scripts.soak.ground import Ground, describe_hang, report
 from scripts.soak.machines import ManyMachines
 from scripts.soak.one_machine import OneMachine
-from scripts.soak.users import SoakError, Users
+from scripts.soak.users import HangError, SoakError, Users
 
 SETTLE_SECONDS = 60.0
 # Nobody is struck in the last seconds: what was struck then would not be seen to come back.
@@ -72,6 +72,8 @@ def run(ground: Ground, minutes: float, clients: int, trainings: int, every: flo
             users.watch(1.0)
         status = settle(ground)
         left = ground.end()
+    except HangError as hang:
+        raise SoakError(f"{hang}\n{describe_hang(ground, hang.user)}") from None
     finally:
         users.kill()
     if left:

@@ -5,7 +5,9 @@ Prints a line for each step. Ends with status 3 at a wrong result, and with 0 wh
 
 from __future__ import annotations
 
+import faulthandler
 import random
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -167,6 +169,7 @@ def lost_its_proxy(error: Exception) -> bool:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1)  # of one that hangs
     seed, seconds = int(sys.argv[1]), float(sys.argv[2])
     jax.config.update("jax_enable_x64", True)
     user = User(seed)

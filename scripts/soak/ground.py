@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Protocol
 
 import psutil
 
-from scripts.soak.users import SoakError, UserProcess, Users
+from scripts.soak.users import SoakError, UserProcess, Users, tail
+
+_DUMP_SECONDS = 1.0  # for a process to write what its threads are doing
 
 
 class Ground(Protocol):
@@ -57,6 +61,15 @@ def proxy_of(ground: Ground, user: UserProcess) -> psutil.Process | None:
     return None
 
 
+def describe_hang(ground: Ground, user: UserProcess) -> str:
+    """What its threads are doing, and its proxy's, and how the cluster is."""
+    proxy = proxy_of(ground, user)
+    for process in (psutil.Process(ground.pid_of(user)), *([proxy] if proxy is not None else [])):
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(_DUMP_SECONDS)
+    return f"{tail(user, 12_000)}\n{json.dumps(report(ground))}"
+
+
 def strike_user(ground: Ground, kind: str, users: Users, rng: random.Random) -> bool:
     """`kind` is "proxy killed" or "client killed"."""
     user = rng.choice(users.alive)
@@ -71,4 +84,4 @@ def strike_user(ground: Ground, kind: str, users: Users, rng: random.Random) -> 
     return True
 
 
-__all__ = ["Ground", "SoakError", "proxy_of", "report", "strike_user"]
+__all__ = ["Ground", "SoakError", "describe_hang", "proxy_of", "report", "strike_user"]

@@ -6,6 +6,8 @@ a line for each step and each change of its islands. Ends with status 3 at a wro
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 import time
 from typing import Any
@@ -69,6 +71,7 @@ def _update(total: Any, gradient: Any) -> Any:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1)  # of one that hangs
     seed, seconds = int(sys.argv[1]), float(sys.argv[2])
     jax.config.update("jax_enable_x64", True)
     training = Training(seed)

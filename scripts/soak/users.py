@@ -25,6 +25,14 @@ class SoakError(Exception):
     """Something happened that must not: a wrong result, a hang, an error that nobody caused, something left behind."""
 
 
+class HangError(SoakError):
+    """A user has said nothing for too long."""
+
+    def __init__(self, user: UserProcess) -> None:
+        super().__init__(f"{user.errors.name} hangs: nothing for {SILENCE_SECONDS:.0f} s")
+        self.user = user
+
+
 @dataclass
 class UserProcess:
     """One client, which runs a `module`. `doomed` is set by whoever kills it, or its proxy."""
@@ -88,7 +96,7 @@ class Users:
             now = time.monotonic()
             for user in self.alive:
                 if now - user.heard > SILENCE_SECONDS:
-                    raise SoakError(f"{user.errors.name} hangs: nothing for {SILENCE_SECONDS:.0f} s\n{tail(user)}")
+                    raise HangError(user)
 
     def _hear(self, user: UserProcess) -> None:
         assert user.process.stdout is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import logging
 import os
@@ -79,7 +80,8 @@ def end(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def start_logging(name: str) -> None:
-    """Warnings and worse to standard error; ATOLL_LOG=debug (or info) for more."""
+    """Warnings and worse to standard error; ATOLL_LOG=debug (or info) for more. On SIGUSR1, where each thread is."""
+    faulthandler.register(signal.SIGUSR1, file=2)
     level = os.environ.get("ATOLL_LOG", "warning").upper()
     logging.basicConfig(
         level=level if level in logging.getLevelNamesMapping() else "WARNING",
