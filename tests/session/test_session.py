@@ -296,22 +296,21 @@ def test_a_slice_request_and_a_migration_may_overlap():
 # ---- feeds
 
 
-def test_contents_of_a_feed_come_to_whom_expects_them_until_the_last():
-    cluster, parts, read = FakeCluster(), list[Any](), list[str]()
-    cluster.session.expect(4, lambda content, more, done: parts.append((content, more)))
-    cluster.on_feed(4, b"a", True, lambda: read.append("a"))
-    cluster.on_feed(4, b"b", False, lambda: read.append("b"))
-    assert parts == [(b"a", True), (b"b", False)]
-    assert not cluster.session.forget(4)
-    cluster.on_feed(4, b"for nobody", False, lambda: read.append("nobody"))
-    assert read == ["nobody"]  # its memory may be used again
+def test_contents_of_hosts_come_to_whom_expects_them():
+    cluster, parts = FakeCluster(), list[Any]()
+    cluster.session.downloads.expect(4, lambda content, more, done: parts.append((content, more)))
+    assert cluster.awaits()
+    cluster.on_feed(4, b"a", False, lambda: None)
+    assert parts == [(b"a", False)]
+    assert not cluster.awaits()
 
 
-def test_a_feed_that_fails_is_forgotten():
-    cluster = FakeCluster()
-    cluster.session.expect(4, lambda content, more, done: None)
-    assert cluster.session.forget(4)
-    assert not cluster.session.forget(4)
+def test_what_a_lost_host_had_sent_and_is_not_here_does_not_come():
+    cluster, lost = FakeCluster(), list[Status]()
+    cluster.session.downloads.expect(4, lambda content, more, done: None)
+    cluster.session.downloads.sent(4, [1], lost.append)
+    cluster.session.handle(m.HostsLost((0, 1)))
+    assert [status.code for status in lost] == [Code.DATA_LOSS]
 
 
 # ---- the end

@@ -25,6 +25,7 @@ from atoll.session.connection import (
     Unreached,
 )
 from atoll.session.controller_lease import ControllerLease
+from atoll.session.downloads import Downloads
 from atoll.session.functions import FunctionTable
 from atoll.session.hosts_away import HostsAway
 from atoll.session.irregular import SplitPrograms
@@ -35,9 +36,6 @@ from atoll.session.window import LaunchWindow
 
 # For the data port of a host that is back to be reached: what waits for the host waits no longer.
 DIAL_SECONDS = 30.0
-
-# Contents, whether more will follow, and what to call when they have been read.
-OnData = Callable[[Any, bool, Callable[[], None]], None]
 
 
 class ClusterSession:
@@ -72,7 +70,9 @@ class ClusterSession:
         self.lease: ControllerLease | None = None
         self.recorder = CallRecorder()
         self._outgoing = outgoing
-        self._channels = open_channels(self._on_feed, self._lose)
+        self.downloads = Downloads()
+        self._channels = open_channels(self.downloads.take, self._lose)
+        self._channels.awaits = self.downloads.any
         self._functions = FunctionTable()
         self._split = split = SplitPrograms(self.send, self.number, self.mint)
         self.register_program, self.release_program, self.credits = split.register, split.release, split.credits
@@ -81,8 +81,6 @@ class ClusterSession:
         self._away = HostsAway(self.send)
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
-        self._feeds: dict[int, OnData] = {}
-        self._channels.awaits = lambda: bool(self._feeds)
         self._quiesced = 0  # by so many: each ends with a `_resume`
         self._resumed: list[ReplyFuture] = []
         self._numbers, self._handles = count(2), count(first_handle)
@@ -292,23 +290,6 @@ class ClusterSession:
         """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
         self._channels.upload_file(hosts, feed, nbytes, descriptor, launch)
 
-    def expect(self, feed: int, then: OnData) -> None:
-        """Calls `then` with each part of what a worker sends as `feed`."""
-        self._feeds[feed] = then
-
-    def forget(self, feed: int) -> bool:
-        """The feed will not come. True where it had not come whole."""
-        return self._feeds.pop(feed, None) is not None
-
-    def _on_feed(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
-        then = self._feeds.get(feed)
-        if then is None:
-            done()
-            return
-        if not more:
-            del self._feeds[feed]
-        then(content, more, done)
-
     # ---- calls into the client's Python
 
     def serve_calls(self, calls: CallTaker) -> None:
@@ -333,6 +314,7 @@ class ClusterSession:
         """From here on nothing is sent to what is left of them: the controller waits for this acknowledgement."""
         self._away.lose(hosts)
         self._channels.disconnect(hosts)
+        self.downloads.hosts_lost(hosts)
         self.send(m.LossAcknowledged(hosts))
         self.on_hosts_lost()
 

@@ -188,6 +188,22 @@ def test_a_failure_after_the_answer_ends_the_buffer(rig: Rig):
         read(rig, 1)
 
 
+@pytest.mark.parametrize("ready", [False, True], ids=["before the answer", "after it"])
+def test_contents_that_were_on_their_way_from_a_host_that_is_lost_fail(rig: Rig, ready: bool):
+    rig.make(1, SPEC)
+    rig.session.arrays.get(1).ready = ready
+    op, launch, rest = fetch(rig)
+    rig.end_waits(rest)  # it has sent them
+    if ready:
+        arrive(rig, launch.feeds[0], b"01234567", more=True)
+    rig.receive(m.HostsLost((0,)))
+    if ready:
+        with pytest.raises(StatusError, match="host 0 is gone, and what it had sent"):
+            read(rig, 2)
+    else:
+        check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone, and what it had sent")
+
+
 def test_texts_come_back_as_the_client_knows_them(rig: Rig):
     rig.make(1, on(0, shape=(2,), dtype="string"))
     _, launch, _ = fetch(rig)

@@ -146,6 +146,7 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
     feed = session.cluster.number()
     completion = session.cluster.mint()
     stored = Stored((), nbytes(spec), complete=False)
+    downloads = session.cluster.downloads
     answered = False
 
     def answer() -> None:
@@ -169,16 +170,24 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
         except StatusError as error:  # the session holds too much
             pending.fail(error.status)
 
+    def lost(status: Status) -> None:
+        # Reported once: as the answer, or by the buffer.
+        stored.finish(status)
+        if not answered:
+            pending.fail(status)
+
     def completed(status: Status) -> None:
-        # On success the contents have come, or will; a failure is reported once: as the answer, or by the buffer.
-        if not status.ok and session.cluster.forget(feed):
-            stored.finish(status)
-            if not answered:
-                pending.fail(status)
+        if not downloads.expects(feed):
+            return
+        if status.ok:  # the contents are on their way
+            downloads.sent(feed, session.cluster.hosts_of(spec.sharding.devices), lost)
+        else:
+            downloads.forget(feed)
+            lost(status)
 
     if session.arrays.get(request.array).ready:
         answer()  # nothing but the reading can fail now: the client may fetch the contents while they travel
-    session.cluster.expect(feed, arrived)
+    downloads.expect(feed, arrived)
     session.launch(program, (request.array,), (completion,), (feed,))
     session.cluster.wait((completion,), completed)
     session.cluster.release((completion,))
