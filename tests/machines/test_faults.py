@@ -220,3 +220,18 @@ def test_a_client_that_is_cut_off_from_a_data_port_is_told_which(make_cluster: M
     assert "the data port of host 1 is gone: nothing was heard" in script.said
     assert told - struck < LEASE + 8
     assert [island["restarts"] for island in cluster.status()["islands"]] == [0]
+
+
+@long
+def test_what_a_host_had_sent_to_a_client_is_an_error_there_when_the_host_is_lost_before_it_came(
+    make_cluster: Make,
+) -> None:
+    cluster = make_cluster("1x1x2", "m1")
+    script = looping(cluster)
+    cluster.bed.drop("m1", "m3")  # what is read is sent, and the controller learns that it was
+    time.sleep(1)
+    struck = time.monotonic()
+    worker_of(agent_on(cluster, "m1")).kill()
+    lost, text = script.line(lambda line: line.startswith("lost"), struck, seconds=LEASE)
+    print("told after", lost - struck, text)
+    assert "host 0 is gone, and what it had sent to the client was still on its way" in text
