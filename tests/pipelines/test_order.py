@@ -56,7 +56,7 @@ def test_what_crosses_is_moved_once_after_it_is_made_and_before_it_is_used(
 
 
 def test_parts_of_one_stage_move_nothing_between_them() -> None:
-    assert not any(isinstance(action, Move) for action in chain(schedule("interleaved", 1, 2)))
+    assert not any(isinstance(action, Move) for action in chain(schedule("interleaved", 1, 2, virtual=2)))
 
 
 def test_a_value_that_skips_a_stage_goes_straight_to_its_user() -> None:

@@ -33,11 +33,14 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     return Schedule(tuple(rows), "1f1b")
 
 
-def interleaved(stages: int, microbatches: int, virtual: int = 2) -> Schedule:
+def interleaved(stages: int, microbatches: int, virtual: int | None = None) -> Schedule:
     """1F1B with `virtual` parts of the model on each stage, round robin (Narayanan et al., 2021, section 2.2).
 
-    The bubble is that of 1F1B over `virtual`. Micro-batches go in groups of as many as there are stages.
+    The bubble is that of 1F1B over `virtual`. Micro-batches go in groups of as many as there are stages. Where nobody
+    says, there are two parts, and one on a single stage: it has no bubble, and computes the bits of plain JAX.
     """
+    if virtual is None:
+        virtual = 2 if stages > 1 else 1
     if microbatches % stages:
         raise PipelineError(
             f"interleaved takes micro-batches in groups of as many as there are stages: {microbatches} is no multiple "
@@ -97,7 +100,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def schedule(name: str, stages: int, microbatches: int, **options: int) -> Schedule:
-    """One of the tables by its name: "gpipe", "1f1b", "interleaved" (option `virtual`: parts a stage, 2) or "zb-h1".
+    """One of the tables by its name: "gpipe", "1f1b", "interleaved" (option `virtual`: parts a stage) or "zb-h1".
 
     Raises PipelineError.
     """
