@@ -53,9 +53,9 @@ class LocalWorker:
         )
         self.incarnation = start.incarnation
         self._none.clear()
-        command = worker_command(host, replace(place, directory=str(self._folder)))
-        environment = worker_environment(start.platform, self._devices.get(start.platform, ()), start.devices)
         try:
+            command = worker_command(host, replace(place, directory=str(self._folder)))
+            environment = worker_environment(start.platform, self._devices.get(start.platform, ()), start.devices)
             self._process = StartingProcess(command, environment, self._ended, start.lease)
         except OSError as error:
             self._ended(1, f"it cannot be started: {error}")
