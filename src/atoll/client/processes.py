@@ -23,7 +23,8 @@ from atoll.cluster.processes.local_process import describe_exit
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
-from atoll.ifrt.options import ENVIRONMENT, ProxyOptions, Ready
+from atoll.ifrt.options import ProxyOptions, Ready
+from atoll.ifrt.start import start_proxy
 from atoll.operate.joining import reach
 from atoll.operate.registry import register_embedded
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
@@ -107,7 +108,7 @@ class ClientProcesses:
             losses=str(self._losses),
             patience=patience,
         )
-        proxy = Child("atoll.ifrt.main", options, "the proxy", environment=ENVIRONMENT | self._environment)
+        proxy = start_proxy(options, self._environment)
         self._children.append(proxy)
         return proxy
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-# A proxy copies arrays and computes nothing. NumPy's BLAS starts a thread for each core but one all the same, which are
-# at work for 50 ms before they sleep.
-ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
-
 
 class ProxyOptions(msgspec.Struct, frozen=True):
     """How to start a proxy. `parent` is the process that it must not outlive.

@@ -13,7 +13,8 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
-from atoll.ifrt.options import ENVIRONMENT, ProxyOptions, Ready
+from atoll.ifrt.options import ProxyOptions, Ready
+from atoll.ifrt.start import start_proxy
 from atoll.operate.registry import register_embedded
 from atoll.security.join import JOIN_VARIABLE, JoinString
 from atoll.wire.address import Address
@@ -48,11 +49,9 @@ def run_proxy(
             register_embedded(directory, engine.address, settings.islands, settings.platform, engine.process.pid, LABEL)
             engine.wait_until_up()
             cluster = engine.address
-        proxy = Child(
-            "atoll.ifrt.main",
+        proxy = start_proxy(
             ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0, fail_on_loss=fail_on_loss),
-            "the proxy",
-            environment=ENVIRONMENT | {JOIN_VARIABLE: str(join or "")},
+            {JOIN_VARIABLE: str(join or "")},
         )
         children.append(proxy)
         ready = proxy.read(Ready)
