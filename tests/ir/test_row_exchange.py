@@ -19,7 +19,7 @@ from atoll.ir.lowering import lower, pipeline
 from atoll.ir.program import Program, Route, Unroute, single
 from atoll.ir.text import render_lowered
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
-from tests.ir.machine import Machine, Placement, cluster, contents, placements, steps_of
+from tests.ir.machine import Machine, Placement, cluster, contents, placements, steps_of, used_memory
 from tests.ir.test_types import tilings
 
 
@@ -170,9 +170,9 @@ def test_a_message_of_another_length_than_it_says_is_refused() -> None:
     spans = np.array([[0, 0, 1]] * 8, "<i4").tobytes()
     for content in (b"", spans[:-1], spans, spans + bytes(8 * 16 + 1)):
         with pytest.raises(StatusError) as failure:
-            unpacked(step, [content])
+            unpacked(step, [content], used_memory)
         assert failure.value.status.code == Code.INTERNAL
-    shards, _, nbytes = unpacked(step, [spans + bytes(8 * 16)])
+    shards, _, nbytes = unpacked(step, [spans + bytes(8 * 16)], used_memory)
     assert (len(shards), nbytes) == (8, 8 * 12 + 8 * 16)
 
 

@@ -17,15 +17,16 @@ from atoll.transfers.shared_chunks import (
     CHUNKED_THRESHOLD,
     CHUNKED_TOGETHER,
     CHUNKS_BYTES,
+    SHARED_CHUNK_BYTES,
     SharedChunk,
     SharedChunksEngine,
 )
 from atoll.transfers.shared_memory import SharedMemoryEngine
-from atoll.transfers.stream_frames import CHUNK_BYTES, StreamPiece
+from atoll.transfers.stream_frames import StreamPiece
 from tests.transfers.ends import Ends, Receiver, content, sealed, until
 
 HOSTS = OWN_NUMBERS  # feeds between hosts are numbered from here on
-LARGE = 40 * CHUNK_BYTES + 123
+LARGE = 10 * SHARED_CHUNK_BYTES + 123
 
 
 def engine_of(channel: object) -> SharedChunksEngine:
@@ -56,8 +57,8 @@ def test_many_pieces_that_are_read_together_go_through_a_few_blocks(unix_ends: E
     sender, receiver = unix_ends[0], Receiver(unix_ends[1], recycle=False)
     Receiver(sender)
     for number in range(20):
-        sender.send_contents(1, HOSTS + number, ArrayContents(content(CHUNK_BYTES + 5, number), together))
-    assert [each[2] for each in receiver.wait(20)] == [content(CHUNK_BYTES + 5, n).tobytes() for n in range(20)]
+        sender.send_contents(1, HOSTS + number, ArrayContents(content(SHARED_CHUNK_BYTES + 5, number), together))
+    assert [each[2] for each in receiver.wait(20)] == [content(SHARED_CHUNK_BYTES + 5, n).tobytes() for n in range(20)]
     pools = [each._pool for each in sender._engines if isinstance(each, SharedChunksEngine | SharedMemoryEngine)]
     is_bounded = sum(each.statistics().nbytes for each in pools) <= CHUNKS_BYTES
     assert is_bounded == (together == CHUNKED_TOGETHER)
@@ -127,7 +128,7 @@ def test_a_sender_learns_that_the_channel_has_ended(unix_ends: Ends) -> None:
 
 def announced(unix_ends: Ends) -> Receiver:
     receiver = Receiver(unix_ends[1])
-    unix_ends[0]._socket.send(StreamPiece(1, HOSTS, 2 * CHUNK_BYTES, False, 1))
+    unix_ends[0]._socket.send(StreamPiece(1, HOSTS, 2 * SHARED_CHUNK_BYTES, False, 1))
     return receiver
 
 
@@ -139,7 +140,7 @@ def test_a_block_that_was_never_sent_ends_the_channel(unix_ends: Ends) -> None:
     assert "block 7 is not known" in str(error)
 
 
-@pytest.mark.parametrize(("size", "seals"), [(CHUNK_BYTES, 0), (4096, None)], ids=["not sealed", "too short"])
+@pytest.mark.parametrize(("size", "seals"), [(SHARED_CHUNK_BYTES, 0), (4096, None)], ids=["not sealed", "too short"])
 def test_a_block_that_could_end_the_receiver_ends_the_channel(unix_ends: Ends, size: int, seals: int | None) -> None:
     receiver = announced(unix_ends)
     descriptor = sealed(size) if seals is None else sealed(size, seals)
@@ -150,9 +151,9 @@ def test_a_block_that_could_end_the_receiver_ends_the_channel(unix_ends: Ends, s
 
 def test_more_blocks_than_a_sender_has_end_the_channel(unix_ends: Ends) -> None:
     receiver = Receiver(unix_ends[1])
-    many = CHUNKS_BYTES // CHUNK_BYTES + 1
-    unix_ends[0]._socket.send(StreamPiece(1, HOSTS, many * CHUNK_BYTES, False, 1))
-    descriptor = sealed(CHUNK_BYTES)
+    many = CHUNKS_BYTES // SHARED_CHUNK_BYTES + 1
+    unix_ends[0]._socket.send(StreamPiece(1, HOSTS, many * SHARED_CHUNK_BYTES, False, 1))
+    descriptor = sealed(SHARED_CHUNK_BYTES)
     for number in range(many):
         unix_ends[0]._socket.send(SharedChunk(1, number, number), (), descriptor)
     os.close(descriptor)

@@ -8,18 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.peers.data_port import DataPort
 from atoll.transfers import inbox as inboxes
-from atoll.transfers import incoming, landing_memory
+from atoll.transfers import incoming
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.contents import Buffers, FileContents, as_views
 from atoll.transfers.engine import Piece
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.landing_memory import LANDING, LEAST_BLOCK_BYTES, LandingMemory
+from atoll.transfers.landing_memory import LANDING
 from atoll.transfers.outgoing import SendQueue
 from atoll.transfers.stream_frames import CHUNK_BYTES
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
@@ -365,38 +364,6 @@ def test_small_pieces_that_a_broken_channel_may_have_lost_are_named() -> None:
     peer.close()
 
 
-# ---- memory
-
-
-def test_memory_that_is_used_no_more_is_used_again_and_never_while_it_is_read() -> None:
-    memory = LandingMemory()
-    memory.open()
-    first = memory.take(8 << 20)
-    address = first.ctypes.data
-    assert address % 64 == 0
-    part = first[10:20].view(np.uint8)[1:]
-    del first
-    second = memory.take(8 << 20)
-    assert second.ctypes.data != address  # a view of a view still reads it
-    del part
-    third = memory.take(8 << 20)
-    assert third.ctypes.data == address
-    del second, third
-    assert memory.statistics().free_bytes == 16 << 20
-    memory.close()
-    assert memory.statistics().free_bytes == 0
-
-
-def test_free_memory_is_kept_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landing_memory, "KEPT_BYTES", 20 << 20)
-    memory = LandingMemory()
-    memory.open()
-    taken = [memory.take(8 << 20) for _ in range(4)]
-    taken.clear()
-    assert memory.statistics().free_bytes == 16 << 20
-    memory.close()
-
-
 def test_probes_are_no_progress_whether_or_not_they_are_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = tcp_pair()
     channel = DataChannel(mine)
@@ -419,13 +386,3 @@ def test_probes_are_no_progress_whether_or_not_they_are_acknowledged(monkeypatch
     until(lambda: liveness.progress() != before)
     channel.close()
     theirs.close()
-
-
-def test_what_comes_back_while_nobody_takes_any_is_bounded(monkeypatch):
-    monkeypatch.setattr(landing_memory, "KEPT_BYTES", 4 * LEAST_BLOCK_BYTES)
-    memory = LandingMemory()
-    memory.open()
-    taken = [memory.take(LEAST_BLOCK_BYTES) for _ in range(12)]
-    taken.clear()
-    assert sum(len(block) for _, block in memory._returned) == 4 * LEAST_BLOCK_BYTES
-    memory.close()

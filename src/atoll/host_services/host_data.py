@@ -54,11 +54,6 @@ def empty(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return aligned(dtype.itemsize * math.prod(shape)).view(dtype).reshape(shape)
 
 
-def zeros(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The same, of zeros: where nothing is written, a large one takes no memory before it is read."""
-    return aligned(dtype.itemsize * math.prod(shape), np.zeros).view(dtype).reshape(shape)
-
-
 def copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     fresh = empty(array.shape, array.dtype)
     fresh[...] = array

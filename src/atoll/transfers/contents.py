@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from atoll.errors import Code, StatusError
 
 _READ_BYTES = 1 << 30  # that one system call may be asked for
+_LONG_COPY_BYTES = 128 << 10  # above, a copy takes longer than threads to hand the interpreter over and back
 
 
 class Buffers:
@@ -46,7 +49,7 @@ class Buffers:
     def write_into(self, target: memoryview) -> None:
         position = 0
         for view in self._views:
-            target[position : position + view.nbytes] = view
+            copy(view, target[position : position + view.nbytes])
             position += view.nbytes
 
 
@@ -95,6 +98,14 @@ class FileContents:
 
     def write_into(self, target: memoryview) -> None:
         read_file(self.descriptor, target)
+
+
+def copy(source: memoryview, target: memoryview) -> None:
+    """Bytes into as many others. Of many, other threads run meanwhile: Python's own copies keep the interpreter."""
+    if source.nbytes < _LONG_COPY_BYTES:
+        target[:] = source
+    else:
+        np.frombuffer(target, np.uint8)[:] = np.frombuffer(source, np.uint8)
 
 
 def _written(contents: Filled | FileContents) -> memoryview:

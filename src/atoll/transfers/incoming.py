@@ -15,11 +15,10 @@ from typing import Any
 from atoll.errors import FrameError
 from atoll.transfers.engine import nothing_to_release
 from atoll.transfers.landing_memory import LANDING
-from atoll.transfers.outgoing import chunk_count
-from atoll.transfers.stream_frames import CHUNK_BYTES, StreamPiece
+from atoll.transfers.stream_frames import CHUNK_BYTES, StreamPiece, chunk_count
 
 WINDOW_PARTS = 4
-MAX_PART_CHUNKS = 64
+MAX_PART_BYTES = 64 << 20
 # Announced by one peer and not landed: each costs a record.
 MAX_TRANSFERS = 65_536
 # Transfers that the peer has given up.
@@ -33,6 +32,7 @@ class Landing:
     """One transfer. All methods are called under the lock of its `Landings`."""
 
     __slots__ = (
+        "_chunk_bytes",
         "_is_dropped",
         "_missing",
         "_parts",
@@ -47,9 +47,10 @@ class Landing:
         "piece",
     )
 
-    def __init__(self, piece: StreamPiece) -> None:
+    def __init__(self, piece: StreamPiece, chunk_bytes: int) -> None:
         self.piece = piece
-        self.chunks = self.left = chunk_count(piece.nbytes)
+        self.chunks = self.left = chunk_count(piece.nbytes, chunk_bytes)
+        self._chunk_bytes = chunk_bytes
         self._per_part = piece.part or self.chunks
         self.parts = -(-self.chunks // self._per_part)
         self.credit = 0
@@ -75,7 +76,7 @@ class Landing:
         if part is None:
             start = number * self._per_part
             count = min(self._per_part, self.chunks - start)
-            nbytes = min(self.piece.nbytes, (start + count) * CHUNK_BYTES) - start * CHUNK_BYTES
+            nbytes = min(self.piece.nbytes, (start + count) * self._chunk_bytes) - start * self._chunk_bytes
             part = self._parts[number] = LANDING.take(nbytes)
             self._missing[number] = count
         return part
@@ -88,11 +89,11 @@ class Landing:
             raise FrameError(f"chunk {index} came twice")
         self._seen[index] = 1
         if self._is_dropped:
-            start = index * CHUNK_BYTES
-            return memoryview(bytearray(min(CHUNK_BYTES, self.piece.nbytes - start)))
+            start = index * self._chunk_bytes
+            return memoryview(bytearray(min(self._chunk_bytes, self.piece.nbytes - start)))
         number, position = divmod(index, self._per_part)
-        start = position * CHUNK_BYTES
-        target: memoryview = self._part(number).data[start : start + CHUNK_BYTES]
+        start = position * self._chunk_bytes
+        target: memoryview = self._part(number).data[start : start + self._chunk_bytes]
         return target
 
     def landed(self, index: int) -> None:
@@ -129,8 +130,9 @@ class Landing:
 class Landings:
     """`give_credit(transfer, chunks)` is called on any thread, and must not block."""
 
-    def __init__(self, give_credit: Callable[[int, int], None]) -> None:
+    def __init__(self, give_credit: Callable[[int, int], None], chunk_bytes: int = CHUNK_BYTES) -> None:
         self._give_credit = give_credit
+        self._chunk_bytes = chunk_bytes
         self._lock = threading.Lock()
         self._landings: dict[int, Landing] = {}
         self._dropped: dict[int, Landing] = {}
@@ -138,7 +140,7 @@ class Landings:
 
     def announce(self, piece: StreamPiece) -> Landing:
         """The peer has announced a transfer: it waits for `admit`. Raises FrameError."""
-        if not 0 <= piece.part <= MAX_PART_CHUNKS or not piece.nbytes:
+        if not 0 <= piece.part * self._chunk_bytes <= MAX_PART_BYTES or not piece.nbytes:
             raise FrameError(f"a transfer of {piece.nbytes} bytes in parts of {piece.part} chunks")
         with self._lock:
             if piece.transfer <= self._last:
@@ -146,7 +148,7 @@ class Landings:
             if len(self._landings) >= MAX_TRANSFERS:
                 raise FrameError(f"more than {MAX_TRANSFERS} transfers at a time")
             self._last = piece.transfer
-            landing = self._landings[piece.transfer] = Landing(piece)
+            landing = self._landings[piece.transfer] = Landing(piece, self._chunk_bytes)
             return landing
 
     def admit(self, landing: Landing) -> None:

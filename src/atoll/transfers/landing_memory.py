@@ -12,8 +12,11 @@ import mmap
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from atoll.transfers.host_memory import Bytes, aligned, lent
 
@@ -21,8 +24,27 @@ KEPT_BYTES = 1 << 30
 KEPT_SECONDS = 60.0
 # Smaller pieces get memory from the allocator, which keeps it itself.
 LEAST_BLOCK_BYTES = 4 << 20
+# The same of what is to be zeros: there is none from the allocator that costs nothing.
+LEAST_ZEROS_BYTES = 512 << 10
+_MOST_RANGES = 64  # beyond, a block is cleared where it was written, whatever is written now
+_LOOKED_AT = 8  # of the blocks that fit, those that were used last
 _HUGE_PAGE = 2 << 20
 _MADVISE = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+# From the first byte to that behind the last.
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """`written` are the ranges in which it may not be zeros."""
+
+    memory: mmap.mmap
+    written: list[Range]
+
+    def __len__(self) -> int:
+        return len(self.memory)
 
 
 @dataclass(frozen=True)
@@ -39,9 +61,9 @@ class LandingMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[tuple[float, mmap.mmap]] = []  # the longest unused first
+        self._free: list[tuple[float, _Block]] = []  # the longest unused first
         # Arrays end on any thread, also inside of `take`: they only append here.
-        self._returned: deque[tuple[float, mmap.mmap]] = deque()
+        self._returned: deque[tuple[float, _Block]] = deque()
         self._reused = 0
         self._users = 0
         self._unused = threading.Event()  # set where no channel is open: nothing is kept then
@@ -66,26 +88,51 @@ class LandingMemory:
         """Uninitialised bytes at a multiple of 64. Raises MemoryError."""
         if nbytes < LEAST_BLOCK_BYTES:
             return aligned(nbytes)
+        block = self._block(nbytes, [(0, nbytes)])
+        return lent(block.memory, nbytes, partial(self._give_back, block))
+
+    def take_zeros(self, nbytes: int, written: Iterable[Range]) -> Bytes:
+        """Bytes as of `take`, zeros outside of the ranges `written`. These the caller writes, all of them and nothing
+        else. Raises MemoryError.
+
+        Memory that is used again is cleared where it was written last, and that only where it is not written now.
+        """
+        if nbytes < LEAST_ZEROS_BYTES:
+            return aligned(nbytes, np.zeros)
+        ranges = merged(written)
+        if len(ranges) <= _MOST_RANGES:
+            block = self._block(nbytes, ranges)
+        else:
+            block = self._block(nbytes, [])
+            block.written[:] = [(ranges[0][0], ranges[-1][1])]
+        return lent(block.memory, nbytes, partial(self._give_back, block))
+
+    def _block(self, nbytes: int, written: list[Range]) -> _Block:
         size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
         with self._lock:
             self._collect()
             fitting = [entry for entry in self._free if size <= len(entry[1]) <= size + size // 4]
-            block = min(fitting, key=lambda entry: len(entry[1])) if fitting else None
-            if block is not None:
-                self._free.remove(block)
+            best = min(fitting[-_LOOKED_AT:], key=lambda entry: _cost(entry[1], written)) if fitting else None
+            if best is not None:
+                self._free.remove(best)
                 self._reused += 1
             starts = not self._trims and not self._unused.is_set()
             self._trims = self._trims or starts
         if starts:
             threading.Thread(target=self._trim, name="atoll-landing-memory", daemon=True).start()
-        memory = block[1] if block is not None else _map(size)
-        return lent(memory, nbytes, partial(self._give_back, memory))
+        if best is None:
+            return _Block(_map(size), written)
+        memory = best[1].memory
+        bytes_ = np.frombuffer(memory, np.uint8)
+        for start, stop in without(best[1].written, written):
+            bytes_[start:stop] = 0
+        return _Block(memory, written)
 
-    def _give_back(self, memory: mmap.mmap) -> None:
+    def _give_back(self, block: _Block) -> None:
         """On any thread, whatever locks that holds: it takes none, and starts nothing."""
         # Of blocks of a size these are what is kept at most: nobody may come soon who drops the others.
-        if not self._unused.is_set() and (len(self._returned) + 1) * len(memory) <= KEPT_BYTES:
-            self._returned.append((time.monotonic(), memory))
+        if not self._unused.is_set() and (len(self._returned) + 1) * len(block) <= KEPT_BYTES:
+            self._returned.append((time.monotonic(), block))
 
     def _collect(self) -> None:
         """Takes over what was returned, within the bound. The caller has the lock."""
@@ -93,7 +140,7 @@ class LandingMemory:
             self._free.append(self._returned.popleft())
         if self._unused.is_set():
             self._free.clear()
-        held = sum(len(memory) for _, memory in self._free)
+        held = sum(len(block) for _, block in self._free)
         while self._free and held > KEPT_BYTES:
             held -= len(self._free.pop(0)[1])
 
@@ -113,7 +160,43 @@ class LandingMemory:
     def statistics(self) -> LandingStatistics:
         with self._lock:
             self._collect()
-            return LandingStatistics(len(self._free), sum(len(memory) for _, memory in self._free), self._reused)
+            return LandingStatistics(len(self._free), sum(len(block) for _, block in self._free), self._reused)
+
+
+def _cost(block: _Block, written: list[Range]) -> tuple[int, int, int]:
+    """Of a block: bytes to clear, then how much larger it is, then what would be zeros for somebody else."""
+    return _length(without(block.written, written)), len(block), -_length(block.written)
+
+
+def _length(ranges: Iterable[Range]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """The same bytes in order, none twice."""
+    found: list[Range] = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        elif start < stop:
+            found.append((start, stop))
+    return found
+
+
+def without(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
+    """What of the one is not in the other; both are in order."""
+    at = 0
+    for start, stop in ranges:
+        while at < len(others) and others[at][1] <= start:
+            at += 1
+        number = at
+        while number < len(others) and others[number][0] < stop:
+            if start < others[number][0]:
+                yield start, others[number][0]
+            start = others[number][1]
+            number += 1
+        if start < stop:
+            yield start, stop
 
 
 def _map(size: int) -> mmap.mmap:

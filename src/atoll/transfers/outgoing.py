@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from atoll.errors import FrameError
 from atoll.transfers.engine import Contents
-from atoll.transfers.stream_frames import CHUNK_BYTES
+from atoll.transfers.stream_frames import CHUNK_BYTES, chunk_count
 
 # Called once: with None when the peer has all bytes, else with what went wrong.
 OnEnd = Callable[[BaseException | None], None]
@@ -26,16 +26,13 @@ class Outgoing:
     session: int
     feed: int
     contents: Contents
+    chunks: int
     on_end: OnEnd
     next: int = 0
     credit: int = 0
     writing: int = 0
     is_landed: bool = False
     failure: BaseException | None = None
-    chunks: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.chunks = chunk_count(self.contents.nbytes)
 
     @property
     def is_over(self) -> bool:
@@ -43,14 +40,11 @@ class Outgoing:
         return not self.writing and (self.is_landed or self.failure is not None)
 
 
-def chunk_count(nbytes: int) -> int:
-    return -(-nbytes // CHUNK_BYTES)
-
-
 class SendQueue:
     """The transfers by number, and the line of those that may send."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
         self._transfers: dict[int, Outgoing] = {}
         self._line: deque[Outgoing] = deque()
         self._changed = threading.Condition()
@@ -62,7 +56,8 @@ class SendQueue:
         with self._changed:
             if self._closed is not None:
                 raise self._closed
-            transfer = Outgoing(self._next, session, feed, contents, on_end)
+            chunks = chunk_count(contents.nbytes, self._chunk_bytes)
+            transfer = Outgoing(self._next, session, feed, contents, chunks, on_end)
             self._next += 1
             self._transfers[transfer.number] = transfer
             return transfer

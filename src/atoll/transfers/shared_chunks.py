@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
+from atoll.transfers.contents import copy
 from atoll.transfers.engine import Contents, Received
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.outgoing import Outgoing
 from atoll.transfers.shared_memory import map_block
 from atoll.transfers.shared_memory_pool import SharedMemoryPool
-from atoll.transfers.stream_frames import CHUNK_BYTES
 from atoll.transfers.streams import STREAM_THRESHOLD, StreamEngine
 
 # What is smaller goes whole: who receives it reads it where it lies.
@@ -27,6 +27,8 @@ CHUNKED_THRESHOLD = 8 << 20
 # Unless so much is read together: smaller pieces, too, would stay in blocks until all are there.
 CHUNKED_TOGETHER = 64 << 20
 CHUNKS_BYTES = 16 << 20
+# A chunk there and its block back are two messages, which take as long as to copy half a MiB.
+SHARED_CHUNK_BYTES = 4 << 20
 
 
 class SharedChunk(msgspec.Struct, frozen=True, array_like=True, tag="b"):
@@ -47,6 +49,7 @@ class SharedChunksEngine(StreamEngine):
     """Sends on the channel's own connection alone."""
 
     frames = (*StreamEngine.frames, SharedChunk, ChunkRead)
+    chunk_bytes = SHARED_CHUNK_BYTES
 
     def __init__(self, socket: FrameSocket) -> None:
         super().__init__(socket)
@@ -66,13 +69,14 @@ class SharedChunksEngine(StreamEngine):
             self._start_writers()
 
     def _send_chunk(self, stream: FrameSocket, transfer: Outgoing, index: int, views: Any) -> None:
-        block = self._pool.take(CHUNK_BYTES)
+        block = self._pool.take(SHARED_CHUNK_BYTES)
         descriptor = None if block.is_announced else block.descriptor
         try:
             start = 0
-            for view in views:
-                block.memory[start : start + view.nbytes] = view
-                start += view.nbytes
+            with memoryview(block.memory) as memory:
+                for view in views:
+                    copy(view, memory[start : start + view.nbytes])
+                    start += view.nbytes
             block.is_announced = True
             stream.send(SharedChunk(transfer.number, index, block.number), (), descriptor)
         except BaseException:
@@ -92,15 +96,15 @@ class SharedChunksEngine(StreamEngine):
 
     def _take_chunk(self, chunk: SharedChunk, descriptor: int | None) -> None:
         if descriptor is not None:
-            self._peer_blocks[chunk.block] = map_block(descriptor, CHUNK_BYTES)
-            if len(self._peer_blocks) > CHUNKS_BYTES // CHUNK_BYTES:
+            self._peer_blocks[chunk.block] = map_block(descriptor, SHARED_CHUNK_BYTES)
+            if len(self._peer_blocks) > CHUNKS_BYTES // SHARED_CHUNK_BYTES:
                 raise FrameError("more blocks of shared memory than chunks may be on their way")
         memory = self._peer_blocks.get(chunk.block)
         if memory is None:
             raise FrameError(f"block {chunk.block} is not known")
         landing, target = self._landings.target(chunk.transfer, chunk.index)
         with memoryview(memory) as view:
-            target[:] = view[: target.nbytes]
+            copy(view[: target.nbytes], target)
         self._say(ChunkRead(chunk.block))
         self._chunk_landed(landing, chunk.index)
 

@@ -2,7 +2,7 @@
 
 A transfer is announced by its piece. The receiver gives credits, by chunk numbers; the sender sends those chunks, in
 any order and on any of the channel's streams; the receiver says when all have landed. Chunk i of a transfer holds its
-bytes from `i * CHUNK_BYTES` on: all are of that size but for the last.
+bytes from i times the size of a chunk on: all are of that size, which is the kind's, but for the last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import msgspec
 
 from atoll.transfers.engine import Piece
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # between machines
+
+
+def chunk_count(nbytes: int, chunk_bytes: int) -> int:
+    return -(-nbytes // chunk_bytes)
 
 
 class StreamPiece(Piece, frozen=True, array_like=True, tag="t"):

@@ -34,7 +34,7 @@ from atoll.transfers.stream_frames import CHUNK_BYTES, Chunk, Credit, GivenUp, L
 STREAM_THRESHOLD = 256 * 1024
 STREAMS = 2
 MAX_STREAMS = 16
-_PART_CHUNKS = 8
+_PART_BYTES = 8 << 20
 _IDLE_SECONDS = 5.0
 
 _CHUNKS = msgspec.msgpack.Decoder(Chunk)
@@ -64,11 +64,12 @@ class StreamEngine(TransferEngine):
         NoRoom,
         MoreStreams,
     )
+    chunk_bytes: ClassVar[int] = CHUNK_BYTES
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
-        self._outgoing = SendQueue()
-        self._landings = Landings(lambda transfer, chunks: self._say(Credit(transfer, chunks)))
+        self._outgoing = SendQueue(self.chunk_bytes)
+        self._landings = Landings(lambda transfer, chunks: self._say(Credit(transfer, chunks)), self.chunk_bytes)
         self._arrivals: Arrivals | None = None
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
@@ -113,7 +114,7 @@ class StreamEngine(TransferEngine):
         self._want_streams()
         if self.liveness is not None:
             self.liveness.watch()
-        part = _PART_CHUNKS if contents.in_parts else 0
+        part = _PART_BYTES // self.chunk_bytes if contents.in_parts else 0
         with self._announcing:  # numbers are announced in order
             transfer = self._outgoing.add(session, feed, contents, on_end)
             number = transfer.number
@@ -145,8 +146,8 @@ class StreamEngine(TransferEngine):
 
     def _write_chunk(self, stream: FrameSocket, transfer: Outgoing, index: int) -> None:
         contents = transfer.contents
-        start = index * CHUNK_BYTES
-        stop = min(start + CHUNK_BYTES, contents.nbytes)
+        start = index * self.chunk_bytes
+        stop = min(start + self.chunk_bytes, contents.nbytes)
         try:
             views = contents.slice(start, stop)
         except StatusError as error:

@@ -27,6 +27,7 @@ from atoll.transfers.contents import Buffers, as_views
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.engine import Contents
 from atoll.transfers.host_memory import aligned
+from atoll.transfers.landing_memory import LANDING
 from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.row_messages import packed, unpacked
@@ -208,7 +209,7 @@ class DataPortNetwork:
         feeds = [run.host_feeds + feed for feed in step.feeds]
         taken = self._inbox.take_all(run.session, feeds)
         try:
-            shards, spans, nbytes = unpacked(step, [taken[feed][0] for feed in feeds])
+            shards, spans, nbytes = unpacked(step, [taken[feed][0] for feed in feeds], LANDING.take_zeros)
         finally:
             for _, done in taken.values():
                 done()

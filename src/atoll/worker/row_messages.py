@@ -6,8 +6,9 @@ after the other. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from atoll.ir.exchange import common, relative
 from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan
 from atoll.ir.types import Box
 from atoll.transfers.dtypes import numpy_dtype
+from atoll.transfers.landing_memory import Range
 
 Array = np.ndarray[Any, Any]
+# As `LandingMemory.take_zeros`.
+TakeZeros = Callable[[int, Iterable[Range]], np.ndarray[Any, np.dtype[np.uint8]]]
 _SPAN = np.dtype("<i4")
 SPAN_BYTES = 3 * _SPAN.itemsize
 
@@ -46,7 +50,18 @@ def packed(
     return buffers
 
 
-def unpacked(step: p.ReceiveRows, contents: Sequence[Any]) -> tuple[list[Array], list[Array], int]:
+class _Arrived(NamedTuple):
+    """Rows of a piece: where they go, and their bytes."""
+
+    first: int
+    number: int
+    columns: Box
+    content: memoryview
+
+
+def unpacked(
+    step: p.ReceiveRows, contents: Sequence[Any], take_zeros: TakeZeros
+) -> tuple[list[Array], list[Array], int]:
     """The shards of the array that is received, those of its spans, if it has any, and how many bytes came.
 
     `contents` are the messages, in the order of `step.feeds`, each in one buffer, or in those of `packed`. Raises
@@ -54,8 +69,7 @@ def unpacked(step: p.ReceiveRows, contents: Sequence[Any]) -> tuple[list[Array],
     """
     dtype = numpy_dtype(step.array.dtype)
     target = step.exchanges[0].target
-    boxes = [target.boxes[position] for position in step.array.positions]
-    arrays: dict[Box, Array] = {}
+    arrived: dict[Box, list[_Arrived]] = {target.boxes[position]: [] for position in step.array.positions}
     spans_of: dict[int, RowSpan] = {}
     nbytes = 0
     for (exchange, sender, _), content in zip(step.messages, contents, strict=True):
@@ -66,25 +80,37 @@ def unpacked(step: p.ReceiveRows, contents: Sequence[Any]) -> tuple[list[Array],
         spans_of.update(zip(message.groups, spans, strict=True))
         number, at = 0, SPAN_BYTES * len(spans)
         for piece, _, first, count in exchange.parts(message, spans):
-            array = arrays.get(piece.target)
-            if array is None:
-                array = arrays[piece.target] = host_data.zeros(_shape(piece.target), dtype)
-            place = array[_rows(first - piece.target[0][0], count, _shared(piece), piece.target)]
-            size = place.size * dtype.itemsize
+            columns = _shared(piece)
+            size = math.prod(_shape(columns)) * count * dtype.itemsize
             if at == views[number].nbytes and number + 1 < len(views):
                 number, at = number + 1, 0
             _check(at + size <= views[number].nbytes, sender)
-            place[...] = np.frombuffer(views[number][at : at + size], dtype).reshape(place.shape)
+            rows = _Arrived(first - piece.target[0][0], count, columns, views[number][at : at + size])
+            arrived[piece.target].append(rows)
             at += size
         _check((number + 1, at) == (len(views), views[-1].nbytes), sender)
+    made = {box: _made(box, dtype, parts, take_zeros) for box, parts in arrived.items()}
     shards, given = [], set()
-    for box in boxes:
-        array = arrays.get(box)
-        if array is None:
-            array = host_data.zeros(_shape(box), dtype)
-        shards.append(host_data.copied(array) if box in given else array)  # one device may write over its own
+    for position in step.array.positions:
+        box = target.boxes[position]
+        shards.append(host_data.copied(made[box]) if box in given else made[box])  # one device may write over its own
         given.add(box)
     return shards, _spans_shards(step, spans_of), nbytes
+
+
+def _made(box: Box, dtype: np.dtype[Any], parts: Sequence[_Arrived], take_zeros: TakeZeros) -> Array:
+    """The shard of these rows, and of zeros."""
+    shape = _shape(box)
+    row_bytes = math.prod(shape[1:]) * dtype.itemsize
+    written = [(part.first * row_bytes, (part.first + part.number) * row_bytes) for part in parts]
+    array = take_zeros(math.prod(shape) * dtype.itemsize, written).view(dtype).reshape(shape)
+    for part in parts:
+        if part.columns != box[1:]:  # others may have the rest of these rows, or nobody
+            array[part.first : part.first + part.number] = 0
+    for part in parts:
+        place = array[_rows(part.first, part.number, part.columns, box)]
+        place[...] = np.frombuffer(part.content, dtype).reshape(place.shape)
+    return array
 
 
 def _views(content: Any) -> list[memoryview]:
