@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -94,14 +95,14 @@ def test_a_snapshot_by_a_child_makes_what_is_older_go(folder):
 
 def test_a_snapshot_that_fails_costs_nothing_but_room(folder, capfd):
     def state() -> str:
-        if calls:
+        if fails:
             raise ValueError("no state to be had")
-        calls.append(1)
         return "a state"
 
-    calls: list[int] = []
+    fails = False
     found = Journal(folder, 1, 1, state)
     found.begin()
+    fails = True
     found.append(turn(1))
     found.snapshot()
     found.append(turn(2))
@@ -112,6 +113,28 @@ def test_a_snapshot_that_fails_costs_nothing_but_room(folder, capfd):
     assert found.snapshots == 0
     assert timers(folder) == [1, 2]
     assert "no state to be had" in capfd.readouterr().err
+
+
+def test_no_snapshot_is_pickled_in_the_process_itself(folder):
+    """Whose objects would be slower ever after."""
+    found = Journal(folder, 1, 1, os.getpid)
+    found.begin()
+    recovered = recover(folder)
+    assert recovered is not None
+    assert unpickled(recovered.payload) != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(OSError(errno.ENOSPC, "no room"), "No space left"), (ValueError("no state to be had"), "a snapshot .* failed")],
+)
+def test_a_process_whose_first_snapshot_fails_does_not_begin(folder, error, expected, capfd):
+    def state() -> str:
+        raise error
+
+    with pytest.raises(OSError, match=expected):
+        Journal(folder, 1, 1, state).begin()
+    assert str(error) in capfd.readouterr().err
 
 
 def test_a_snapshot_is_wanted_after_so_much_processor_time(folder):

@@ -195,3 +195,21 @@ def test_a_position_of_another_controller_is_none():
     record(trace, 1, 0, 10, 0)
     (span,), position = trace.after(99, 10)
     assert (span.sequence, position) == (1, 1)
+
+
+def test_a_snapshot_has_the_last_of_it_and_goes_on_with_all_positions(monkeypatch):
+    monkeypatch.setattr("atoll.telemetry.trace.MOST_SPANS_KEPT", 2)
+    trace = Trace(most=4)
+    for sequence in range(3):
+        record(trace, sequence, sequence, sequence + 1, 0)
+    restored = Trace(most=4)
+    restored.__dict__.update(trace.__getstate__())
+    assert list(times(trace)) == [0, 1, 2]
+    assert list(times(restored)) == [1, 2]
+    position = trace.position
+    for each in (trace, restored):
+        record(each, 3, 5, 6, 0)
+        assert [span.sequence for span in each.since_position(position)[0]] == [3]
+    for sequence in range(4, 7):
+        record(restored, sequence, sequence + 5, sequence + 6, 0)
+    assert list(times(restored)) == [3, 4, 5, 6]

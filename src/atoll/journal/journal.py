@@ -21,7 +21,7 @@ from atoll.journal.files import Folder, payload_of, write_whole
 from atoll.journal.kept import NAME
 from atoll.journal.records import encode_turn
 from atoll.journal.segment import Segment
-from atoll.journal.snapshots import pickled, start_snapshot
+from atoll.journal.snapshots import start_snapshot, wait_for_snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +87,12 @@ class Journal:
         return payload_of(self._folder.snapshot(number), most)
 
     def begin(self) -> None:
-        """Writes the first snapshot of this process, while nothing waits yet. Raises OSError."""
-        self._folder.write_snapshot(self._number, self.term, pickled(self._state()))
+        """Writes the first snapshot of this process, while nothing waits yet. Raises OSError.
+
+        In a child, as the others: Python (3.11) reads and writes the attributes of objects that it has pickled once
+        more slowly ever after, which was a tenth of the processor time of a controller.
+        """
+        wait_for_snapshot(self._start_snapshot(self._number))
         self._folder.forget_before(self._number)
         self._began = self._processor_time()
         self.go_on()
@@ -132,11 +136,12 @@ class Journal:
             self._turn_to(self._folder.open_segment(number, self.term))
             self._number = number
             self._is_broken = False
-            self._child = start_snapshot(
-                self._state, lambda payload: self._folder.write_snapshot(number, self.term, payload)
-            )
+            self._child = self._start_snapshot(number)
         except OSError as error:
             self._fail(error)
+
+    def _start_snapshot(self, number: int) -> int:
+        return start_snapshot(self._state, lambda payload: self._folder.write_snapshot(number, self.term, payload))
 
     def tick(self) -> None:
         """Looks for a child that has ended, whether a snapshot is due, and has the kernel write what it has."""

@@ -23,6 +23,7 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _MOST_DEPTH = 1_000_000  # of Python's calls
 _STACK_BYTES = 1 << 30  # of addresses: what is not used takes no memory
+_FAILED = 255  # no errno
 _libc = ctypes.CDLL(None)
 
 
@@ -65,7 +66,8 @@ def unpickled(payload: bytes) -> Any:
 def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> int:
     """Has a child call `write` with the bytes of the state as it is now. Returns the child's pid: it is to be reaped.
 
-    Its status is 0 where all went well. Raises OSError where there is no child to be had.
+    It ends with 0 where all went well, with the number of an OSError, or else with `_FAILED`. Raises OSError where
+    there is no child to be had.
     """
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -75,7 +77,7 @@ def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> 
         pid = os.fork()
     if pid:
         return pid
-    status = 1
+    status = _FAILED
     try:
         gc.disable()
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -84,7 +86,17 @@ def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> 
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         write(pickled(state()))
         status = 0
-    except BaseException:
+    except BaseException as error:
+        status = getattr(error, "errno", None) or _FAILED
         os.write(2, f"atoll: a snapshot failed: {traceback.format_exc()}".encode())
     finally:
         os._exit(status)
+
+
+def wait_for_snapshot(child: int) -> None:
+    """Raises OSError where it fails."""
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if 0 < status < _FAILED:
+        raise OSError(status, os.strerror(status))
+    if status:
+        raise OSError(f"a snapshot of the controller failed (status {status})")

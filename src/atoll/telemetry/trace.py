@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,8 @@ from atoll.telemetry.clocks import Alignment, Clock
 from atoll.telemetry.layout import laid_out
 
 MOST_SPANS = 100_000
+# Of them in a snapshot of the controller: the others were three quarters of what a snapshot takes.
+MOST_SPANS_KEPT = 10_000
 # Plain text: it is what messages have.
 _TEXTS = {reason: reason.value for reason in Reason}
 # What was recorded before a position and may have kept devices busy after it: more than are in flight on a host.
@@ -204,6 +207,18 @@ class Trace:
         self._recorded = 0  # entries, also of those that are not kept any more
         self._most = most
         self._clocks: dict[int, _Clocks] = defaultdict(_Clocks)  # by host
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With the last ones. Another process goes on with them, and with all positions."""
+        ends: deque[_GangEnds | _RunEnds] = deque()
+        count = 0
+        for each in reversed(self._ends):
+            count += each.count
+            if count > MOST_SPANS_KEPT:
+                count -= each.count
+                break
+            ends.appendleft(each)
+        return self.__dict__ | {"_ends": ends, "_count": count}
 
     @property
     def position(self) -> int:
