@@ -227,7 +227,7 @@ BENCHMARKS = (
             Metric("b", "AllReduce + add op by op, 4 devices", "calls/s", Target(0.97, ratio=True)),
             Metric("j", "the same, 128 nodes in one program", "computations/s", Target(0.97, ratio=True)),
         ),
-        preparations=5,
+        preparations=15,
     ),
     Benchmark(
         key="x",

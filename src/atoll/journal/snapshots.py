@@ -24,6 +24,7 @@ _PR_SET_PDEATHSIG = 1
 _MOST_DEPTH = 1_000_000  # of Python's calls
 _STACK_BYTES = 1 << 30  # of addresses: what is not used takes no memory
 _FAILED = 255  # no errno
+_NICENESS = 10  # what the cluster computes comes first
 _libc = ctypes.CDLL(None)
 
 
@@ -83,6 +84,7 @@ def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> 
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(status)
+        os.nice(_NICENESS)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         write(pickled(state()))
         status = 0
