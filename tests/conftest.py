@@ -74,6 +74,8 @@ _guardian.returncode = 0  # it ends after this process, which does not wait for 
 LEAK_SECONDS = 10.0
 # One for all connections, which finds out within two seconds that it has nothing to watch: looked for at the end.
 _OF_THE_PROCESS = frozenset({"atoll-silence"})
+# They help to copy, and end with the process.
+_COPIERS = frozenset({f"atoll-copy_{number}" for number in range(3)})
 _SHARED_FOLDERS = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
 
 # The suite tries the same examples each time: what it finds is due to a change. `make thorough` looks for new ones.
@@ -178,7 +180,7 @@ def gone(leaks: Callable[[], list[str]], seconds: float = LEAK_SECONDS) -> list[
 def _no_thread_leaks() -> Iterator[None]:
     before = frozenset(threading.enumerate())
     yield
-    found = gone(lambda: leaked_threads(before, _OF_THE_PROCESS))
+    found = gone(lambda: leaked_threads(before, _OF_THE_PROCESS | _COPIERS))
     assert not found, "left behind by this test: " + "; ".join(found)
 
 
@@ -186,7 +188,7 @@ def _no_thread_leaks() -> Iterator[None]:
 def _no_process_or_folder_leaks() -> Iterator[None]:
     # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
     yield
-    found = gone(leaked_processes) + gone(leaked_folders) + gone(leaked_threads)
+    found = gone(leaked_processes) + gone(leaked_folders) + gone(lambda: leaked_threads(shared=_COPIERS))
     for process in processes_with("ATOLL_TEST_RUN", RUN):
         process.kill()
     shutil.rmtree(RUNTIME, ignore_errors=True)

@@ -27,7 +27,7 @@ DENSE = ("atoll, all-to-all", "atoll, all-to-all, 2 machines")
 LINK = "1gbit"
 ISLANDS, CHOICES, WIDTH = 4, 2, 1024
 # Rows, by their megabytes.
-SIZES = {"1": 256, "4": 1024, "16": 4096}
+SIZES = {"1": 256, "4": 1024, "8": 2048, "16": 4096}
 
 
 def capacity_of(rows: int) -> int:
@@ -102,7 +102,8 @@ def dense(devices: list[Any], capacity: int, expert: Expert) -> Any:
 
 def exchange(settings: Settings) -> Round:
     """Steps a second, by the megabytes that the rows of a step are: of the exchange alone, and with experts."""
-    repeats = {"1": settings.size(full=64, quick=4), "4": settings.size(full=24, quick=2), "16": settings.size(6, 2)}
+    full = {"1": 64, "4": 24, "8": 12, "16": 6}
+    repeats = {size: settings.size(full=times, quick=2) for size, times in full.items()}
     return _steps(settings, repeats, {"exchange": (looked_at, 1), "rate": (doubled, 2)})
 
 

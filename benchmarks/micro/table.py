@@ -214,7 +214,7 @@ BENCHMARKS = (
                 ("exchange", "each to 2 experts and back", Target(3.0, ratio=True)),
                 ("rate", "with what experts do", None),
             )
-            for size in ("1", "4", "16")
+            for size in ("1", "4", "8", "16")
         ),
     ),
     Benchmark(

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from atoll.errors import Code, StatusError
+from atoll.transfers.copies import copy
 
 _READ_BYTES = 1 << 30  # that one system call may be asked for
-_LONG_COPY_BYTES = 128 << 10  # above, a copy takes longer than threads to hand the interpreter over and back
 
 
 class Buffers:
@@ -98,14 +96,6 @@ class FileContents:
 
     def write_into(self, target: memoryview) -> None:
         read_file(self.descriptor, target)
-
-
-def copy(source: memoryview, target: memoryview) -> None:
-    """Bytes into as many others. Of many, other threads run meanwhile: Python's own copies keep the interpreter."""
-    if source.nbytes < _LONG_COPY_BYTES:
-        target[:] = source
-    else:
-        np.frombuffer(target, np.uint8)[:] = np.frombuffer(source, np.uint8)
 
 
 def _written(contents: Filled | FileContents) -> memoryview:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
-from atoll.transfers.contents import copy
+from atoll.transfers.copies import copy
 from atoll.transfers.engine import Contents, Received
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.outgoing import Outgoing
@@ -23,7 +23,7 @@ from atoll.transfers.shared_memory_pool import SharedMemoryPool
 from atoll.transfers.streams import STREAM_THRESHOLD, StreamEngine
 
 # What is smaller goes whole: who receives it reads it where it lies.
-CHUNKED_THRESHOLD = 8 << 20
+CHUNKED_THRESHOLD = 16 << 20
 # Unless so much is read together: smaller pieces, too, would stay in blocks until all are there.
 CHUNKED_TOGETHER = 64 << 20
 CHUNKS_BYTES = 16 << 20

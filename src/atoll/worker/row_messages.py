@@ -18,6 +18,7 @@ from atoll.ir import plan as p
 from atoll.ir.exchange import common, relative
 from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan
 from atoll.ir.types import Box
+from atoll.transfers.copies import copy_all
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.landing_memory import Range
 
@@ -107,9 +108,13 @@ def _made(box: Box, dtype: np.dtype[Any], parts: Sequence[_Arrived], take_zeros:
     for part in parts:
         if part.columns != box[1:]:  # others may have the rest of these rows, or nobody
             array[part.first : part.first + part.number] = 0
-    for part in parts:
-        place = array[_rows(part.first, part.number, part.columns, box)]
-        place[...] = np.frombuffer(part.content, dtype).reshape(place.shape)
+    places = [array[_rows(part.first, part.number, part.columns, box)] for part in parts]
+    copy_all(
+        [
+            (np.frombuffer(part.content, dtype).reshape(place.shape), place)
+            for part, place in zip(parts, places, strict=True)
+        ]
+    )
     return array
 
 
