@@ -15,7 +15,11 @@ from benchmarks.paper.figure import Axes, Figure, Options, at_most, median, quot
 
 PARITY = 0.98
 _MILLISECONDS = (0.3, 0.6, 1.2, 2.3, 4.6, 9.2)
-_NULL_MILLISECONDS = {4: (0.3, 0.6, 1.2, 2.3, 4.6), 16: (0.6, 1.2, 2.3, 4.6, 9.2), 512: (9.2, 10.0, 18.0, 35.0, 70.0, 140.0)}
+_NULL_MILLISECONDS = {
+    4: (0.3, 0.6, 1.2, 2.3, 4.6),
+    16: (0.6, 1.2, 2.3, 4.6, 9.2),
+    512: (9.2, 10.0, 18.0, 35.0, 70.0, 140.0),
+}
 _CONTROLLER_MS = {512: 1.5}  # at most, by hosts
 _FILL = 8  # calls ahead of the clock
 ATOLL, JAX = "Atoll, op by op", "JAX, op by op"
