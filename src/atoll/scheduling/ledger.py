@@ -67,7 +67,9 @@ class Ledger:
         self._unnamed = 0  # bytes that were released, and that hosts may have yet: at most so many on a device
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # what was restored has another identity
+        for name, value in state.items():  # not its dictionary: see `journal.snapshots`
+            setattr(self, name, value)
+        # What was restored has another identity.
         self._known = {id(requirement): (requirement, parts) for requirement, parts in self._known.values()}
 
     # ---- devices

@@ -28,7 +28,8 @@ class Meter:
         return self.__dict__ | {"_accounts": {session: dict(each) for session, each in self._accounts.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        for name, value in state.items():  # not its dictionary: see `journal.snapshots`
+            setattr(self, name, value)
         self._accounts = {session: WeakValueDictionary(each) for session, each in self._accounts.items()}
 
     def account(self, tenant: str, session: int, label: str, program: str) -> Account:
