@@ -187,4 +187,4 @@ def test_a_controller_that_is_killed_takes_the_workers_with_it_and_the_next_one_
         following.is_up()
         (listed,) = following.status()["machines"]
         assert listed["name"] == "m1"
-    assert host.process.poll() is None
+        assert host.process.poll() is None  # the next cluster's regular end is its end, too
