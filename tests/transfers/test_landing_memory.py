@@ -107,6 +107,16 @@ def test_what_any_piece_has_landed_in_is_cleared_for_zeros(memory: LandingMemory
     assert not content[10:].any()
 
 
+def test_memory_of_which_nothing_need_be_zeros_is_not_cleared(memory: LandingMemory) -> None:
+    piece = memory.take(10 << 20)
+    piece[:] = 7
+    del piece
+    smaller = memory.take(8 << 20)
+    assert (smaller == 7).all()
+    del smaller
+    assert not memory.take_zeros(10 << 20, []).any()
+
+
 def test_of_free_memory_that_is_taken_which_costs_least_to_clear(memory: LandingMemory) -> None:
     little, much = written(memory, 8 << 20, [(0, 100)]), written(memory, 8 << 20, [(0, 4 << 20)])
     addresses = little.ctypes.data, much.ctypes.data

@@ -213,10 +213,9 @@ class Trace:
         ends: deque[_GangEnds | _RunEnds] = deque()
         count = 0
         for each in reversed(self._ends):
-            count += each.count
-            if count > MOST_SPANS_KEPT:
-                count -= each.count
+            if count + each.count > MOST_SPANS_KEPT:
                 break
+            count += each.count
             ends.appendleft(each)
         return self.__dict__ | {"_ends": ends, "_count": count}
 

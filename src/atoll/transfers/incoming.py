@@ -15,7 +15,7 @@ from typing import Any
 from atoll.errors import FrameError
 from atoll.transfers.engine import nothing_to_release
 from atoll.transfers.landing_memory import LANDING
-from atoll.transfers.stream_frames import CHUNK_BYTES, StreamPiece, chunk_count
+from atoll.transfers.stream_frames import StreamPiece, chunk_count
 
 WINDOW_PARTS = 4
 MAX_PART_BYTES = 64 << 20
@@ -130,7 +130,7 @@ class Landing:
 class Landings:
     """`give_credit(transfer, chunks)` is called on any thread, and must not block."""
 
-    def __init__(self, give_credit: Callable[[int, int], None], chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, give_credit: Callable[[int, int], None], chunk_bytes: int) -> None:
         self._give_credit = give_credit
         self._chunk_bytes = chunk_bytes
         self._lock = threading.Lock()

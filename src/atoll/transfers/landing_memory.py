@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 import threading
 import time
 from collections import deque
@@ -34,6 +35,7 @@ _MADVISE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 # From the first byte to that behind the last.
 Range = tuple[int, int]
+_ALL = [(0, sys.maxsize)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +90,8 @@ class LandingMemory:
         """Uninitialised bytes at a multiple of 64. Raises MemoryError."""
         if nbytes < LEAST_BLOCK_BYTES:
             return aligned(nbytes)
-        block = self._block(nbytes, [(0, nbytes)])
-        return lent(block.memory, nbytes, partial(self._give_back, block))
+        memory = self._memory(nbytes, _ALL)
+        return self._lent(memory, nbytes, [(0, len(memory))])
 
     def take_zeros(self, nbytes: int, written: Iterable[Range]) -> Bytes:
         """Bytes as of `take`, zeros outside of the ranges `written`. These the caller writes, all of them and nothing
@@ -100,14 +102,15 @@ class LandingMemory:
         if nbytes < LEAST_ZEROS_BYTES:
             return aligned(nbytes, np.zeros)
         ranges = merged(written)
-        if len(ranges) <= _MOST_RANGES:
-            block = self._block(nbytes, ranges)
-        else:
-            block = self._block(nbytes, [])
-            block.written[:] = [(ranges[0][0], ranges[-1][1])]
-        return lent(block.memory, nbytes, partial(self._give_back, block))
+        if len(ranges) > _MOST_RANGES:
+            return self._lent(self._memory(nbytes, []), nbytes, [(ranges[0][0], ranges[-1][1])])
+        return self._lent(self._memory(nbytes, ranges), nbytes, ranges)
 
-    def _block(self, nbytes: int, written: list[Range]) -> _Block:
+    def _lent(self, memory: mmap.mmap, nbytes: int, written: list[Range]) -> Bytes:
+        return lent(memory, nbytes, partial(self._give_back, _Block(memory, written)))
+
+    def _memory(self, nbytes: int, written: list[Range]) -> mmap.mmap:
+        """Zeros outside of these ranges."""
         size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
         with self._lock:
             self._collect()
@@ -121,12 +124,12 @@ class LandingMemory:
         if starts:
             threading.Thread(target=self._trim, name="atoll-landing-memory", daemon=True).start()
         if best is None:
-            return _Block(_map(size), written)
-        memory = best[1].memory
-        bytes_ = np.frombuffer(memory, np.uint8)
-        for start, stop in without(best[1].written, written):
+            return _map(size)
+        _, block = best
+        bytes_ = np.frombuffer(block.memory, np.uint8)
+        for start, stop in without(block.written, written):
             bytes_[start:stop] = 0
-        return _Block(memory, written)
+        return block.memory
 
     def _give_back(self, block: _Block) -> None:
         """On any thread, whatever locks that holds: it takes none, and starts nothing."""

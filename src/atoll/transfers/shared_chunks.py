@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
+from atoll.transfers.contents import Buffers
 from atoll.transfers.copies import copy
 from atoll.transfers.engine import Contents, Received
 from atoll.transfers.frame_socket import FrameSocket
@@ -72,11 +73,8 @@ class SharedChunksEngine(StreamEngine):
         block = self._pool.take(SHARED_CHUNK_BYTES)
         descriptor = None if block.is_announced else block.descriptor
         try:
-            start = 0
             with memoryview(block.memory) as memory:
-                for view in views:
-                    copy(view, memory[start : start + view.nbytes])
-                    start += view.nbytes
+                Buffers(views).write_into(memory)
             block.is_announced = True
             stream.send(SharedChunk(transfer.number, index, block.number), (), descriptor)
         except BaseException:
