@@ -152,9 +152,9 @@ class Machine:
                 values[step.output] = shards
             case p.SendRows():
                 for exchange, to, feed in step.messages:
-                    buffers = packed(step, exchange, to, values[step.rows], values[step.numbers])
+                    message = packed(step, exchange, to, [values[value] for value in step.inputs])
                     assert (to, feed) not in self.host_feeds
-                    self.host_feeds[to, feed] = np.frombuffer(b"".join(buffers), np.uint8)
+                    self.host_feeds[to, feed] = np.frombuffer(b"".join(message.views()), np.uint8)
                     self.sent[to, feed] += 1
             case p.ReceiveRows():
                 expected = step.may_get()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from atoll.errors import Code, StatusError
@@ -34,10 +34,20 @@ class Case:
     blocks: list[ArraySpec]
     sizes_array: np.ndarray
     rows_array: np.ndarray
+    order: ArraySpec | None = None
+    order_array: np.ndarray | None = None
+
+    @property
+    def line(self) -> np.ndarray:
+        """The rows as they stand in line."""
+        if self.order_array is None:
+            return self.rows_array
+        each = self.rows.shape[0] // self.groups
+        return self.rows_array[(np.arange(self.groups)[:, None] * each + self.order_array).reshape(-1)]
 
     @property
     def most(self) -> int:
-        return self.rows.shape[0] // self.groups
+        return len(self.line) // self.groups
 
     @property
     def pairs(self) -> tuple[ArraySpec, ...]:
@@ -52,12 +62,12 @@ class Case:
             first, count = sizes[:destination].sum(), sizes[destination]
             spans[group] = first, count
             at = group * self.most + first
-            block[group * capacity :][:count] = self.rows_array[at : at + count]
+            block[group * capacity :][:count] = self.line[at : at + count]
         return block, spans
 
     def returned(self) -> np.ndarray:
         """The rows that were sent, and zeros."""
-        back = self.rows_array.copy()
+        back = self.line.copy()
         for group, sizes in enumerate(self.sizes_array):
             back[group * self.most :][: self.most][sizes.sum() :] = 0
         return back
@@ -79,7 +89,15 @@ def cases(draw: st.DrawFn) -> Case:
         devices = tuple(chosen[: draw(st.integers(1, min(8, len(chosen))))])
         return ArraySpec("int64", (rows, *rest), Sharding(devices, draw(tilings(len(devices), 1 + len(rest)))))
 
-    rows = array(groups * most)
+    in_order = draw(st.booleans())
+    each = draw(st.integers(1, 5)) if in_order else most
+    rows = array(groups * each)
+    if in_order:  # all of a group in one shard
+        shards = draw(st.sampled_from([count for count in range(1, groups + 1) if groups % count == 0]))
+        devices = tuple(draw(st.permutations(sorted(placement)))[:shards])
+        assume(len(devices) == shards)
+        tiled = Tiled((shards, *[1] * len(rest)), draw(st.permutations(range(shards)).map(tuple)))
+        rows = _changed(rows, sharding=Sharding(devices, tiled))
     sizes = np.zeros((groups, destinations), np.int32)
     for group in range(groups):
         for destination in range(destinations):
@@ -87,30 +105,39 @@ def cases(draw: st.DrawFn) -> Case:
             sizes[group, destination] = draw(st.integers(0, int(room)))
     numbers = np.arange(1, 1 + np.prod(rows.shape)).reshape(rows.shape)
     blocks = [array(groups * capacity) for _ in range(destinations)]
-    return Case(placement, groups, rows, _numbers(rows, sizes.shape), blocks, sizes, numbers)
+    case = Case(placement, groups, rows, _numbers(rows, sizes.shape), blocks, sizes, numbers)
+    if in_order:
+        places = st.lists(st.integers(0, each - 1), min_size=groups * most, max_size=groups * most)
+        case.order = _numbers(rows, (groups, most))
+        case.order_array = np.array(draw(places), np.int32).reshape(groups, most)
+    return case
 
 
 def ran(case: Case, program: Program) -> Machine:
     machine = Machine(case.placement)
     machine.load(0, case.rows, contents(case.rows, case.rows_array))
     machine.load(1, case.sizes, contents(case.sizes, case.sizes_array))
+    if case.order is not None:
+        assert case.order_array is not None
+        machine.load(2, case.order, contents(case.order, case.order_array))
     machine.run(lower(program, case.placement, {}))
     return machine
 
 
 @given(cases())
 def test_rows_go_where_their_sizes_say_and_come_back(case: Case) -> None:
-    count = len(case.pairs)
-    there = Route((0, 1), case.pairs, case.groups)
-    back = Unroute(tuple(range(2, 2 + count)), (case.rows,), case.groups)
-    program = Program("route", (case.rows, case.sizes), (there, back), tuple(range(2, 3 + count)))
-    machine = ran(case, program)
+    arguments = (case.rows, case.sizes, *([] if case.order is None else [case.order]))
+    first, last = len(arguments), len(arguments) + len(case.pairs)
+    there = Route(tuple(range(first)), case.pairs, case.groups)
+    returned = _changed(case.rows, shape=case.line.shape)
+    back = Unroute(tuple(range(first, last)), (returned,), case.groups)
+    machine = ran(case, Program("route", arguments, (there, back), tuple(range(first, last + 1))))
     for destination in range(len(case.blocks)):
-        for value, want in enumerate(case.expected(destination), start=2 + 2 * destination):
-            spec = case.pairs[value - 2]
+        for value, want in enumerate(case.expected(destination), start=first + 2 * destination):
+            spec = case.pairs[value - first]
             for got, part in zip(machine.shards(value, spec), contents(spec, want), strict=True):
                 np.testing.assert_array_equal(got, part)
-    for got, part in zip(machine.shards(2 + count, case.rows), contents(case.rows, case.returned()), strict=True):
+    for got, part in zip(machine.shards(last, returned), contents(returned, case.returned()), strict=True):
         np.testing.assert_array_equal(got, part)
 
 
@@ -161,6 +188,21 @@ def test_numbers_of_rows_that_do_not_fit_are_refused(numbers: list[int]) -> None
     assert failure.value.status.code == Code.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("row", [3, -1, 2**31 - 1, -(2**31)])
+def test_an_order_of_rows_that_are_not_there_is_refused(row: int) -> None:
+    rows = ArraySpec("int64", (6, 2), Sharding((0,)))
+    block = ArraySpec("int64", (4, 2), Sharding((1,)))
+    sizes, order = _numbers(rows, (2, 1)), _numbers(rows, (2, 4))
+    program = Program("f", (rows, sizes, order), (Route((0, 1, 2), (block, _numbers(block, (2, 2))), 2),), (3,))
+    places = np.array([[0, 1, 2, 0], [0, row, 0, 0]], np.int32)
+    case = Case(
+        cluster(2, 1, 1), 2, rows, sizes, [block], np.array([[1], [2]]), np.arange(12).reshape(6, 2), order, places
+    )
+    with pytest.raises(StatusError, match="of group 1 are to be sent, which has 3") as failure:
+        ran(case, program)
+    assert failure.value.status.code == Code.INVALID_ARGUMENT
+
+
 def test_a_message_of_another_length_than_it_says_is_refused() -> None:
     program, place = many(8)
     lowered = lower(program, place, {})
@@ -191,6 +233,18 @@ def test_as_text_a_route_is_one_op_before_lowering_and_parses_at_every_stage() -
     assert "%4, %5 = receive rows on devices [0:2], host feeds [1]" in render_lowered(program, cluster(2, 1, 2), [])
 
 
+def test_as_text_a_route_in_order_has_a_third_input() -> None:
+    program = Program("f", (ROWS, SIZES, ORDER), (Route((0, 1, 2), (BLOCK, SPANS), 2),), (3,))
+    module = build(program, {})
+    assert "%3, %4 = atoll.route %0, %1, %2 groups 2 : " in str(module)
+    assert str(parse(str(module))) == str(module)
+    pipeline(cluster(2, 1, 2)).apply(context(), module)
+    assert "atoll.send_rows of 0 %0, %1, %2 feeds 0 groups 2 destination 0 to" in str(module)
+    assert "float32[14, 3]" in str(module)  # seven places of each group
+    assert str(parse(str(module))) == str(module)
+    assert "send rows of %0 by %1, %2 to host 1" in render_lowered(program, cluster(2, 1, 2), [])
+
+
 def test_rows_that_nobody_uses_are_not_sent() -> None:
     route = Route((0, 1), (BLOCK, SPANS), 2)
     assert not lower(Program("f", (ROWS, SIZES), (route,), ()), cluster(2, 1, 2), {}).gangs
@@ -206,7 +260,34 @@ ROWS = ArraySpec("float32", (8, 3), Sharding((0, 1), Tiled((2, 1), (0, 1))))
 SIZES = ArraySpec("int32", (2, 1), Sharding((0, 1), Tiled((2, 1), (0, 1))))
 BLOCK = ArraySpec("float32", (4, 3), Sharding((2, 3), Tiled((2, 1), (0, 1))))
 SPANS = ArraySpec("int32", (2, 2), Sharding((2, 3)))
+ORDER = _changed(SIZES, shape=(2, 7))
 SWAPPED = Sharding((0, 1), Tiled((2, 1), (1, 0)))
+BY_COLUMNS = Sharding((0, 1), Tiled((1, 2), (0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "order", "groups", "message"),
+    [
+        (ROWS, SIZES, _changed(ORDER, dtype="int64"), 2, "numbers of rows"),
+        (ROWS, SIZES, _changed(ORDER, shape=(14,)), 2, "numbers of rows"),
+        (ROWS, SIZES, _changed(ORDER, shape=(4, 7)), 2, "numbers of rows"),
+        (ROWS, SIZES, _changed(ORDER, shape=(2, 0)), 2, "has places for them"),
+        (ROWS, SIZES, _changed(ORDER, sharding=Sharding((2, 3))), 2, "numbers of rows"),
+        (ROWS, SIZES, _changed(ORDER, sharding=SWAPPED), 2, "not the group's numbers"),
+        (ROWS, SIZES, _changed(ORDER, sharding=Sharding((0, 1))), 2, "lies as their sizes do"),
+        (ROWS, _changed(SIZES, sharding=BY_COLUMNS), ORDER, 2, "not the group's numbers"),
+        (ROWS, _numbers(ROWS, (1, 1)), _numbers(ROWS, (1, 7)), 1, "all of their group in one shard"),
+        (_changed(ROWS, shape=(12, 3)), _numbers(ROWS, (3, 1)), _numbers(ROWS, (3, 7)), 3, "all of their group in one"),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(
+    rows: ArraySpec, sizes: ArraySpec, order: ArraySpec, groups: int, message: str
+) -> None:
+    outputs = (_changed(BLOCK, shape=(12, 3)), _changed(SPANS, shape=(groups, 2)))
+    program = single("route", (rows, sizes, order), Route((0, 1, 2), outputs, groups))
+    with pytest.raises(StatusError, match=message) as failure:
+        lower(program, cluster(2, 1, 2), {})
+    assert failure.value.status.code == Code.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,17 @@ def test_a_block_has_the_rows_in_order_and_then_zeros() -> None:
     assert routing.sizes.tolist() == [[2, 2]]
 
 
+@pytest.mark.parametrize("count", [15, 16, 40])
+def test_any_number_of_destinations_have_the_rows_that_chose_them(count: int) -> None:
+    rows = np.arange(300, dtype=np.float32)
+    chosen = np.random.default_rng(0).integers(-1, count + 1, (300, 2))
+    blocks, routing = atoll.route(rows, chosen, to=[DEVICE] * count, capacity=12)
+    for number, block in enumerate(blocks):
+        wanted = np.concatenate([rows[chosen[:, choice] == number] for choice in range(2)])
+        np.testing.assert_array_equal(block, np.resize(np.append(wanted[:12], np.zeros(12)), 12))
+        assert routing.dropped[number] == max(0, len(wanted) - 12)
+
+
 def test_first_choices_have_places_before_second_ones() -> None:
     chosen = np.array([[1, 0], [1, 0], [0, 1]])
     blocks, routing = atoll.route(ROWS[:3], chosen, to=[DEVICE, DEVICE], capacity=2)

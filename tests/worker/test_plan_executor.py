@@ -237,7 +237,7 @@ def it_frees_an_array_whose_rows_were_sent_without_the_collector(rig: Rig) -> No
     exchange = RowExchange(here, here, 1, 0, 0)
     steps = [
         p.Execute(doubled, (0, 0), 2, (), (), False),
-        p.SendRows(2, 1, (0,), (0,), (exchange,)),
+        p.SendRows((2, 1), (0,), (0,), (exchange,)),
         p.ReceiveRows(3, local(0, shape=(count, 2)), -1, None, (exchange,)),
     ]
     drops = [(0,), (1, 2), (3,)]

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from atoll.cluster.locations import DeviceLocation, HostDevice, MemoryRequirement
 from atoll.errors import unimplemented
+from atoll.ir import row_exchange
 from atoll.ir.exchange import Spread, spread
 from atoll.ir.grid import Grid
 from atoll.ir.plan import LocalArray
@@ -102,6 +103,10 @@ class Located:
                 spec.layout,
             )
         return part
+
+    def in_order(self, order: Located | None) -> Located:
+        """What its rows would be if they lay in an order, where they are."""
+        return self if order is None else Located(row_exchange.in_order(self.spec, order.spec), self.locations)
 
     @cached_property
     def grid(self) -> Grid:

@@ -142,12 +142,11 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=
 class SendRows(msgspec.Struct, frozen=True, array_like=True, tag="send rows", dict=True):
     """Hands rows to other hosts (or to this one), once they and their numbers are ready: a part of sparse exchanges.
 
-    This host has the shards at `positions` of the exchanges' source, and, at the same ones, of the numbers of rows:
-    of those, shard i begins with group `first_groups[i]`.
+    `inputs` are the rows, their numbers, and the order in which they are sent where they do not lie so. This host has
+    the shards at `positions` of each: of numbers and order, shard i begins with group `first_groups[i]`.
     """
 
-    rows: int
-    numbers: int
+    inputs: tuple[int, ...]
     positions: tuple[int, ...]
     first_groups: tuple[int, ...]
     exchanges: tuple[RowExchange, ...]
@@ -231,14 +230,12 @@ STEP_KINDS: dict[type[Step], str] = {
 def uses(step: Step) -> tuple[int, ...]:
     """The values that the step reads."""
     match step:
-        case Execute(inputs=inputs) | Move(inputs=inputs):
+        case Execute(inputs=inputs) | Move(inputs=inputs) | SendRows(inputs=inputs):
             return inputs
         case Python(arguments=arguments):
             return tuple(value for _, value in arguments)
         case Get(input=value) | Report(input=value) | Send(input=value):
             return (value,)
-        case SendRows(rows=rows, numbers=numbers):
-            return rows, numbers
         case Select(inputs=inputs, takes=takes):
             return tuple({inputs[take.input]: None for take in takes})
     return ()

@@ -138,12 +138,14 @@ class Route(msgspec.Struct, frozen=True, array_like=True, tag="route"):
     """Sends rows to where numbers that devices compute say: a sparse exchange. See `atoll.ir.row_exchange`.
 
     Takes rows, in `groups` of one size, and sizes: int32 [groups, destinations], by which the rows of each group lie,
-    those of one destination after those of another. Gives for each destination a block and its spans: in each group of
-    the block the rows that are for it come first, and the rest is zeros; spans, int32 [groups, 2], has the first row
-    and the number of rows that they were in the group that they come from.
+    those of one destination after those of another. With a third input they need not lie so: an order, int32
+    [groups, places], has the row of the group that stands at each place of that line. One may stand at several.
+
+    Gives for each destination a block and its spans: in each group of the block the rows that are for it come first,
+    and the rest is zeros; spans, int32 [groups, 2], has the first place that they had in the line, and their number.
     """
 
-    inputs: tuple[int, int]
+    inputs: tuple[int, ...]
     outputs: tuple[ArraySpec, ...]
     groups: int
 

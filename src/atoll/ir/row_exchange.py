@@ -7,6 +7,7 @@ so it tells its receiver that all has come from there, too; where none do, it is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -206,14 +207,16 @@ def check_route(inputs: Sequence[ArraySpec], outputs: Sequence[ArraySpec], group
     """Raises INVALID_ARGUMENT unless these are the arrays of a Route, or with `is_back` of an Unroute."""
     sources, targets = (outputs, inputs) if is_back else (inputs, outputs)
     pairs = list(zip(targets[::2], targets[1::2], strict=False))
-    if groups < 1 or len(targets) % 2 or not pairs or len(sources) != (1 if is_back else 2):
-        raise invalid("rows are routed from one array and its sizes to blocks and their spans, or back")
+    if groups < 1 or len(targets) % 2 or not pairs or len(sources) not in ((1,) if is_back else (2, 3)):
+        raise invalid("rows are routed from one array, its sizes and maybe an order to blocks and their spans, or back")
     if groups > MAX_GROUPS:
         raise invalid(f"rows in {groups} groups; at most {MAX_GROUPS} are allowed")
     rows = sources[0]
     _check_rows(rows, groups)
     if not is_back:
         _check_numbers(sources[1], rows, (groups, len(pairs)), groups)
+    if len(sources) == 3:
+        _check_order(sources[2], sources[1], rows, groups)
     for block, spans in pairs:
         _check_rows(block, groups)
         _check_numbers(spans, block, (groups, 2), groups)
@@ -228,6 +231,29 @@ def _check_rows(spec: ArraySpec, groups: int) -> None:
         raise invalid(f"{spec.dtype}{list(spec.shape)} has no rows in {groups} groups of one size")
     if not isinstance(spec.sharding.tiling, Replicated | Tiled):
         raise invalid("rows that are routed are replicated or tiled")
+
+
+def in_order(rows: ArraySpec, order: ArraySpec) -> ArraySpec:
+    """What rows would be if they lay in an order, where they are."""
+    return msgspec.structs.replace(rows, shape=(math.prod(order.shape), *rows.shape[1:]))
+
+
+def _check_order(order: ArraySpec, sizes: ArraySpec, rows: ArraySpec, groups: int) -> None:
+    """Each shard has all rows of its groups, and their places."""
+    places = order.shape[-1] if len(order.shape) == 2 else 0
+    _check_numbers(order, rows, (groups, places), groups)
+    if not places or order.sharding != sizes.sharding:
+        raise invalid("the order of rows has places for them, and lies as their sizes do")
+    whole = _whole_groups(rows, groups)
+    if None in whole or whole != _whole_groups(in_order(rows, order), groups):
+        raise invalid("rows that have an order lie with all of their group in one shard")
+
+
+def _whole_groups(rows: ArraySpec, groups: int) -> list[tuple[int, int] | None]:
+    """Of each shard: the first group and the number of groups, where it has all of them."""
+    each = rows.shape[0] // groups
+    bounds = [box[0] for box in shard_boxes(rows.sharding, rows.shape)]
+    return [None if start % each or stop % each else (start // each, (stop - start) // each) for start, stop in bounds]
 
 
 def _check_numbers(spec: ArraySpec, rows: ArraySpec, shape: tuple[int, int], groups: int) -> None:

@@ -125,7 +125,8 @@ def _step(step: p.Step) -> str:
             return f"%{step.output} = receive on {_on(step.array)}, host feeds {_feeds(step.pieces)}"
         case p.SendRows():
             sent = ", ".join(f"to host {to} as host feed {feed}" for _, to, feed in step.messages)
-            return f"send rows of %{step.rows} by %{step.numbers} {sent}"
+            rows, *numbers = step.inputs
+            return f"send rows of %{rows} by {_values(numbers)} {sent}"
         case p.ReceiveRows():
             outputs = [step.output] if step.spans < 0 else [step.output, step.spans]
             return f"{_values(outputs)} = receive rows on {_on(step.array)}, host feeds {ranges_text(step.feeds)}"

@@ -141,8 +141,7 @@ def _numbered(
             (output,) = outputs
             body.append(Unroute(inputs, (output,), node.groups))
         elif isinstance(node, RowsNode):
-            rows, sizes = inputs
-            body.append(Route((rows, sizes), outputs, node.groups))
+            body.append(Route(inputs, outputs, node.groups))
         elif node.constants is None:
             specs = tuple(value.spec for value in node.inputs[1:])
             branches = tuple(_part(part, specs, functions) for part in node.parts)

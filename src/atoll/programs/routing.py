@@ -21,8 +21,8 @@ from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
 from atoll.programs.meshes import mesh_of
 from atoll.programs.program import Program
-from atoll.programs.row_order import Layout, combine, spread
-from atoll.programs.row_transfers import Paths, route_rows, unroute_rows
+from atoll.programs.row_order import Layout, combine, in_order
+from atoll.programs.row_transfers import Paths, route_in_order, unroute_rows
 from atoll.programs.tracing import ProgramTracer
 from atoll.programs.transformations import NeedsPlaces
 
@@ -141,8 +141,8 @@ def _route(options: _Options, rows: Any, destinations: Any) -> tuple[tuple[Any, 
     paths, layout = options.paths, options.layout
     place = (paths.rows // paths.groups, paths.capacity // paths.groups, len(paths.blocks))
     destinations = jax.device_put(destinations, layout.sharding("rows"))
-    ordered, sizes, positions, order, dropped, outside = spread(layout, *place)(rows, destinations)
-    blocks, spans = route_rows(paths, ordered, sizes)
+    line, sizes, positions, order, dropped, outside = in_order(layout, *place)(destinations)
+    blocks, spans = route_in_order(paths, combine(layout), rows, sizes, line, (positions, order))
     kept = rows if options.keeps else None
     shape = destinations.shape
     return blocks, Routing(dropped, outside, sizes, spans, positions, order, kept, paths, layout, shape)

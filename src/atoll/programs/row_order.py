@@ -1,4 +1,4 @@
-"""What a route computes where the rows are: in which order they are to lie, and what those give that are back.
+"""What a route computes where the rows are: in which order they are sent, and what those give that are back.
 
 Each shard does so for its own rows, so nothing here needs other devices.
 """
@@ -18,6 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from atoll.client import jax_internals as internals
 
 internals.leave_out_of_tracebacks(__file__)
+
+# Up to so many keys, on a CPU, to count all of them takes less time than to sort.
+_COUNTED = 16
 
 
 @dataclass(frozen=True)
@@ -72,42 +75,42 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def spread(layout: Layout, most: int, capacity: int, destinations: int) -> Any:
-    """Of rows and their destinations: the rows in the order in which they are sent, `most` of each group; how
-    many go to each destination; the position of each choice in that order, or -1; which choice lies at each position;
-    how many find no room, and how many have no destination.
+def in_order(layout: Layout, most: int, capacity: int, destinations: int) -> Any:
+    """Of destinations: the row that stands at each place of the order in which they are sent, `most` places for each
+    group; how many go to each destination; the place of each choice, or -1; which choice is at each place; how many
+    find no room, and how many have no destination.
+
+    Choice number j is that of row j % n.
     """
 
-    def route(rows: Any, chosen: Any) -> tuple[Any, ...]:
-        sizes, positions, order, dropped, outside = _ordered(chosen, most, capacity, destinations)
-        return _taken(rows, positions, order), sizes, positions, order, dropped, outside
+    def route(chosen: Any) -> tuple[Any, ...]:
+        rows = chosen.shape[0]
+        flat = chosen.reshape(rows, -1).T.reshape(-1)  # first choices come before second ones
+        is_one = (flat >= 0) & (flat < destinations)
+        key = jnp.where(is_one, flat, destinations).astype(np.int32)
+        rank, asked = _ranks(key, destinations + 1)
+        sizes = jnp.minimum(asked[:destinations], capacity)
+        first = jnp.append(jnp.cumsum(sizes) - sizes, 0)
+        has_place = is_one & (rank < capacity)
+        place = jnp.where(has_place, first[key] + rank, most)
+        order = jnp.zeros(most, np.int32).at[place].set(np.arange(flat.size, dtype=np.int32), mode="drop")
+        positions = jnp.where(has_place, place, -1).astype(np.int32).reshape(-1, rows).T
+        dropped = asked[:destinations] - sizes
+        return (order % rows)[None], sizes[None], positions, order, dropped[None], asked[destinations:]
 
-    return layout.compiled(route, "ar", "arrrrr")
-
-
-def _ordered(chosen: Any, most: int, capacity: int, destinations: int) -> tuple[Any, ...]:
-    rows = chosen.shape[0]
-    flat = chosen.reshape(rows, -1).T.reshape(-1)  # first choices come before second ones
-    is_one = (flat >= 0) & (flat < destinations)
-    key = jnp.where(is_one, flat, destinations).astype(np.int32)
-    by_key = jnp.argsort(key, stable=True).astype(np.int32)
-    asked = jnp.zeros(destinations + 1, np.int32).at[key].add(1)
-    sizes = jnp.minimum(asked[:destinations], capacity)
-    sorted_key = key[by_key]
-    rank = jnp.arange(flat.size, dtype=np.int32) - (jnp.cumsum(asked) - asked)[sorted_key]
-    has_place = (sorted_key < destinations) & (rank < capacity)
-    first = jnp.append(jnp.cumsum(sizes) - sizes, 0)
-    place = jnp.where(has_place, first[sorted_key] + rank, most)
-    order = jnp.zeros(most, np.int32).at[place].set(by_key, mode="drop")
-    positions = jnp.zeros(flat.size, np.int32).at[by_key].set(jnp.where(has_place, place, -1).astype(np.int32))
-    dropped = asked[:destinations] - sizes
-    return sizes[None], positions.reshape(-1, rows).T, order, dropped[None], asked[destinations:]
+    return layout.compiled(route, "r", "rrrrrr")
 
 
-@jax.custom_vjp  # type: ignore[untyped-decorator]
-def _taken(rows: Any, positions: Any, order: Any) -> Any:
-    """The rows in the order of the choices; choice number j is that of row j % n."""
-    return rows[order % rows.shape[0]]
+def _ranks(key: Any, count: int) -> tuple[Any, Any]:
+    """How many of the same key come before each, and how many there are of each of `count` keys."""
+    numbers = np.arange(key.size, dtype=np.int32)
+    if count <= _COUNTED:
+        upto = jnp.cumsum((key == np.arange(count, dtype=np.int32)[:, None]).astype(np.int32), axis=1)
+        return upto[key, numbers] - 1, upto[:, -1]
+    by_key = jnp.argsort(key, stable=True)
+    asked = jnp.zeros(count, np.int32).at[key].add(1)
+    rank = numbers - (jnp.cumsum(asked) - asked)[key[by_key]]
+    return jnp.zeros(key.size, np.int32).at[by_key].set(rank), asked
 
 
 def _found(ordered: Any, positions: Any) -> Any:
@@ -116,18 +119,12 @@ def _found(ordered: Any, positions: Any) -> Any:
     return jnp.where(_like(positions >= 0, found), found, jnp.zeros((), found.dtype))
 
 
-_taken.defvjp(
-    lambda rows, positions, order: (_taken(rows, positions, order), positions),
-    lambda positions, cotangent: (_found(cotangent, positions).sum(1), None, None),
-)
-
-
 @functools.lru_cache(maxsize=256)
 def combine(layout: Layout) -> Callable[..., Any]:
     """Of rows that are back, in the order in which they were sent: the sum of each row's choices, by their weights."""
     compiled: dict[tuple[bool, bool], Any] = {}
 
-    def call(ordered: Any, positions: Any, order: Any, weights: Any, kept: Any) -> Any:
+    def call(ordered: Any, positions: Any, order: Any, weights: Any = None, kept: Any = None) -> Any:
         key = weights is not None, kept is not None
         if key not in compiled:
             takes = "arr" + "r" * key[0] + "a" * key[1]

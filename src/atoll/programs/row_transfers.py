@@ -35,7 +35,9 @@ route_p.multiple_results = unroute_p.multiple_results = True
 
 @dataclass(frozen=True)
 class Paths:
-    """Where rows may go, and how the arrays lie: `rows` of the source and `capacity` of each block, in `groups`."""
+    """Where rows may go, and how the arrays lie: with `rows` in line where they are, and `capacity` in each block, both
+    of all `groups` together.
+    """
 
     groups: int
     rows: int
@@ -58,7 +60,22 @@ class Paths:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def route_rows(paths: Paths, rows: Any, sizes: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Blocks and spans, of rows that lie one destination after the other in each group, as many as `sizes` says."""
-    made = route_p.bind(rows, sizes, paths=paths)
+    return _routed(paths, rows, sizes)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def route_in_order(
+    paths: Paths, back: Callable[..., Any], rows: Any, sizes: Any, order: Any, choices: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The same, of rows that stand in that line as `order` says, int32 [groups, places].
+
+    The derivative is `back(line, *choices)`, where `line` is that of rows which lie so.
+    """
+    return _routed(paths, rows, sizes, order)
+
+
+def _routed(paths: Paths, *inputs: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    made = route_p.bind(*inputs, paths=paths)
     return tuple(made[::2]), tuple(made[1::2])
 
 
@@ -81,6 +98,19 @@ def _route_backward(paths: Paths, kept: Any, cotangents: Any) -> tuple[Any, Any]
     return (None if _is_empty(blocks[0]) else unroute_rows(paths, blocks, spans, sizes)), None
 
 
+def _in_order_forward(
+    paths: Paths, back: Callable[..., Any], rows: Any, sizes: Any, order: Any, choices: Sequence[Any]
+) -> tuple[Any, Any]:
+    blocks, spans = route_in_order(paths, back, rows, sizes, order, choices)
+    return (blocks, spans), (spans, sizes, choices)
+
+
+def _in_order_backward(paths: Paths, back: Callable[..., Any], kept: Any, cotangents: Any) -> tuple[Any, ...]:
+    *kept, choices = kept
+    line, _ = _route_backward(paths, kept, cotangents)
+    return (None if line is None else back(line, *choices)), None, None, None
+
+
 def _unroute_forward(paths: Paths, blocks: tuple[Any, ...], spans: tuple[Any, ...], sizes: Any) -> tuple[Any, Any]:
     return unroute_rows(paths, blocks, spans, sizes), (sizes, spans)
 
@@ -98,13 +128,14 @@ def _is_empty(cotangent: Any) -> bool:
 
 
 route_rows.defvjp(_route_forward, _route_backward)
+route_in_order.defvjp(_in_order_forward, _in_order_backward)
 unroute_rows.defvjp(_unroute_forward, _unroute_backward)
 
 
 # ---- types
 
 
-def _route_types(rows: Any, sizes: Any, *, paths: Paths) -> list[Any]:
+def _route_types(rows: Any, *numbers: Any, paths: Paths) -> list[Any]:
     block = ShapedArray((paths.capacity, *rows.shape[1:]), rows.dtype)
     return [block, ShapedArray((paths.groups, 2), np.dtype("int32"))] * len(paths.blocks)
 
@@ -131,7 +162,8 @@ def _record(
 def _record_route(trace: ProgramTrace, given: Sequence[Any], params: dict[str, Any]) -> list[ProgramTracer]:
     paths: Paths = params["paths"]
     avals = [internals.abstractify(each) for each in given]
-    inputs, outputs = _record(trace, given, (paths.source, paths.sizes), _route_types(*avals, paths=paths), paths.pairs)
+    lie = (paths.source, paths.sizes, paths.sizes)[: len(given)]
+    inputs, outputs = _record(trace, given, lie, _route_types(*avals, paths=paths), paths.pairs)
     trace.recording.nodes.append(RowsNode(inputs, outputs, paths.groups, False, internals.line()))
     return [ProgramTracer(trace, value) for value in outputs]
 
@@ -166,11 +198,13 @@ def _on_cluster(paths: Paths) -> bool:
     return all(is_atoll(device.client) for device in devices)
 
 
-def _route_now(rows: Any, sizes: Any, *, paths: Paths) -> list[Any]:
+def _route_now(rows: Any, sizes: Any, *order: Any, paths: Paths) -> list[Any]:
     if _on_cluster(paths):
-        made: list[Any] = _program(route_p, paths)(rows, sizes)
+        made: list[Any] = _program(route_p, paths)(rows, sizes, *order)
         return made
     found = []
+    for each in order:
+        rows = _line(rows, each)
     for destination, (block, spans) in enumerate(zip(paths.blocks, paths.spans, strict=True)):
         here = _block(rows, sizes, paths.groups, paths.capacity // paths.groups, destination)
         found += [jax.device_put(here[0], block), jax.device_put(here[1], spans)]
@@ -186,6 +220,12 @@ def _unroute_now(*pairs: Any, paths: Paths) -> list[Any]:
         there = jax.device_put(block, paths.source), jax.device_put(spans, paths.sizes)
         rows = _returned(rows, *there, paths.groups)
     return [rows]
+
+
+@functools.partial(jax.jit)
+def _line(rows: Any, order: Any) -> Any:
+    first = np.arange(order.shape[0])[:, None] * (rows.shape[0] // order.shape[0])
+    return rows[(first + order).reshape(-1)]
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

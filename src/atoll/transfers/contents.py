@@ -1,12 +1,12 @@
-"""What a piece is made of: buffers, memory that a function fills, or a file."""
+"""What a piece is made of: buffers, memory that a function fills, a file, or several of these."""
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.errors import Code, StatusError
 from atoll.transfers.copies import copy
@@ -34,21 +34,57 @@ class Buffers:
         """The bytes from `start` to `stop`, without a copy."""
         if not self._ends:
             self._ends = list(accumulate(view.nbytes for view in self._views))
-        found = []
-        number = bisect_right(self._ends, start)
-        while start < stop:
-            view, end = self._views[number], self._ends[number]
-            first = start - (end - view.nbytes)
-            found.append(view[first : first + stop - start])
-            start = end
-            number += 1
-        return found
+        return [self._views[number][first:last] for number, first, last in _cut(self._ends, start, stop)]
 
     def write_into(self, target: memoryview) -> None:
         position = 0
         for view in self._views:
             copy(view, target[position : position + view.nbytes])
             position += view.nbytes
+
+
+class Part(Protocol):
+    """As `Contents`, of which it may be a part."""
+
+    nbytes: int
+
+    def slice(self, start: int, stop: int) -> Sequence[memoryview]: ...
+
+    def write_into(self, target: memoryview) -> None: ...
+
+
+class Joined:
+    """Contents, one after the other."""
+
+    __slots__ = ("_ends", "_parts", "nbytes")
+    launch = together = 0
+    in_parts = False
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._ends = list(accumulate(part.nbytes for part in parts))
+        self.nbytes = self._ends[-1] if parts else 0
+
+    def views(self) -> Sequence[memoryview]:
+        return self.slice(0, self.nbytes)
+
+    def slice(self, start: int, stop: int) -> list[memoryview]:
+        cut = _cut(self._ends, start, stop)
+        return [view for number, first, last in cut for view in self._parts[number].slice(first, last)]
+
+    def write_into(self, target: memoryview) -> None:
+        for part, end in zip(self._parts, self._ends, strict=True):
+            part.write_into(target[end - part.nbytes : end])
+
+
+def _cut(ends: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """What of parts, by where they end in a whole, lies between `start` and `stop` of it: (number, first, last)."""
+    number = bisect_right(ends, start)
+    while start < stop:
+        begin = ends[number - 1] if number else 0
+        yield number, start - begin, min(stop, ends[number]) - begin
+        start = ends[number]
+        number += 1
 
 
 class Filled:

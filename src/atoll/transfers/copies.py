@@ -6,11 +6,21 @@ import functools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+
+class Source(Protocol):
+    """What is written into an array."""
+
+    nbytes: int
+
+    def copy_to(self, place: Array) -> None: ...
+
+
 _LONG_BYTES = 128 << 10  # above, a copy takes longer than threads to hand the interpreter over and back
 _SIDE_BY_SIDE_BYTES = 1 << 20
 _HELPERS = 3
@@ -24,8 +34,8 @@ def copy(source: memoryview, target: memoryview) -> None:
         np.frombuffer(target, np.uint8)[:] = np.frombuffer(source, np.uint8)
 
 
-def copy_all(copies: Sequence[tuple[Array, Array]]) -> None:
-    """Of each pair the first array into the second."""
+def copy_all(copies: Sequence[tuple[Source, Array]]) -> None:
+    """Of each pair the source into the array."""
     left = deque(copies)
     helpers: list[Future[None]] = []
     if sum([source.nbytes for source, _ in copies]) >= _SIDE_BY_SIDE_BYTES:
@@ -38,14 +48,14 @@ def copy_all(copies: Sequence[tuple[Array, Array]]) -> None:
                 helper.result()
 
 
-def _copy_each(left: deque[tuple[Array, Array]]) -> None:
+def _copy_each(left: deque[tuple[Source, Array]]) -> None:
     """Until none is left; also on other threads."""
     while True:
         try:
             source, target = left.popleft()
         except IndexError:
             return
-        target[...] = source
+        source.copy_to(target)
 
 
 @functools.cache

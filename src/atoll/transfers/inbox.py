@@ -90,7 +90,7 @@ class Inbox:
         )
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
-        """A feed has arrived, in a buffer or a list of some; `done` is called when its memory has been read.
+        """A feed has arrived, in a buffer or in what knows its `nbytes`; `done` is called when that has been read.
 
         Raises StatusError where a client sends more than its session may have waiting here.
         """
@@ -259,4 +259,4 @@ def _call(granted: Iterable[Callable[[], None]]) -> None:
 
 
 def _nbytes(content: Any) -> int:
-    return sum([memoryview(each).nbytes for each in (content if isinstance(content, list) else (content,))])
+    return content.nbytes if hasattr(content, "nbytes") else len(content)

@@ -23,7 +23,7 @@ from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.transfers.contents import Buffers, as_views
+from atoll.transfers.contents import Buffers
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.engine import Contents
 from atoll.transfers.host_memory import aligned
@@ -56,9 +56,9 @@ class HostNetwork(Protocol):
         """
 
     def send_rows(
-        self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
+        self, step: p.SendRows, unit: DispatchUnit, arrays: Sequence[DeviceArray], release: Callable[[], None]
     ) -> None:
-        """As `send`, for the rows and their numbers: how many go is known when these are ready."""
+        """As `send`, for the step's inputs: how many rows go is known when these are ready."""
 
     def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
         """As `receive`: the array, and its spans if it has any."""
@@ -147,9 +147,9 @@ class DataPortNetwork:
         return received
 
     def send_rows(
-        self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
+        self, step: p.SendRows, unit: DispatchUnit, arrays: Sequence[DeviceArray], release: Callable[[], None]
     ) -> None:
-        rows, numbers = map(self._backend.shards, arrays)
+        inputs = [self._backend.shards(array) for array in arrays]
         # A message of that size may wait until there is room where it goes, and no other waits with it.
         alone = arrays[0].nbytes >= STREAM_THRESHOLD
         reads = [(each,) for each in step.messages] if alone else [step.messages]
@@ -170,8 +170,8 @@ class DataPortNetwork:
 
         def read(messages: Sequence[tuple[RowExchange, int, int]]) -> None:
             try:
-                shards, known = [np.asarray(each) for each in rows], [np.asarray(each) for each in numbers]
-                sent = sum(self._send_message(step, unit.plan_run.run, each, shards, known, hold) for each in messages)
+                shards = [[np.asarray(shard) for shard in each] for each in inputs]
+                sent = sum(self._send_message(step, unit.plan_run.run, each, shards, hold) for each in messages)
                 self._report(m.RowsMoved(unit.sequence, sent=sent))
             finally:
                 done()
@@ -183,7 +183,7 @@ class DataPortNetwork:
                 if host != self._host
             )
 
-        wait = partial(wait_for_shards, [*rows, *numbers])
+        wait = partial(wait_for_shards, [shard for each in inputs for shard in each])
         unit.reads += [Read(wait, partial(read, messages), at_once) for messages in reads]
 
     def _send_message(
@@ -191,18 +191,17 @@ class DataPortNetwork:
         step: p.SendRows,
         run: m.Run,
         message: tuple[RowExchange, int, int],
-        shards: list[Any],
-        numbers: list[Any],
+        inputs: Sequence[Sequence[Any]],
         hold: Callable[[], Callable[[], None]],
     ) -> int:
         """Its bytes."""
         exchange, host, number = message
-        buffers, feed = packed(step, exchange, host, shards, numbers), run.host_feeds + number
+        contents, feed = packed(step, exchange, host, inputs), run.host_feeds + number
         if host == self._host:
-            self._inbox.put(run.session, feed, buffers, hold())
+            self._inbox.put(run.session, feed, contents, hold())
         else:
-            send_to_host(self._data_port, self._host, host, run.session, feed, Buffers(as_views(buffers)))
-        return sum(memoryview(each).nbytes for each in buffers)
+            send_to_host(self._data_port, self._host, host, run.session, feed, contents)
+        return contents.nbytes
 
     def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
         run = unit.plan_run.run

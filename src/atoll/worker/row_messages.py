@@ -7,20 +7,21 @@ after the other. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.errors import Code, StatusError
+from atoll.errors import Code, StatusError, invalid
 from atoll.host_services import host_data
 from atoll.ir import plan as p
 from atoll.ir.exchange import common, relative
-from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan
-from atoll.ir.types import Box
+from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan, groups_of
+from atoll.ir.types import Box, Shape
 from atoll.transfers.copies import copy_all
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.landing_memory import Range
+from atoll.worker.row_contents import RowMessage, Rows
 
 Array = np.ndarray[Any, Any]
 # As `LandingMemory.take_zeros`.
@@ -29,13 +30,12 @@ _SPAN = np.dtype("<i4")
 SPAN_BYTES = 3 * _SPAN.itemsize
 
 
-def packed(
-    step: p.SendRows, exchange: RowExchange, to: int, shards: Sequence[Array], numbers: Sequence[Array]
-) -> list[Any]:
-    """The message of an exchange to a host: buffers, one after the other. They refer to the shards.
+def packed(step: p.SendRows, exchange: RowExchange, to: int, inputs: Sequence[Sequence[Array]]) -> RowMessage:
+    """The message of an exchange to a host, of this host's shards of the step's inputs. It refers to them.
 
-    Raises INVALID_ARGUMENT where the numbers of rows do not fit.
+    Raises INVALID_ARGUMENT where the numbers of rows, or their order, do not fit.
     """
+    shards, numbers, *orders = inputs
     message = exchange.message(step.host, to)
     local = {position: shard for shard, position in enumerate(step.positions)}
     spans = []
@@ -44,20 +44,39 @@ def packed(
         span = _span(exchange, numbers[shard][group - step.first_groups[shard]])
         exchange.check(group, span)
         spans.append(span)
-    buffers: list[Any] = [np.array(spans, _SPAN).reshape(-1).data]
+    rows = []
     for piece, first, _, count in exchange.parts(message, spans):
-        part = shards[local[piece.origin]][_rows(first - piece.source[0][0], count, _shared(piece), piece.source)]
-        buffers.append(host_data.bytes_of(np.ascontiguousarray(part)))
-    return buffers
+        shard = local[piece.origin]
+        array = shards[shard][:, *_columns(_shared(piece), piece.source)]
+        if orders:
+            group, place = divmod(first, exchange.source_rows)
+            order = orders[0][shard][group - step.first_groups[shard], place : place + count]
+            rows.append(Rows(array, _index(group, order, len(array), groups_of(piece.source, exchange.source_rows))))
+        else:
+            first -= piece.source[0][0]
+            rows.append(Rows(array[first : first + count]))
+    return RowMessage(np.array(spans, _SPAN), rows)
+
+
+def _index(group: int, order: Array, rows: int, groups: range) -> Array:
+    """Rows of a group, in an order, as rows of a shard that has so many of these groups."""
+    each = rows // len(groups)
+    if order.min() < 0 or order.max() >= each:
+        raise invalid(f"rows {order.min()} to {order.max()} of group {group} are to be sent, which has {each}")
+    index: Array = order + (group - groups.start) * np.intp(each)
+    return index
 
 
 class _Arrived(NamedTuple):
-    """Rows of a piece: where they go, and their bytes."""
+    """Rows of a piece: where they go."""
 
     first: int
-    number: int
     columns: Box
-    content: memoryview
+    rows: Rows
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.rows.shape[0]
 
 
 def unpacked(
@@ -65,8 +84,8 @@ def unpacked(
 ) -> tuple[list[Array], list[Array], int]:
     """The shards of the array that is received, those of its spans, if it has any, and how many bytes came.
 
-    `contents` are the messages, in the order of `step.feeds`, each in one buffer, or in those of `packed`. Raises
-    INTERNAL for what no worker sends.
+    `contents` are the messages, in the order of `step.feeds`, as bytes or as `packed` has made them. Raises INTERNAL
+    for what no worker sends.
     """
     dtype = numpy_dtype(step.array.dtype)
     target = step.exchanges[0].target
@@ -75,21 +94,16 @@ def unpacked(
     nbytes = 0
     for (exchange, sender, _), content in zip(step.messages, contents, strict=True):
         message = exchange.message(sender, step.host)
-        views = _views(content)
-        nbytes += sum(view.nbytes for view in views)
-        spans = _read_spans(exchange, message, views[0])
+        is_own = isinstance(content, RowMessage)
+        view = content.numbers if is_own else memoryview(content).cast("B")
+        nbytes += content.nbytes if is_own else view.nbytes
+        spans = _read_spans(exchange, message, view)
         spans_of.update(zip(message.groups, spans, strict=True))
-        number, at = 0, SPAN_BYTES * len(spans)
-        for piece, _, first, count in exchange.parts(message, spans):
-            columns = _shared(piece)
-            size = math.prod(_shape(columns)) * count * dtype.itemsize
-            if at == views[number].nbytes and number + 1 < len(views):
-                number, at = number + 1, 0
-            _check(at + size <= views[number].nbytes, sender)
-            rows = _Arrived(first - piece.target[0][0], count, columns, views[number][at : at + size])
-            arrived[piece.target].append(rows)
-            at += size
-        _check((number + 1, at) == (len(views), views[-1].nbytes), sender)
+        parts = list(exchange.parts(message, spans))
+        shapes = [(count, *_shape(_shared(piece))) for piece, _, _, count in parts]
+        found = content.rows if is_own else _read_rows(view[SPAN_BYTES * len(spans) :], shapes, dtype, sender)
+        for (piece, _, first, _), rows in zip(parts, found, strict=True):
+            arrived[piece.target].append(_Arrived(first - piece.target[0][0], _shared(piece), rows))
     made = {box: _made(box, dtype, parts, take_zeros) for box, parts in arrived.items()}
     shards, given = [], set()
     for position in step.array.positions:
@@ -103,24 +117,23 @@ def _made(box: Box, dtype: np.dtype[Any], parts: Sequence[_Arrived], take_zeros:
     """The shard of these rows, and of zeros."""
     shape = _shape(box)
     row_bytes = math.prod(shape[1:]) * dtype.itemsize
-    written = [(part.first * row_bytes, (part.first + part.number) * row_bytes) for part in parts]
+    written = [(part.first * row_bytes, part.stop * row_bytes) for part in parts]
     array = take_zeros(math.prod(shape) * dtype.itemsize, written).view(dtype).reshape(shape)
     for part in parts:
         if part.columns != box[1:]:  # others may have the rest of these rows, or nobody
-            array[part.first : part.first + part.number] = 0
-    places = [array[_rows(part.first, part.number, part.columns, box)] for part in parts]
-    copy_all(
-        [
-            (np.frombuffer(part.content, dtype).reshape(place.shape), place)
-            for part, place in zip(parts, places, strict=True)
-        ]
-    )
+            array[part.first : part.stop] = 0
+    copy_all([(part.rows, array[part.first : part.stop, *_columns(part.columns, box)]) for part in parts])
     return array
 
 
-def _views(content: Any) -> list[memoryview]:
-    buffers = content if isinstance(content, list) else [content]
-    return [memoryview(each).cast("B") for each in buffers]
+def _read_rows(view: memoryview, shapes: Sequence[Shape], dtype: np.dtype[Any], sender: int) -> Iterator[Rows]:
+    at = 0
+    for shape in shapes:
+        size = math.prod(shape) * dtype.itemsize
+        _check(at + size <= view.nbytes, sender)
+        yield Rows(np.frombuffer(view[at : at + size], dtype).reshape(shape))
+        at += size
+    _check(at == view.nbytes, sender)
 
 
 def _spans_shards(step: p.ReceiveRows, spans_of: dict[int, RowSpan]) -> list[Array]:
@@ -159,10 +172,10 @@ def _shared(piece: RowPiece) -> Box:
     return common(piece.source[1:], piece.target[1:])
 
 
-def _rows(first: int, count: int, shared: Box, box: Box) -> tuple[slice, ...]:
-    """Rows of a shard that holds `box`, as indices into the shard."""
-    return (slice(first, first + count), *(slice(a, b) for a, b in relative(shared, box[1:])))
+def _columns(shared: Box, box: Box) -> tuple[slice, ...]:
+    """What is shared beside rows, as indices into a shard that holds `box`."""
+    return tuple(slice(start, stop) for start, stop in relative(shared, box[1:]))
 
 
-def _shape(box: Box) -> tuple[int, ...]:
+def _shape(box: Box) -> Shape:
     return tuple(stop - start for start, stop in box)

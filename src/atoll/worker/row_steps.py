@@ -38,9 +38,9 @@ class RowSteps:
             self._receive(step, unit, values)
 
     def _send(self, step: p.SendRows, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        rows, numbers = values[step.rows], values[step.numbers]
-        arrays = self._alive(rows), self._alive(numbers)
-        releases = [self._hold(rows), self._hold(numbers)]
+        buffers = [values[value] for value in step.inputs]
+        arrays = [self._alive(buffer) for buffer in buffers]
+        releases = [self._hold(buffer) for buffer in buffers]
 
         def release() -> None:
             for each in releases:

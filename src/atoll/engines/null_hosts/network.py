@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from atoll.devices.device import DeviceArray
@@ -52,21 +52,19 @@ class NullNetwork:
         return self._backend.put(step.array, ())
 
     def send_rows(
-        self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
+        self, step: p.SendRows, unit: DispatchUnit, arrays: Sequence[DeviceArray], release: Callable[[], None]
     ) -> None:
         """Null devices compute nothing, so no row goes anywhere: only that there are none is sent."""
         run = unit.plan_run.run
-        rows, numbers = arrays
-        assert isinstance(rows, NullArray)
-        assert isinstance(numbers, NullArray)
-        ready = all_of(self._backend.clock, [rows.moment, numbers.moment])
+        inputs = [array for array in arrays if isinstance(array, NullArray)]
+        ready = all_of(self._backend.clock, [array.moment for array in inputs])
         departures = []
         for exchange, host, feed in step.messages:
             groups = exchange.message(self._host, host).groups
             departure, arrival = self._transmit(host, 0, SPAN_BYTES * len(groups), ready)
             arrival.when_known(partial(self._deliver_at, arrival, host, run.session, run.host_feeds + feed))
             departures.append(departure)
-        self._end(unit, departures, rows.dtype_name, release)
+        self._end(unit, departures, inputs[0].dtype_name, release)
 
     def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[NullArray, NullArray | None]:
         self._take(unit.plan_run.run, step.feeds)

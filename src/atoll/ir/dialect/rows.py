@@ -8,6 +8,7 @@ from xdsl.irdl import (
     AnyAttr,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     opt_result_def,
     prop_def,
     result_def,
@@ -19,7 +20,7 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
 from atoll.errors import StatusError
-from atoll.ir.dialect.ops import Node, parse_number, parse_value, parse_values, print_values, spec_of
+from atoll.ir.dialect.ops import Node, parse_number, parse_values, print_values, spec_of
 from atoll.ir.dialect.types import PlacedType
 from atoll.ir.row_exchange import check_route
 
@@ -63,7 +64,8 @@ class _Exchange(Node):
 class RouteOp(_Exchange):
     """`%2, %3, %4, %5 = atoll.route %0, %1 groups 8 : ...`
 
-    Rows go where their sizes say; a block of them, and its spans, for each destination.
+    Rows go where their sizes say, in an order if there is a third input; a block of them, and its spans, for each
+    destination.
     """
 
     name = "atoll.route"
@@ -80,14 +82,15 @@ class UnrouteOp(_Exchange):
 class SendRowsOp(Node):
     """`atoll.send_rows of 0 %0, %1 feeds 3 groups 8 destination 2 to !atoll.placed<...>`
 
-    Hands rows of an array to the hosts that are to have them, by their sizes or spans. The destination is -1 on the way
-    back.
+    Hands rows of an array to the hosts that are to have them, by their sizes or spans, and in an order if there is a
+    third input. The destination is -1 on the way back.
     """
 
     name = "atoll.send_rows"
     of = prop_def(IntAttr)
     rows = operand_def(PlacedType)
     numbers = operand_def(PlacedType)
+    order = opt_operand_def(PlacedType)
     first = prop_def(IntAttr)
     groups = prop_def(IntAttr)
     destination = prop_def(IntAttr)
@@ -96,9 +99,7 @@ class SendRowsOp(Node):
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
         properties["of"] = parse_number(parser, "of")
-        operands.append(parse_value(parser))
-        parser.parse_punctuation(",")
-        operands.append(parse_value(parser))
+        operands.extend(parse_values(parser))
         _parse_feeds(parser, properties)
         parser.parse_keyword("to")
         properties["target"] = parser.parse_type()

@@ -243,16 +243,17 @@ class _Cut:
 
     def _send_rows(self, op: SendRowsOp, node: _Node) -> None:
         rows, numbers = self._known(op.rows), self._known(op.numbers)
-        uses = self.numbers[op.rows], self.numbers[op.numbers]
-        exchange = self._row_exchange(rows, op.target.data, op, op.first.data)
+        source = rows.in_order(None if op.order is None else self._known(op.order))
+        uses = tuple(self.numbers[operand] for operand in op.operands)
+        exchange = self._row_exchange(source, op.target.data, op, op.first.data)
         for host in exchange.senders:
             here = rows.positions[host]
             first_groups = tuple(numbers.boxes[position][0][0] for position in here)
             work, exchanges = node.on(host), [exchange]
-            if work.steps and isinstance(last := work.steps[-1], p.SendRows) and (last.rows, last.numbers) == uses:
+            if work.steps and isinstance(last := work.steps[-1], p.SendRows) and p.uses(last) == uses:
                 exchanges = [*last.exchanges, exchange]
                 del work.steps[-1]
-            work.add(p.SendRows(*uses, here, first_groups, tuple(exchanges)), uses, ())
+            work.add(p.SendRows(uses, here, first_groups, tuple(exchanges)), uses, ())
 
     def _receive_rows(self, op: ReceiveRowsOp, node: _Node) -> None:
         target, outputs = self._known(op.value), self._outputs(op)

@@ -80,15 +80,16 @@ def _replace(op: TransferOp, number: int, feeds: int) -> int:
 
 def _route(op: RouteOp, number: int, feeds: int) -> int:
     """Puts sends and receives in the op's place; gives the next feed."""
-    rows, sizes = op.operands
+    rows, _, *order = map(_located, op.operands)
+    source = rows.in_order(order[0] if order else None)
     sends: list[Operation] = []
     receives: list[Operation] = []
     for destination, block in enumerate(op.results[::2]):
         facts = _row_facts(op, number, feeds, destination)
-        feeds += RowExchange(_located(rows).spread, _located(block).spread, op.groups.data, destination, feeds).feeds
-        sends.append(SendRowsOp.create(operands=[rows, sizes], properties={**facts, "target": block.type}))
+        feeds += RowExchange(source.spread, _located(block).spread, op.groups.data, destination, feeds).feeds
+        sends.append(SendRowsOp.create(operands=op.operands, properties={**facts, "target": block.type}))
         types = [block.type, op.results[2 * destination + 1].type]
-        sources = ArrayAttr([rows.type])
+        sources = ArrayAttr([PlacedType(source)])
         receives.append(ReceiveRowsOp.create(result_types=types, properties={**facts, "sources": sources}))
     Rewriter.replace_op(op, [*sends, *receives], [result for each in receives for result in each.results])
     return feeds
