@@ -65,7 +65,7 @@ class Rig:
         self.inbox = Inbox(lambda session, feed: None)
         self.port = DataPort(Address(path=str(directory / "data.sock")), self.inbox)
         self.functions = Functions(self.backend, self.inbox, keys, self.report)
-        network = DataPortNetwork(self.backend, self.port, 0, self.report)
+        network = DataPortNetwork(self.backend, self.port, 0)
         steps = StepRunner(self.backend, self.functions, self.port, network, keys)
         self.asides = Asides(self.backend, self.inbox, self.port, 0, steps.readers, self.report)
         self.executor = ExecutorThread(steps, self.inbox, self.report, self.asides)

@@ -55,6 +55,15 @@ class DispatchUnit:
     reads: list[Read] = field(default_factory=list)
     aside: bool = False  # others of its session go on, and its results are expected
     callbacks: Sequence[Callbacks] = ()  # of the functions that it runs
+    is_watched: bool = False  # it ends when its completions do, and who reports that knows no rows
+    rows: list[tuple[int, int]] = field(default_factory=list)  # bytes of them, not reported yet: (sent, received)
+
+    def take_rows(self) -> tuple[m.RowsMoved, ...]:
+        """What is to be reported of rows ahead of its end. Any thread."""
+        found = []
+        while self.rows:
+            found.append(self.rows.pop())
+        return (m.RowsMoved(self.sequence, *map(sum, zip(*found, strict=True))),) if found else ()
 
     @property
     def only_receives(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from atoll.errors import Status
 from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
 from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
@@ -16,6 +19,8 @@ from atoll.worker.step_runner import StepRunner
 
 # As many as the controller lets wait for their clients on a host in XLA's threads (`promises.client_runs`).
 MOST_CLIENT_ENDS = 8
+# Sequence number, start and end in nanoseconds.
+_Span = tuple[int, int, int]
 
 
 class Endings:
@@ -39,13 +44,20 @@ class Endings:
         # A thread for each that waits for its client: the controller sends few at a time.
         self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
         steps.on_report = lambda sequence, value: report(m.Reported(sequence, value))
-        self.completed: list[tuple[int, int, int]] = []  # units that completed at once: see `report_completed`
+        self.completed: list[_Span] = []  # units that completed at once: see `report_completed`
+        self._rows: list[m.RowsMoved] = []  # of them
 
     def report_completed(self) -> None:
         """Reports the units that completed while they were started, together: a message each would cost more."""
         if self.completed:
-            self._report(m.Done(tuple(self.completed)))
+            self._report(*self._rows, m.Done(tuple(self.completed)))
             self.completed.clear()
+            self._rows.clear()
+
+    def _complete(self, unit: DispatchUnit, started: int) -> None:
+        """It has completed while it was started."""
+        self._rows += unit.take_rows()
+        self.completed.append((unit.sequence, started, self._now()))
 
     def report_dropped(self, sequence: int) -> None:
         """The session has ended, or the run has failed: the unit counts as completed, without a result."""
@@ -65,16 +77,20 @@ class Endings:
             else:
                 self._client_ends.submit(self._await_client, unit)
             return
-        if unit.reads and (unit.completions or len(unit.reads) > 1):
-            self.start_reads(unit)
-        if unit.reads:
-            each = unit.reads.pop()  # it may refer to the unit, whose arrays would live until they are collected
-            if each.at_once():
-                self._read(unit, each, self.completed.append)
+        if unit.reads and not unit.completions:
+            # They may refer to the unit, whose arrays would live until they are collected.
+            reads, unit.reads = unit.reads, []
+            left = _Reads(len(reads))
+            if len(reads) == 1 and reads[0].at_once():
+                self._read(unit, reads[0], left, self._complete)
             else:
-                self._readers.submit(self._read, unit, each, lambda span: self._report(m.Done((span,))))
+                for each in reads:
+                    self._readers.submit(self._read, unit, each, left, self._report_end)
             return
+        self.start_reads(unit)
         if not are_complete(unit.completions):
+            unit.is_watched = True
+            self._report_rows(unit)
             last = unit.plan_run.plan.segments[unit.stop - 1]
             self._watcher.watch(self._steps.device_of(last), unit.sequence, unit.started, unit.completions)
             return
@@ -82,7 +98,11 @@ class Endings:
         if failure is not None:
             self._report(m.Failed(unit.sequence, failure))
         else:
-            self.completed.append((unit.sequence, unit.started, self._now()))
+            self._complete(unit, unit.started)
+
+    def _report_end(self, unit: DispatchUnit, started: int) -> None:
+        """It has completed; on any thread."""
+        self._report(*unit.take_rows(), m.Done(((unit.sequence, started, self._now()),)))
 
     def _await_client(self, unit: DispatchUnit) -> None:
         """It ends when its client likes. What its callbacks raise may have been kept from XLA."""
@@ -92,20 +112,56 @@ class Endings:
         if failure is not None:
             self._report(m.Failed(unit.sequence, failure))
         else:
-            self._report(m.Done(((unit.sequence, unit.started, self._now()),)))
+            self._report_end(unit, unit.started)
 
-    def _read(self, unit: DispatchUnit, each: Read, on_completed: Callable[[tuple[int, int, int]], None]) -> None:
+    def _read(
+        self, unit: DispatchUnit, each: Read, left: _Reads, on_completed: Callable[[DispatchUnit, int], None]
+    ) -> None:
+        """One of the reads that a unit ends with."""
         with suppress(Exception):  # which reading raises, too, and gives back what is held for it
             each.wait()
-        started = self._now()  # until then the devices computed
+        started, failure = self._now(), None  # until then the devices computed
         try:
             each.read()
         except Exception as error:
-            self._report(m.Failed(unit.sequence, status_of(error).within(unit.plan_run.plan.name)))
+            failure = status_of(error)
+        if not left.ended(started, failure):
+            return
+        if left.failure is not None:
+            self._report(m.Failed(unit.sequence, left.failure.within(unit.plan_run.plan.name)))
         else:
-            on_completed((unit.sequence, started, self._now()))
+            on_completed(unit, left.started)
 
     def start_reads(self, unit: DispatchUnit) -> None:
+        """Has them done beside what the unit waits for: they are among its completions then."""
         for each in unit.reads:
-            unit.completions.append(ReadCompletion(self._readers.submit(each.read)))
+            unit.completions.append(ReadCompletion(self._readers.submit(self._read_beside, unit, each)))
         unit.reads.clear()
+
+    def _read_beside(self, unit: DispatchUnit, each: Read) -> None:
+        each.read()
+        if unit.is_watched:
+            self._report_rows(unit)
+
+    def _report_rows(self, unit: DispatchUnit) -> None:
+        found = unit.take_rows()
+        if found:
+            self._report(*found)
+
+
+class _Reads:
+    """So many reads, until the last has ended: when the first could begin, and what went wrong in one. Any thread."""
+
+    def __init__(self, count: int) -> None:
+        self.started = sys.maxsize
+        self.failure: Status | None = None
+        self._left = count
+        self._lock = threading.Lock()
+
+    def ended(self, started: int, failure: Status | None) -> bool:
+        """Whether it was the last."""
+        with self._lock:
+            self.started = min(self.started, started)
+            self.failure = self.failure or failure
+            self._left -= 1
+            return not self._left

@@ -75,10 +75,9 @@ def wait_for_shards(shards: Sequence[Any]) -> None:
 
 
 class DataPortNetwork:
-    """Sends bytes from reader threads, by the data port of `host`. `report` is told of rows' bytes, on any thread."""
+    """Sends bytes from reader threads, by the data port of `host`."""
 
-    def __init__(self, backend: DeviceBackend, data_port: DataPort, host: int, report: Callable[..., None]) -> None:
-        self._report = report
+    def __init__(self, backend: DeviceBackend, data_port: DataPort, host: int) -> None:
         self._backend = backend
         self._data_port = data_port
         self._inbox = data_port.inbox
@@ -172,7 +171,7 @@ class DataPortNetwork:
             try:
                 shards = [[np.asarray(shard) for shard in each] for each in inputs]
                 sent = sum(self._send_message(step, unit.plan_run.run, each, shards, hold) for each in messages)
-                self._report(m.RowsMoved(unit.sequence, sent=sent))
+                unit.rows.append((sent, 0))
             finally:
                 done()
 
@@ -212,7 +211,7 @@ class DataPortNetwork:
         finally:
             for _, done in taken.values():
                 done()
-        self._report(m.RowsMoved(unit.sequence, received=nbytes))
+        unit.rows.append((0, nbytes))
         array = self._backend.put(step.array, shards)
         return array, None if step.spans_array is None else self._backend.put(step.spans_array, spans)
 

@@ -99,7 +99,7 @@ class Worker:
             )
         )
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python)
-        network = DataPortNetwork(backend, data_port, options.host, report)
+        network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)
         asides = Asides(backend, inbox, data_port, options.host, steps.readers, report)
         executor = ExecutorThread(steps, inbox, report, asides)
