@@ -151,7 +151,9 @@ class DataPortNetwork:
         inputs = [self._backend.shards(array) for array in arrays]
         # A message of that size may wait until there is room where it goes, and no other waits with it.
         alone = arrays[0].nbytes >= STREAM_THRESHOLD
-        reads = [(each,) for each in step.messages] if alone else [step.messages]
+        # What stays here comes last: others can begin, and what is made of it here keeps none of the other messages.
+        messages = sorted(step.messages, key=lambda message: message[1] == self._host)
+        reads = [[each] for each in messages] if alone else [messages]
         left, lock = [len(reads)], threading.Lock()
 
         def hold() -> Callable[[], None]:
