@@ -33,28 +33,36 @@ class Port:
         return SimpleNamespace(send_contents=lambda session, feed, contents: self.hosts.append(host))
 
 
-def sent(rows: int) -> tuple[Port, DispatchUnit, list[str]]:
-    """Half of so many rows of 1 KiB are sent to each of three hosts, of which the first is their own."""
+def sent(rows: int, places: int = 0) -> tuple[Port, DispatchUnit, list[str]]:
+    """A third of so many rows of 1 KiB, or of `places` in an order of them, are sent to each of three hosts, of which
+    the first is their own.
+    """
     array = ArraySpec("uint8", (rows, 1024), Sharding((0,)))
+    order = ArraySpec("int32", (1, places), Sharding((0,)))
     sizes = ArraySpec("int32", (1, 3), Sharding((0,)))
     pairs = [
         ArraySpec(dtype, shape, Sharding((device,)))
         for device in range(3)
-        for dtype, shape in (("uint8", (rows, 1024)), ("int32", (1, 2)))
+        for dtype, shape in (("uint8", (max(rows, places), 1024)), ("int32", (1, 2)))
     ]
-    program = Program("f", (array, sizes), (Route((0, 1), tuple(pairs), 1),), tuple(range(2, 8)))
+    arguments = (array, sizes, order) if places else (array, sizes)
+    count = len(arguments)
+    node = Route(tuple(range(count)), tuple(pairs), 1)
+    program = Program("f", arguments, (node,), tuple(range(count, count + 6)))
     (step,) = [s for s in steps_of(lower(program, cluster(3, 1, 1), {}).plans[0]) if isinstance(s, p.SendRows)]
     port, released = Port(), []
     backend: Any = SimpleNamespace(shards=lambda array: [array])
     unit = DispatchUnit(PlanRun(m.Run(7, 1, 1, (), (), ()), p.Plan("f", (), (), ())), 0, 1, 7, 0)
-    given: Any = np.zeros(array.shape, np.uint8), np.full((1, 3), rows // 3, np.int32)
-    DataPortNetwork(backend, port, 0).send_rows(step, unit, given, lambda: released.append("released"))
+    taken = (places or rows) // 3
+    given: Any = [np.zeros(array.shape, np.uint8), np.full((1, 3), taken, np.int32), np.zeros(order.shape, np.int32)]
+    DataPortNetwork(backend, port, 0).send_rows(step, unit, given[:count], lambda: released.append("released"))
     return port, unit, released
 
 
 def test_what_goes_to_other_hosts_is_sent_before_what_stays() -> None:
-    for rows, reads in ((9, 1), (3072, 3)):  # large messages, which may wait for room, on threads of their own
-        port, unit, _ = sent(rows)
+    # Messages that may be large, and wait for room, are on threads of their own.
+    for rows, places, reads in ((9, 0, 1), (3072, 0, 3), (9, 200, 1), (200, 600, 3)):
+        port, unit, _ = sent(rows, places)
         assert len(unit.reads) == reads
         for each in unit.reads:
             each.read()

@@ -148,9 +148,9 @@ class DataPortNetwork:
     def send_rows(
         self, step: p.SendRows, unit: DispatchUnit, arrays: Sequence[DeviceArray], release: Callable[[], None]
     ) -> None:
-        inputs = [self._backend.shards(array) for array in arrays]
+        inputs = _OnHost([self._backend.shards(array) for array in arrays])
         # A message of that size may wait until there is room where it goes, and no other waits with it.
-        alone = arrays[0].nbytes >= STREAM_THRESHOLD
+        alone = _most_bytes(step, inputs.shards[0]) >= STREAM_THRESHOLD
         # What stays here comes last: others can begin, and what is made of it here keeps none of the other messages.
         messages = sorted(step.messages, key=lambda message: message[1] == self._host)
         reads = [[each] for each in messages] if alone else [messages]
@@ -171,8 +171,7 @@ class DataPortNetwork:
 
         def read(messages: Sequence[tuple[RowExchange, int, int]]) -> None:
             try:
-                shards = [[np.asarray(shard) for shard in each] for each in inputs]
-                sent = sum(self._send_message(step, unit.plan_run.run, each, shards, hold) for each in messages)
+                sent = sum(self._send_message(step, unit.plan_run.run, each, inputs.get(), hold) for each in messages)
                 unit.rows.append((sent, 0))
             finally:
                 done()
@@ -184,7 +183,7 @@ class DataPortNetwork:
                 if host != self._host
             )
 
-        wait = partial(wait_for_shards, [shard for each in inputs for shard in each])
+        wait = partial(wait_for_shards, [shard for each in inputs.shards for shard in each])
         unit.reads += [Read(wait, partial(read, messages), at_once) for messages in reads]
 
     def _send_message(
@@ -216,6 +215,30 @@ class DataPortNetwork:
         unit.rows.append((0, nbytes))
         array = self._backend.put(step.array, shards)
         return array, None if step.spans_array is None else self._backend.put(step.spans_array, spans)
+
+
+def _most_bytes(step: p.SendRows, shards: Sequence[Any]) -> int:
+    """Of a message: all that stands in line in these shards of the rows, each of which may do so several times."""
+    found = 0
+    for position, shard in zip(step.positions, shards, strict=True):
+        start, stop = step.exchanges[0].source.boxes[position][0]
+        found += shard.nbytes // max(1, shard.shape[0]) * (stop - start)
+    return found
+
+
+class _OnHost:
+    """Shards of several arrays in host memory, where the first who asks for them puts them all. For any thread."""
+
+    def __init__(self, shards: list[Sequence[Any]]) -> None:
+        self.shards = shards
+        self._lock = threading.Lock()
+        self._found: list[list[np.ndarray[Any, Any]]] | None = None
+
+    def get(self) -> list[list[np.ndarray[Any, Any]]]:
+        with self._lock:
+            if self._found is None:
+                self._found = [[np.asarray(shard) for shard in each] for each in self.shards]
+            return self._found
 
 
 def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]], why: str) -> m.FeedsLost:
