@@ -11,10 +11,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from atoll.cluster.locations import DeviceLocation
+from atoll.host_services.rows.messages import packed, unpacked
 from atoll.ir import plan as p
 from atoll.ir.lowering import Lowered
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes, shard_shape
-from atoll.worker.row_messages import packed, unpacked
 from tests.ir.test_types import tilings
 
 Placement = dict[int, DeviceLocation]

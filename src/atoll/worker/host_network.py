@@ -18,6 +18,7 @@ import numpy as np
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Status, StatusError
 from atoll.host_services import host_data
+from atoll.host_services.rows.messages import packed, unpacked
 from atoll.host_services.slabs import ArrayContents, Part, assemble
 from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
@@ -30,7 +31,6 @@ from atoll.transfers.host_memory import aligned
 from atoll.transfers.landing_memory import LANDING
 from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.worker.dispatch_unit import DispatchUnit, Read
-from atoll.worker.row_messages import packed, unpacked
 
 # Up to here a read is done on the executor's own thread, where nothing would block.
 SMALL_BYTES = 16 * 1024

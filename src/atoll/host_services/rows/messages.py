@@ -14,6 +14,7 @@ import numpy as np
 
 from atoll.errors import Code, StatusError, invalid
 from atoll.host_services import host_data
+from atoll.host_services.rows.contents import RowMessage, Rows
 from atoll.ir import plan as p
 from atoll.ir.exchange import common, relative
 from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan, groups_of
@@ -21,7 +22,6 @@ from atoll.ir.types import Box, Shape
 from atoll.transfers.copies import copy_all
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.landing_memory import Range
-from atoll.worker.row_contents import RowMessage, Rows
 
 Array = np.ndarray[Any, Any]
 # As `LandingMemory.take_zeros`.

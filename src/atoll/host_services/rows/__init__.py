@@ -1,0 +1,1 @@
+"""The rows of sparse exchanges, as hosts send them to one another."""
