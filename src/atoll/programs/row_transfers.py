@@ -203,8 +203,8 @@ def _route_now(rows: Any, sizes: Any, *order: Any, paths: Paths) -> list[Any]:
         made: list[Any] = _program(route_p, paths)(rows, sizes, *order)
         return made
     found = []
-    for each in order:
-        rows = _line(rows, each)
+    if order:
+        rows = _line(rows, *order)
     for destination, (block, spans) in enumerate(zip(paths.blocks, paths.spans, strict=True)):
         here = _block(rows, sizes, paths.groups, paths.capacity // paths.groups, destination)
         found += [jax.device_put(here[0], block), jax.device_put(here[1], spans)]
@@ -222,7 +222,7 @@ def _unroute_now(*pairs: Any, paths: Paths) -> list[Any]:
     return [rows]
 
 
-@functools.partial(jax.jit)
+@jax.jit  # type: ignore[untyped-decorator]
 def _line(rows: Any, order: Any) -> Any:
     first = np.arange(order.shape[0])[:, None] * (rows.shape[0] // order.shape[0])
     return rows[(first + order).reshape(-1)]
