@@ -36,6 +36,7 @@ class Compiled(Message, frozen=True, tag=11):
     scratch_bytes: int = 0  # that it needs on each of its devices while it runs
     calls_client: bool = False  # while it runs
     name: str = ""  # by which people know it
+    crashed: bool = False  # the compiler process ended by a signal or at a limit, which the status names
 
 
 class Done(Message, frozen=True, tag=12):
@@ -170,6 +171,8 @@ class Compile(Message, frozen=True, tag=20):
     assignment: tuple[tuple[tuple[int, int], ...], ...]
     content: str = ""  # its hash: what arrives with another one is not compiled under this name
     again: bool = False
+    tenant: str = ""  # whose compiler process compiles it; "": the worker may compile it itself
+    share: float = 1.0  # the tenant's, of the host's compiler processes
 
 
 class DropFunction(Message, frozen=True, tag=21):
