@@ -244,6 +244,7 @@ class Controller:
             m.Yielded: self.launcher.static_runs.yielded,
             m.RowsMoved: self.launcher.rows_moved,
             m.PeerSilent: self._recovery.peer_silent,
+            m.WorkerFails: self._recovery.worker_fails,
             m.FeedsArrived: self._proxies.feeds_arrived,
             m.Compiled: self._compilation.compiled,
             m.PlanRegistered: self.programs.plan_registered,

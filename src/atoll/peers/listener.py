@@ -114,6 +114,8 @@ class Listener:
             return
         try:
             self._serve(channel)
+        except Exception:  # at what this peer has sent: it is not served any more, and the others are
+            _log.exception("a data connection ends: what came on it cannot be handled")
         finally:
             self._end(channel)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.processes.memory import has_memory_for
 from atoll.devices.device import DeviceBackend
 from atoll.errors import OK, Code, Status, StatusError, status_of
@@ -101,7 +102,7 @@ class Asides:
         with self._lock:
             self._memory.setdefault(message.session, {})
         for number, shard, release in copies:
-            self._pool.submit(self._copy, putting, number, shard, release)
+            start_in(self._pool, self._copy, putting, number, shard, release)
         if not copies:
             self._finish(putting)
 
@@ -174,7 +175,7 @@ class Asides:
             except Exception as error:
                 self._report(m.AsideFailed(session, feed, status_of(error)))
 
-        return lambda: self._pool.submit(run)
+        return lambda: start_in(self._pool, run)
 
     def _deliver(self, session: int, piece: m.AsidePiece, feed: int) -> None:
         try:

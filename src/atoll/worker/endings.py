@@ -10,6 +10,7 @@ from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from atoll.cluster.processes.bugs import start_in
 from atoll.errors import Status
 from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
@@ -75,7 +76,7 @@ class Endings:
             if are_complete(unit.completions):  # on a thread of its own
                 self._await_client(unit)
             else:
-                self._client_ends.submit(self._await_client, unit)
+                start_in(self._client_ends, self._await_client, unit)
             return
         if unit.reads and not unit.completions:
             # They may refer to the unit, whose arrays would live until they are collected.
@@ -85,7 +86,7 @@ class Endings:
                 self._read(unit, reads[0], left, self._complete)
             else:
                 for each in reads:
-                    self._readers.submit(self._read, unit, each, left, self._report_end)
+                    start_in(self._readers, self._read, unit, each, left, self._report_end)
             return
         self.start_reads(unit)
         if not are_complete(unit.completions):

@@ -7,7 +7,6 @@ completed, and a pool of threads reads results for clients and other hosts.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from atoll.worker.completions import CompletionWatcher
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.static_runs import StaticRuns
 from atoll.worker.step_runner import StepRunner
-
-_log = logging.getLogger(__name__)
 
 # Each may wait for a client that does not read; there are enough for the others.
 READ_THREADS = 64
@@ -60,11 +57,8 @@ class ExecutorThread:
             if endings.completed and (len(endings.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
                 endings.report_completed()
             message = self._queue.get()
-            try:
-                if type(message) is _Wake:
-                    executor.resume_parked()
-                else:
-                    self._static_runs.handle(message)
-            except Exception:
-                _log.exception("the executor failed at %s", type(message).__name__)
+            if type(message) is _Wake:
+                executor.resume_parked()
+            else:
+                self._static_runs.handle(message)
             del message  # or the last run's arguments live until the next message

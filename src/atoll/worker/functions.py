@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from atoll.cluster.processes.bugs import start_in
 from atoll.devices.device import DeviceBackend, LoadedFunction
 from atoll.errors import OK, Status, StatusError, invalid, not_found
 from atoll.host_services.calls.callbacks import Callbacks
@@ -108,7 +109,7 @@ class Functions:
                 waiting.append(message)
                 return
             self._compiling[message.function] = []
-        self._pool.submit(self._start, message)
+        start_in(self._pool, self._start, message)
 
     def _start(self, message: Compile) -> None:
         """Compiles here, unless that is another process's work, or waits for the session's client."""

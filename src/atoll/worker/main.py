@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from atoll._version import __version__
+from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
@@ -20,7 +21,7 @@ from atoll.cluster.processes.process import read_options, spare_collector, start
 from atoll.cluster.processes.starting import StartSigns
 from atoll.devices.device import DeviceBackend
 from atoll.devices.kinds import kind_of
-from atoll.errors import AccessError, ConnectError
+from atoll.errors import AccessError, AtollError, ConnectError
 from atoll.host_services.calls.calls import Calls
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.host_services.python.options import PythonHost
@@ -68,9 +69,11 @@ class Worker:
         options: WorkerOptions,
         connection: BlockingConnection,
         backend: DeviceBackend,
+        bugs: BugTrap,
         identity: Identity | None = None,
     ) -> None:
         self.connection = connection
+        self._bugs = bugs
         keys = TypeKeys()
         inbox = Inbox(lambda session, feed: connection.send(m.FeedsArrived(session, (feed,))))
         address = parse_address(options.data_address)
@@ -122,9 +125,9 @@ class Worker:
     def _handle(self, message: Any) -> bool:
         try:
             return self._handler.handle(message)
-        except Exception:  # on whichever thread it came: this host has lost the order
-            _log.exception("this worker fails at %s", type(message).__name__)
-            os._exit(1)
+        except Exception as error:  # on whichever thread it came: this host has lost the order
+            self._bugs.end(error)
+            raise
 
     def _lapsed(self) -> None:
         if self.connection.can_resume:  # it waits for the controller by itself, for as long as that has granted
@@ -220,12 +223,21 @@ def main() -> None:
         address = parse_address(options.controller)
         with signs.waiting("connected to the controller"):
             identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", CONNECT_SECONDS)
-            worker = Worker(options, _connect(options, identity), backend, identity)
+            connection = _connect(options, identity)
+            bugs = BugTrap(f"the worker of host {options.host}", lambda text: connection.send(m.WorkerFails(text)))
+            bugs.watch_threads()
+            worker = Worker(options, connection, backend, bugs, identity)
         signs.ready()
-        worker.run()
     except Exception:
-        _log.exception("this worker fails")
+        _log.exception("this worker cannot start")
         os._exit(1)
+    try:
+        worker.run()
+    except AtollError as error:
+        _log.error("this worker ends: %s", error)
+        os._exit(1)
+    except Exception as error:
+        bugs.end(error)
     # Threads may still be inside XLA; what they hold goes with the process.
     os._exit(0)
 

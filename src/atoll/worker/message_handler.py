@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.processes.bugs import start_in
 from atoll.devices.device import DeviceBackend
 from atoll.errors import Status, status_of
 from atoll.host_services.profiles.recorder import Recorder
@@ -103,7 +104,7 @@ class MessageHandler:
                     session, payload, lambda status: self._report(m.WorkerAnswer(session, query, status, b""))
                 )
             case m.WorkerQuery():
-                self._answers.submit(self._answer, message)
+                start_in(self._answers, self._answer, message)
             case m.Peers(hosts=hosts, lease=lease):
                 secrets = {host: secret for host, _, secret in hosts}
                 addresses = tuple((host, address) for host, address, _ in hosts)

@@ -12,7 +12,6 @@ All of this runs on one thread, which waits for nothing but for the devices to t
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,8 +32,6 @@ from atoll.worker.endings import Endings
 from atoll.worker.promises import Outcome
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Store
-
-_log = logging.getLogger(__name__)
 
 # Steps that wait for other hosts.
 _RECEIVES = (p.Receive, p.ReceiveRows)
@@ -79,36 +76,33 @@ class PlanExecutor:
 
         What belongs to a session is done in order.
         """
-        try:
-            if type(message) is m.Run:
-                self._run(message)
-            elif type(message) is m.Dispatch:
-                self._dispatch(message)
-            elif type(message) in (m.Free, m.DropRun, m.PutAside, m.CloseStore):
-                self._do_in_order(message.session, message)
-            elif type(message) is m.DropFunction:
-                self._do_in_order(self._steps.session_of(message.function), message)
-            elif type(message) is m.RegisterPlan:
-                self._plans[message.plan] = message.definition
-                if message.acknowledge:
-                    self._report(m.PlanRegistered(message.plan))
-            elif type(message) is m.DropPlan:
-                self._plans.pop(message.plan, None)
-            elif type(message) is Outcome:
-                self._end_promises(message)
-            elif type(message) is m.CollectiveEnded:
-                if self._collectives.ended(message.sequence):
-                    self.resume_parked()
-            elif type(message) is m.OpenStore:
-                self._stores.setdefault(message.session, Store())
-            elif type(message) is m.ReportStores:
-                contents = (
-                    m.StoreContent(session, tuple(store.handles()), session in self._parked)
-                    for session, store in self._stores.items()
-                )
-                self._report(m.StoresReported(message.check, tuple(contents)))
-        except Exception:
-            _log.exception("the executor failed at %s", type(message).__name__)
+        if type(message) is m.Run:
+            self._run(message)
+        elif type(message) is m.Dispatch:
+            self._dispatch(message)
+        elif type(message) in (m.Free, m.DropRun, m.PutAside, m.CloseStore):
+            self._do_in_order(message.session, message)
+        elif type(message) is m.DropFunction:
+            self._do_in_order(self._steps.session_of(message.function), message)
+        elif type(message) is m.RegisterPlan:
+            self._plans[message.plan] = message.definition
+            if message.acknowledge:
+                self._report(m.PlanRegistered(message.plan))
+        elif type(message) is m.DropPlan:
+            self._plans.pop(message.plan, None)
+        elif type(message) is Outcome:
+            self._end_promises(message)
+        elif type(message) is m.CollectiveEnded:
+            if self._collectives.ended(message.sequence):
+                self.resume_parked()
+        elif type(message) is m.OpenStore:
+            self._stores.setdefault(message.session, Store())
+        elif type(message) is m.ReportStores:
+            contents = (
+                m.StoreContent(session, tuple(store.handles()), session in self._parked)
+                for session, store in self._stores.items()
+            )
+            self._report(m.StoresReported(message.check, tuple(contents)))
 
     def _run(self, run: m.Run) -> None:
         plan = self._plans.get(run.plan)

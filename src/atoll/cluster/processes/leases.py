@@ -8,6 +8,7 @@ from __future__ import annotations
 
 LEASE_SECONDS = 10.0
 LAPSED_STATUS = 75  # of a process that has ended because its lease was over (sysexits.h: EX_TEMPFAIL)
+FAILED_STATUS = 70  # of a process that a bug has ended (sysexits.h: EX_SOFTWARE)
 LEAST_LEASE_SECONDS = 3.0  # that a user may choose
 CLIENT_LEASES = 6  # for which a client may be silent, and go on: it may be far away, or be stopped for a while
 PING_SECONDS = 1.0

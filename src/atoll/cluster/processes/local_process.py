@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from atoll.cluster.processes.leases import LAPSED_STATUS
+from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
 from atoll.cluster.processes.lifeline import watch_in_loop
 
 
@@ -50,6 +50,8 @@ def describe_exit(status: int) -> str:
     """An exit status for a person: "exit status 1", or "killed by SIGSEGV"."""
     if status == LAPSED_STATUS:
         return "it heard nothing of the controller for its lease"
+    if status == FAILED_STATUS:
+        return "a bug has ended it, which its log describes"
     if status >= 0:
         return f"exit status {status}"
     with contextlib.suppress(ValueError):

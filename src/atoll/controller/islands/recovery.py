@@ -90,6 +90,10 @@ class Recovery:
             self._quarantine.crashed(message.status, message.text, running, compiling, has_others)
             self._compilation.refuse(self._quarantine.refused)
 
+    def worker_fails(self, host: int, message: m.WorkerFails) -> None:
+        """A bug ends the worker of `host`, which has reported it."""
+        self.worker_lost(host, f"the worker of host {host} failed: {message.text}")
+
     def never_ready(self, host: int, reason: str) -> None:
         """A worker has connected and says no more: where its island waits for it, all of that is started anew."""
         island = self._resources.islands.get(self._resources.topology.island_of(host))

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
@@ -59,6 +60,10 @@ class NullIsland:
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._lease = Lease(self._lapsed)
         self._model = chosen_model()
+        last = f"hosts {options.first} to {options.first + options.hosts - 1}"
+        self._bugs = BugTrap(f"the process of {last}")
+        self._bugs.watch_threads()
+        self._bugs.watch_loop(self._loop)
         self._identity: Identity | None = None
         self._sent = b""  # between hosts, the last
         self._message: m.InGroup = m.MemberDone(0, ())
@@ -79,7 +84,12 @@ class NullIsland:
 
         def handle(message: Any) -> None:
             assert host is not None
-            if not host.handle(message):
+            try:
+                goes_on = host.handle(message)
+            except Exception as error:  # all hosts share their state
+                self._bugs.end(error)
+                raise
+            if not goes_on:
                 self._stop.set()
 
         connection = await self._connect(handle)

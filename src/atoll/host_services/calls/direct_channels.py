@@ -8,6 +8,7 @@ the host itself makes its end, so nobody else can change how that behaves.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
+
+_log = logging.getLogger(__name__)
 
 Answered = Callable[[int, int, Any, Callable[[], None]], None]
 
@@ -67,6 +70,8 @@ class DirectChannels:
         try:
             with contextlib.suppress(AtollError, OSError, MemoryError):
                 channel.receive(on_piece)
+        except Exception:  # at what this client has sent: it is not served any more, and the others are
+            _log.exception("the direct connection of session %d ends: what came on it cannot be handled", session)
         finally:
             channel.shut_down()  # before calls fail: who has just called notices
             with self._lock:

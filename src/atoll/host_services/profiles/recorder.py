@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.processes.memory import has_memory_for
 from atoll.errors import OK, Code, Status, StatusError, not_found, status_of, unimplemented
 from atoll.host_services.calls.arrays import packed
@@ -77,7 +78,7 @@ class Recorder:
 
     def submit(self, session: int, payload: bytes, then: Callable[[Status], None]) -> None:
         """Does what a session asks, and calls `then`, on another thread. Does not block."""
-        self._thread.submit(self._handle, session, payload, then)
+        start_in(self._thread, self._handle, session, payload, then)
 
     def _handle(self, session: int, payload: bytes, then: Callable[[Status], None]) -> None:
         def run(work: Callable[[], HandOver | None]) -> HandOver | None:

@@ -155,6 +155,12 @@ class Yielded(Message, frozen=True, tag=107):
     runs: tuple[tuple[int, int], ...]  # (sequence, segments)
 
 
+class WorkerFails(Message, frozen=True, tag=118):
+    """A bug ends this worker, which this is the last message of: the exception, and where it was raised."""
+
+    text: str
+
+
 # ---- controller -> worker
 
 
@@ -365,6 +371,7 @@ FromWorker = (
     | StoresReported
     | RunProgress
     | Yielded
+    | WorkerFails
 )
 ToWorker = (
     Refused

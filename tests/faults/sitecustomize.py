@@ -1,0 +1,84 @@
+"""Injects the faults that the environment names into this process; see `tests.faults`."""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+def raises_if_file(function: Function, path: str) -> Function:
+    """Raise TypeError in one call once the file exists; that call removes the file."""
+
+    @functools.wraps(function)
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return function(*arguments, **options)
+        raise TypeError("an injected bug")
+
+    return faulty
+
+
+def raises_on(function: Function, text: str) -> Function:
+    """Raise TypeError in each call with `text` in the text of an argument."""
+
+    @functools.wraps(function)
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        if any(text in repr(each) for each in arguments[1:]):
+            raise TypeError("an injected bug")
+        return function(*arguments, **options)
+
+    return faulty
+
+
+class _Patching(importlib.abc.MetaPathFinder):
+    """Loads modules, and then replaces functions in them."""
+
+    def __init__(self, faults: dict[str, str]) -> None:
+        self._faults: dict[str, list[tuple[str, str]]] = {}
+        for place, fault in faults.items():
+            module, _, name = place.partition(":")
+            self._faults.setdefault(module, []).append((name, fault))
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._faults:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._faults[name])
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, faults: list[tuple[str, str]]) -> None:
+        self._loader = loader
+        self._faults = faults
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        for name, fault in self._faults:
+            *owners, attribute = name.split(".")
+            owner = functools.reduce(getattr, owners, module)
+            kind, _, argument = fault.partition(":")
+            replacement = globals()[kind](getattr(owner, attribute), *filter(None, [argument]))
+            setattr(owner, attribute, replacement)
+
+
+if "ATOLL_TEST_FAULTS" in os.environ:
+    sys.meta_path.insert(0, _Patching(json.loads(os.environ["ATOLL_TEST_FAULTS"])))
