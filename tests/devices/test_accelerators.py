@@ -81,6 +81,20 @@ def test_a_users_settings_of_malloc_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert worker_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.perturb=1"
 
 
+def test_a_worker_has_no_time_limits_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = "xla_cpu_collective_call_terminate_timeout_seconds"
+    monkeypatch.setenv("XLA_FLAGS", f"--{limit}=1 --xla_llvm_disable_expensive_passes=true")
+    flags = worker_environment("cpu")["XLA_FLAGS"].split()
+    assert "--xla_llvm_disable_expensive_passes=true" in flags
+    assert [flag for flag in flags if limit in flag][-1] == f"--{limit}=2147483647", "the last of equal flags counts"
+    assert "xla_gpu_executable_terminate_timeout=" in worker_environment("cuda")["XLA_FLAGS"]
+    assert "collective" not in worker_environment("tpu")["XLA_FLAGS"].replace(limit, ""), "unknown names end a process"
+    monkeypatch.setenv("XLA_FLAGS", "a-file")
+    assert worker_environment("cpu")["XLA_FLAGS"] == "a-file"
+    monkeypatch.delenv("XLA_FLAGS")
+    assert "XLA_FLAGS" not in worker_environment("tpu")
+
+
 def test_the_agents_of_a_machine_divide_its_devices_and_its_rank() -> None:
     options = AgentOptions(Address(host="c", port=1), Seat(-1, 3), machine="m", devices=FOUR)
     first, second = options_of_workers(options, 2)

@@ -12,7 +12,6 @@ import pytest
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.script_process import GRACE_SECONDS
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
-from tests.quick_xla import quick
 
 TOLD_SECONDS = 2.0
 LEASE_SECONDS = 3.0
@@ -22,8 +21,7 @@ BACK_SECONDS = 30.0
 @pytest.fixture(scope="module")
 def standing(start_cluster: StartCluster) -> StandingCluster:
     """Two islands of two hosts with one device each."""
-    flags = "--xla_cpu_collective_call_terminate_timeout_seconds=1"
-    return start_cluster(quick({"XLA_FLAGS": flags}), islands="2x2x1", lease_seconds=LEASE_SECONDS)
+    return start_cluster(islands="2x2x1", lease_seconds=LEASE_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -113,24 +111,6 @@ def many_launches_then_wait() -> None:
     x.block_until_ready()
 
 
-def where_collectives_are_not_met() -> Any:
-    """A program that XLA ends its process over: a part of the devices waits for the others in an all-reduce."""
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh, PartitionSpec
-
-    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
-
-    def some_meet(v: Any) -> Any:
-        first = jax.lax.axis_index("x") == 0
-        return jax.lax.cond(first, lambda v: jax.lax.psum(v, "x"), lambda v: v, v)
-
-    spec = PartitionSpec("x")
-    return np.asarray(
-        jax.jit(jax.shard_map(some_meet, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(np.arange(4.0))
-    )
-
-
 # ---- the tests
 
 
@@ -191,15 +171,19 @@ def test_a_client_killed_in_the_middle_of_its_launches_leaves_nothing_and_distur
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_program_that_crashes_its_worker_is_refused_from_then_on_and_it_alone(start_cluster, start_python):
-    flags = "--xla_cpu_collective_call_terminate_timeout_seconds=1"
-    crashing = start_cluster(quick({"XLA_FLAGS": flags}), islands="1x1x2")
+    crashing = start_cluster(islands="1x1x2")
     user = start_python(ATOLL_ADDRESS=crashing.address)
-    with pytest.raises(RemoteError, match=r"DATA_LOSS: host 0 of island 0 is gone .*SIGABRT"):
-        user.call(where_collectives_are_not_met)
-    started = time.monotonic()
-    with pytest.raises(RemoteError, match=r"ABORTED: this computation ended the worker .*SIGABRT"):
-        user.call(where_collectives_are_not_met)
-    assert time.monotonic() - started < BACK_SECONDS
+    user.call(put_one)
+    before = crashing.report()["islands"][0]["started"]
+    user.begin(loop_for_ever)
+    loop_runs = {"started": before + 1, "in_flight": 1}
+    crashing.until(lambda report: loop_runs.items() <= report["islands"][0].items(), BACK_SECONDS)
+    crashing.worker(0).send_signal(signal.SIGSEGV)
+    with pytest.raises(RemoteError, match=r"DATA_LOSS: host 0 of island 0 is gone .*SIGSEGV"):
+        user.finish()
+    user.call(put_one)
+    with pytest.raises(RemoteError, match=r"ABORTED: this computation ended the worker .*SIGSEGV"):
+        user.call(loop_for_ever)
     assert crashing.report()["islands"][0]["restarts"] == 1
     assert user.call(one_device) == 3.0
 

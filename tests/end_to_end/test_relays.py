@@ -12,7 +12,6 @@ from tests.end_to_end.script_process import GRACE_SECONDS
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.end_to_end.test_failures import BACK_SECONDS, LEASE_SECONDS, TOLD_SECONDS, begin, compute, fresh, lose
 from tests.end_to_end.test_order import collectives
-from tests.quick_xla import quick
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("ATOLL_TEST_MACHINES"), reason="the short form is tests/controller/test_world.py, with relays"
@@ -22,8 +21,7 @@ SECONDS = 5.0
 
 @pytest.fixture(scope="module")
 def standing(start_cluster: StartCluster) -> StandingCluster:
-    flags = "--xla_cpu_collective_call_terminate_timeout_seconds=1"
-    return start_cluster(quick({"XLA_FLAGS": flags}), islands="2x2x1", lease_seconds=LEASE_SECONDS, relay_group=2)
+    return start_cluster(islands="2x2x1", lease_seconds=LEASE_SECONDS, relay_group=2)
 
 
 @pytest.fixture(scope="module")

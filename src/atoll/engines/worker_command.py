@@ -12,6 +12,7 @@ from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.devices.accelerators import visible
 from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
+from atoll.devices.xla.time_limits import flags_without_limits
 from atoll.engines.engine import HostStart
 from atoll.engines.options import registry_folder
 from atoll.security.join import JOIN_VARIABLE
@@ -106,10 +107,11 @@ def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0)
         if not name.startswith(("JAX_", "ATOLL_ISLANDS", "ATOLL_ADDRESS", "IFRT_PROXY_"))
     }
     flags = [f for f in env.get("XLA_FLAGS", "").split() if "xla_force_host_platform_device_count" not in f]
+    env["JAX_PLATFORMS"] = platform if kind_of(platform) is XLA else DEFAULT_PLATFORM
     env.pop("XLA_FLAGS", None)
+    flags = flags_without_limits(env["JAX_PLATFORMS"], flags)
     if flags:
         env["XLA_FLAGS"] = " ".join(flags)
-    env["JAX_PLATFORMS"] = platform if kind_of(platform) is XLA else DEFAULT_PLATFORM
     env["JAX_ENABLE_X64"] = "1"
     env.update(visible(names, platform, count))
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -36,7 +36,6 @@ from atoll.transfers.dtypes import numpy_dtype
 _cache_hit = threading.local()
 _LAPACK = b"lapack_"  # what the names of linear algebra's custom calls begin with, in programs lowered elsewhere
 _lapack_begins = threading.Lock()
-_COLLECTIVE_TIMEOUT = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 def _note_event(event: str, **_: Any) -> None:
@@ -106,9 +105,6 @@ class XlaBackend:
         parsed.device_assignment = xc.DeviceAssignment.create(ids)
         parsed.compile_portable_executable = False
         count = 0 if callbacks is None else len(callbacks)
-        if count and self.platform == "cpu":
-            # A participant of a collective may sit in its client's Python: XLA is not to end this process for that.
-            parsed.env_option_overrides = [*parsed.env_option_overrides, (_COLLECTIVE_TIMEOUT, str((1 << 31) - 1))]
         flat = tuple(grid.flatten())
         if _LAPACK in program:
             with _lapack_begins:
