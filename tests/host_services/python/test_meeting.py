@@ -80,9 +80,9 @@ def test_secrets_and_sockets_of_the_cluster_are_hidden(tmp_path: Path) -> None:
     private.mkdir(mode=0o700)
     tmp_path.chmod(0o755)
     options, _ = python_options(host(0, f"unix:{private}/data", Island(), private), 3, SETTINGS, [(0, 10)])
-    assert set(options.hidden) == {str(private), "/run/join"}
+    assert set(options.sandbox.hidden) == {str(private), "/run/join"}
     options, _ = python_options(host(0, f"unix:{tmp_path}/data", Island(), private), 3, SETTINGS, [(0, 10)])
-    assert set(options.hidden) == {str(private), "/run/join", f"{tmp_path}/data"}
+    assert set(options.sandbox.hidden) == {str(private), "/run/join", f"{tmp_path}/data"}
 
 
 @pytest.fixture

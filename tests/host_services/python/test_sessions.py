@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.cluster.sandbox.grants import Sandbox, View
 from atoll.errors import OK, FrameError
 from atoll.host_services.python import sessions as module
 from atoll.host_services.python.options import PythonHost
@@ -53,7 +54,9 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Process, l
     sessions = PythonSessions(PythonHost(0, 0, "unix:/c", "unix:/d", str(tmp_path)))
     sessions.begin(1)
     record = sessions._sessions[1]
-    record.options = m.PythonOptions(-1, ((0, 1),), 0, m.ClientSettings(), str(tmp_path / "p"), "", "", 1 << 30, ())
+    record.options = m.PythonOptions(
+        -1, ((0, 1),), 0, m.ClientSettings(), Sandbox(View.USER, str(tmp_path / "p" / "host-0")), "", ""
+    )
     source = m.WriteArrays("write", (m.StoredArray("/x", "a", (4,), Sharding((0, 1), Replicated())),), 1.0)
     record.functions["f"], sessions._session_of["f"] = m.Load("f", source), 1
     released: list[str] = []

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.cluster.sandbox.grants import Sandbox, View
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.host_services.python.meeting import KeyValues, Meeting, nowhere, told_by_the_first
 from atoll.protocol.messages.python import ClientSettings, PythonOptions
 from atoll.quantities import parse_bytes
 from atoll.wire.address import parse_address
 
-_MEMORY_VARIABLE = "ATOLL_PYTHON_MEMORY"
+_MEMORY_VARIABLE, _SCRATCH_VARIABLE = "ATOLL_PYTHON_MEMORY", "ATOLL_PYTHON_SCRATCH"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class PythonHost:
     hidden: tuple[str, ...] = ()
     hostname: str = ""
     key_values: KeyValues | None = None
+    mechanisms: Mechanisms | None = None  # None: each process finds out
 
 
 def python_options(
@@ -51,11 +54,10 @@ def python_options(
         tuple(tuple(by_host[each]) for each in hosts),
         hosts.index(host.island_rank),
         settings,
-        str(folder / f"host-{host.number}"),
+        _sandbox(host, session, folder, sockets),
         "",
         host.hostname,
-        _memory_bytes(),
-        tuple({host.directory, *host.hidden, *map(_private, sockets)}),
+        host.mechanisms,
     )
     if len(hosts) == 1:
         return options, nowhere
@@ -70,7 +72,22 @@ def _private(path: Path) -> str:
     return str(path if path.parent.stat().st_mode & 0o077 else path.parent)
 
 
-def _memory_bytes() -> int:
-    """What one process may use: as the environment says, or three quarters of the machine's."""
-    chosen = os.environ.get(_MEMORY_VARIABLE, "")
-    return parse_bytes(chosen) if chosen else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 * 3
+def _sandbox(host: PythonHost, session: int, folder: Path, sockets: Sequence[Path]) -> Sandbox:
+    return Sandbox(
+        View.USER,
+        scratch=str(folder / f"host-{host.number}"),
+        scratch_bytes=_bytes(_SCRATCH_VARIABLE, 1 / 4),
+        shared=str(folder),
+        hidden=tuple({host.directory, *host.hidden, *map(_private, sockets)}),
+        network=True,
+        memory_bytes=_bytes(_MEMORY_VARIABLE, 3 / 4),
+        identity=session,
+    )
+
+
+def _bytes(variable: str, part: float) -> int:
+    """How much memory the environment says; or that part of the machine's."""
+    chosen = os.environ.get(variable, "")
+    if chosen:
+        return parse_bytes(chosen)
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * part)

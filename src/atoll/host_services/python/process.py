@@ -154,7 +154,7 @@ class PythonProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(options.folder),
+            env=_environment(options.sandbox.scratch),
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )

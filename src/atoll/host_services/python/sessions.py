@@ -267,7 +267,7 @@ class PythonSessions:
             assert record.options is not None
             assert self._host is not None
             record.is_ready = False
-            Path(record.options.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(record.options.sandbox.scratch).mkdir(mode=0o700, parents=True, exist_ok=True)
             process = PythonProcess(
                 f"session {record.number} on host {self._host.number}",
                 record.options,
@@ -316,9 +316,9 @@ class PythonSessions:
     def _ended(self, record: _Session, process: PythonProcess, reason: str) -> None:
         status = Status(Code.ABORTED, reason)
         if record.options is not None and record.number not in self._sessions:
-            shutil.rmtree(record.options.folder, ignore_errors=True)
+            shutil.rmtree(record.options.sandbox.scratch, ignore_errors=True)
             with contextlib.suppress(OSError):  # other hosts may have theirs there
-                Path(record.options.folder).parent.rmdir()
+                Path(record.options.sandbox.shared).rmdir()
         with self._lock:
             if record.process is process:
                 record.process = None

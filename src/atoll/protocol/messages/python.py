@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.cluster.sandbox.grants import Sandbox
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.errors import Status, invalid
 from atoll.ir.types import Shape, Sharding
 from atoll.protocol.messages.opening import Message
@@ -102,19 +104,18 @@ class PythonOptions(msgspec.Struct, frozen=True):
     `devices[i]` are the client's ids of the devices of the island's host i, in the order in which that host counts
     them; `rank` is this host. With several hosts, their processes join one JAX program at the address `meeting`, and
     reach one another at the `hostname` of each.
-    `folder` is the process's own, in a folder of its session; it does not see what is `hidden`, and may use so much
-    memory.
+    `sandbox` is what the process may see and use, and `mechanisms` what this system has to hold it to that; None: not
+    known yet.
     """
 
     descriptor: int
     devices: tuple[tuple[int, ...], ...]
     rank: int
     settings: ClientSettings
-    folder: str
+    sandbox: Sandbox
     meeting: str
     hostname: str
-    memory_bytes: int
-    hidden: tuple[str, ...]
+    mechanisms: Mechanisms | None = None
 
 
 # ---- worker -> process

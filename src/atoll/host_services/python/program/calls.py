@@ -255,7 +255,7 @@ def _failed(what: str, error: BaseException) -> Status:
 def run(options: m.PythonOptions, isolated: bool) -> None:
     """Runs the process to its end, whatever it still does then."""
     with contextlib.suppress(OSError):
-        os.chdir(options.settings.directory or options.folder)
+        os.chdir(options.settings.directory or options.sandbox.scratch)
     link = PythonLink(socket.socket(fileno=options.descriptor), m.ToPython)
     with contextlib.suppress(EOFError, OSError):
         Runner(link, open_functions(options)).run(isolated)

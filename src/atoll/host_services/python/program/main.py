@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-from atoll.cluster.processes.isolation import isolate
 from atoll.cluster.processes.process import read_options, starting
+from atoll.cluster.sandbox.isolation import isolate
+from atoll.cluster.sandbox.mechanisms import Namespaces
 from atoll.protocol.messages.python import PythonOptions
 
 
 def main() -> None:
     options = read_options(PythonOptions)
-    folder, hidden = Path(options.folder), [Path(each) for each in options.hidden]
-    isolated = isolate(folder, folder.parent, options.memory_bytes, hidden)
+    sandbox = isolate(options.sandbox, options.mechanisms, (options.descriptor,))
     # What is printed in Python is for the user; what libraries print to the descriptor, such as gloo, is not.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with starting():
         from atoll.host_services.python.program.calls import run
 
-    run(options, isolated)
+    run(options, sandbox.namespaces is not Namespaces.NONE)
 
 
 if __name__ == "__main__":
