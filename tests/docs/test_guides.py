@@ -69,7 +69,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool],
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(copy / "src"), str(copy)))},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     said = re.findall(r"^(PASSED|FAILED|ERROR) (\S+?\.py)", ran.stdout, re.MULTILINE)
     passed, not_passed = ({path for word, path in said if (word == "PASSED") == is_one} for is_one in (True, False))

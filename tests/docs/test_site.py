@@ -25,7 +25,7 @@ def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert (built.returncode, built.stderr) == (0, "")
     assert (tmp_path / "how-it-works" / "life-of-a-launch.html").exists()

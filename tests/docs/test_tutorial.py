@@ -33,7 +33,7 @@ def test_the_tutorial_runs_from_its_first_command_to_its_last(tmp_path: Path, sh
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert ran.returncode == 0, ran.stderr
     for shown in ("285.0", "[3. 3. 3.]", "atoll.transfer", "Mesh"):

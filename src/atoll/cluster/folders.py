@@ -21,17 +21,27 @@ def usage_file(cluster: str) -> str:
     """Where the usage of the cluster of that name is kept: in $ATOLL_STATE_DIR ("off" keeps none), or a folder of the
     user's. "" where nothing is to be kept.
     """
-    chosen = os.environ.get("ATOLL_STATE_DIR", "")
-    if chosen == OFF:
+    if os.environ.get("ATOLL_STATE_DIR", "") == OFF:
         return ""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return str(Path(chosen or base / "atoll") / "usage" / f"{cluster}.sqlite")
+    return str(state_directory() / "usage" / f"{cluster}.sqlite")
 
 
 def suspended_folder() -> str:
     """Where a host keeps the arrays of sessions that are put aside on disk, unless the cluster's settings say where: in
     $ATOLL_STATE_DIR, or a folder of the user's.
     """
+    return str(state_directory() / "suspended")
+
+
+def program_key_file() -> str:
+    """Return the file with the key that authenticates compiled programs on disk: $ATOLL_CACHE_KEY, or a file in
+    $ATOLL_STATE_DIR, or in a directory of the user's.
+    """
+    return os.environ.get("ATOLL_CACHE_KEY", "") or str(state_directory() / "programs.key")
+
+
+def state_directory() -> Path:
+    """Return $ATOLL_STATE_DIR, or a directory of the user's if that is not set or "off"."""
     chosen = os.environ.get("ATOLL_STATE_DIR", "")
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return str(Path(chosen if chosen and chosen != OFF else base / "atoll") / "suspended")
+    return Path(chosen if chosen and chosen != OFF else base / "atoll")

@@ -122,10 +122,15 @@ class DeviceBackend(Protocol):
         """The devices, by ordinal."""
 
     def compile(
-        self, program: bytes, options: bytes, assignment: Assignment, callbacks: Callbacks | None = None
+        self,
+        program: bytes,
+        options: bytes,
+        assignment: Assignment,
+        callbacks: Callbacks | None = None,
+        tenant: str = "",
     ) -> tuple[LoadedFunction, bool, float]:
         """Compiles and loads a client's program, which may call these `callbacks`. Returns the function, whether
-        a cache had it, and the seconds that it took.
+        a cache had it, and the seconds that it took. No other tenant's compilation uses what is cached for `tenant`.
 
         Compilers, several at a time. Raises UNIMPLEMENTED for what these devices cannot run.
         """

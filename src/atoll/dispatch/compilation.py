@@ -9,6 +9,7 @@ from collections.abc import Callable, Container
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Status, StatusError, invalid
 from atoll.protocol import messages as m
@@ -94,7 +95,8 @@ class Compilation:
         assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in locations)
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
         content = session.function_requests[function].content
-        compile_ = m.Compile(name, session.number, feed, assignment, content, again)
+        tenant = "" if session.tenant.name == DEFAULT_NAME else session.tenant.name
+        compile_ = m.Compile(name, session.number, feed, assignment, content, again, tenant)
         for host in sorted(hosts):
             if session.feeds.claim((host, feed)):
                 self._outbox.to_host(host, compile_)

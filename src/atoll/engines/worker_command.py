@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
+from atoll.cluster.folders import program_key_file, state_directory
 from atoll.cluster.processes.process import command, for_arrays
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.devices.accelerators import visible
@@ -85,15 +86,18 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
             place.advertise,
             start.incarnation,
             place.directory,
-            _secrets(),
+            _secrets(place.cache_directory),
         ),
     )
 
 
-def _secrets() -> tuple[str, ...]:
-    """What users' Python beside a worker is not to see: the clusters of this user, and what this host joins by."""
+def _secrets(cache_directory: str) -> tuple[str, ...]:
+    """Return paths that users' Python beside a worker must not see: the user's clusters, the host's join string, the
+    compiled programs with their key, and the arrays of other sessions.
+    """
     join = os.environ.get(JOIN_VARIABLE, "")
-    return str(registry_folder()), *([join] if os.path.isabs(join) else [])
+    kept = (cache_directory, program_key_file(), str(state_directory()))
+    return str(registry_folder()), *filter(os.path.isabs, (join, *kept))
 
 
 def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0) -> dict[str, str]:

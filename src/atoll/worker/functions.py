@@ -133,7 +133,7 @@ class Functions:
         try:
             callbacks = self._callbacks(source, sum(map(len, message.assignment)))
             loaded, cached, seconds = self._backend.compile(
-                source.program, source.options, message.assignment, callbacks
+                source.program, source.options, message.assignment, callbacks, message.tenant
             )
             info = loaded.info()
             function = Function(loaded, self._keys, callbacks)

@@ -83,7 +83,12 @@ class NullBackend:
         )
 
     def compile(
-        self, program: bytes, options: bytes, assignment: Assignment, callbacks: Callbacks | None = None
+        self,
+        program: bytes,
+        options: bytes,
+        assignment: Assignment,
+        callbacks: Callbacks | None = None,
+        tenant: str = "",
     ) -> tuple[NullFunction, bool, float]:
         """For the sources of `null.program`."""
         devices = [device for row in assignment for device in row]

@@ -25,6 +25,7 @@ from atoll.devices.xla.batch_threads import batch_threads
 from atoll.devices.xla.callback_stubs import Held, stubs
 from atoll.devices.xla.executable import Executable
 from atoll.devices.xla.gate import Gates
+from atoll.devices.xla.jax_cache import compiling_for
 from atoll.devices.xla.profiler import begin_profile
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.meeting import KeyValues
@@ -91,7 +92,12 @@ class XlaBackend:
     # ---- compiled functions
 
     def compile(
-        self, program: bytes, options: bytes, assignment: Assignment, callbacks: Callbacks | None = None
+        self,
+        program: bytes,
+        options: bytes,
+        assignment: Assignment,
+        callbacks: Callbacks | None = None,
+        tenant: str = "",
     ) -> tuple[Executable, bool, float]:
         """Compiles a portable StableHLO artifact for `assignment[replica][partition]` = (host, ordinal).
 
@@ -128,7 +134,8 @@ class XlaBackend:
                         self.client, module, devices, parsed, stubs(held, callbacks, signatures, self.client)
                     )
             else:
-                loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], devices)
+                with compiling_for(tenant):
+                    loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], devices)
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
         ordinals = tuple(self.devices.index(device) for device in here)
         return (

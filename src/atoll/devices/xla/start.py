@@ -8,7 +8,7 @@ import jax
 
 from atoll.devices.device import DeviceBackend
 from atoll.devices.membership import Membership
-from atoll.devices.xla import island
+from atoll.devices.xla import island, jax_cache
 from atoll.devices.xla.backend import XlaBackend, self_test
 
 
@@ -19,12 +19,10 @@ def open_backend(devices: int, cache_directory: str, member: Membership | None) 
     """
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         jax.config.update("jax_num_cpu_devices", devices)
-    if cache_directory:
-        jax.config.update("jax_compilation_cache_dir", cache_directory)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax_cache.use_programs(jax_cache.open_programs(cache_directory), cache_directory)
     if member is not None:
         island.join(member.address, member.rank, member.hosts, member.hostname)
     backend = XlaBackend()
+    jax_cache.check_in_use(backend.client)
     self_test(backend)
     return backend
