@@ -46,7 +46,7 @@ os.environ["ATOLL_STATE_DIR"] = "off"  # or usage would be kept in the folder of
 # Unix sockets' paths are short (107 bytes), and pytest's own folders are not.
 RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
 os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
-os.environ["ATOLL_CACHE_KEY"] = str(RUNTIME / "programs.key")
+os.environ["ATOLL_KEY_FILE"] = str(RUNTIME / "key")
 for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM"):
     os.environ.pop(_name, None)
 

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from atoll.journal.cipher import FileCipher, new_salt
 from atoll.journal.files import Folder
-from atoll.journal.records import decode_events, encode_event, encode_turn
+from atoll.journal.records import decode_events, encode_event, encode_turn, join_records
 from atoll.journal.recovery import recover
 from atoll.journal.segment import Segment
 from benchmarks.harness.machine import describe
@@ -65,10 +66,10 @@ def cost_of_appending(folder: Path) -> dict[str, float]:
     turns = [[encode_event(event) for event in decode_events(turn)] for turn in found.turns]
     seconds = []
     for _ in range(ROUNDS):
-        segment = Segment(folder / "again", b"a header")
+        segment, cipher = Segment(folder / "again", b"a header"), FileCipher(bytes(32), new_salt())
         began = time.process_time()
         for turn in turns:
-            segment.append(encode_turn(turn))
+            segment.append(encode_turn(cipher.seal(join_records(turn))))
         seconds.append(time.process_time() - began)
         segment.close()
     return {

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.cluster.tenants import DEFAULT_TENANT, TenantRole, read_tenants, token_hash
 from atoll.errors import SettingsError
-from atoll.security.tokens import Tokens
+from atoll.security.tokens import Tokens, digest
 
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 
@@ -70,13 +70,13 @@ def test_what_is_wrong_in_a_file_is_named_without_a_token(tmp_path, text, says):
 
 def test_a_token_says_whose_it_is(tmp_path):
     file = written(tmp_path, f"[tenant.alice]\ntoken = '{ALICE}'\n[tenant.bob]\ntoken = '{BOB}'")
-    tokens = Tokens("cluster", "hosts", lambda: read_tenants(file))
-    assert [tokens.tenant_of(token) for token in (ALICE, BOB, "cluster")] == ["alice", "bob", "default"]
+    tokens = Tokens(digest("cluster"), digest("hosts"), lambda: read_tenants(file))
+    assert [tokens.tenant_of(digest(token)) for token in (ALICE, BOB, "cluster")] == ["alice", "bob", "default"]
     for token in ("", "hosts", ALICE + "x", token_hash(ALICE)):
-        assert tokens.tenant_of(token) is None
+        assert tokens.tenant_of(digest(token)) is None, "nor is the hash of a token any"
     for role in ("worker", "agent", "engine"):
-        assert tokens.are_right(role, "hosts")
-        assert not any(tokens.are_right(role, token) for token in (ALICE, BOB, "cluster", ""))
+        assert tokens.are_right(role, digest("hosts"))
+        assert not any(tokens.are_right(role, digest(token)) for token in (ALICE, BOB, "cluster", ""))
 
 
 def test_without_tenants_there_is_one():

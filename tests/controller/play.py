@@ -24,6 +24,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
+from atoll.security.tokens import digest
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
@@ -38,7 +39,7 @@ class Cluster:
     """
 
     def __init__(self, topology: str, token: str = "", **settings: Any) -> None:
-        self.controller = Controller(ClusterSettings(topology, **settings), token)
+        self.controller = Controller(ClusterSettings(topology, **settings), digest(token))
         self.topology = self.controller.resources.topology
         self.token = token
         self.now = 0.0
@@ -71,11 +72,18 @@ class Cluster:
         """A connection that has said Hello, with the cluster's own token unless told otherwise."""
         number = self._next
         self._next += 1
-        self.event(e.ConnectionOpened(self.now, number, f"{number:032}"))
+        self.event(e.ConnectionOpened(self.now, number, f"secret of connection {number}"))
         self.receive(
             number,
             m.Hello(
-                m.PROTOCOL, role, self.token if token is None else token, pid, "test", label, host, incarnation=pid
+                m.PROTOCOL,
+                role,
+                digest(self.token if token is None else token),
+                pid,
+                "test",
+                label,
+                host,
+                incarnation=pid,
             ),
         )
         return number

@@ -11,6 +11,7 @@ from atoll.errors import Code
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.security.tokens import digest
 from tests.controller.play import Cluster, joined, ready
 
 
@@ -29,7 +30,7 @@ def refused(cluster: Cluster, connection: int) -> Any:
 
 
 def hello(role: str = "operator", token: str = "", protocol: int = m.PROTOCOL) -> m.Hello:
-    return m.Hello(protocol, role, token, 7, "0.0", "script.py")
+    return m.Hello(protocol, role, digest(token), 7, "0.0", "script.py")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,9 @@ def test_hosts_learn_of_one_another_once_all_are_there():
     assert not any(isinstance(each, a.Send) for each in cluster.flush())
     cluster.join(1)
     peers = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
-    secrets = {host: f"{connection:032}" for host, connection in cluster.controller.connections.hosts.items()}
+    secrets = {
+        host: f"secret of connection {connection}" for host, connection in cluster.controller.connections.hosts.items()
+    }
     assert peers == [m.Peers(((0, "unix:/data-0", secrets[0]), (1, "unix:/data-1", secrets[1])), 10.0)] * 2
 
 

@@ -39,7 +39,7 @@ def test_a_session_opens_a_store_on_every_host_and_learns_of_all_devices():
     ]
     assert welcome.hosts == ((0, "unix:/data-0"), (1, "unix:/data-1"))
     assert welcome.secret == session.secret
-    assert len(session.secret) >= 32
+    assert session.secret
 
 
 def test_sessions_have_secrets_of_their_own():

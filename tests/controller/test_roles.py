@@ -16,6 +16,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.permissions import COMMANDS, PERMISSIONS, Peer, Scope, scope_of, table
 from atoll.scheduling.session import Session
+from atoll.security.tokens import digest
 from tests.controller.play import Play
 from tests.controller.test_tenants import ALICE, BOB, ROOT
 from tests.protocol.test_messages import sample_message
@@ -70,7 +71,7 @@ class Roles(Play):
     def stranger(self) -> int:
         number = self._next
         self._next += 1
-        self.event(e.ConnectionOpened(self.now, number, f"{number:032}"))
+        self.event(e.ConnectionOpened(self.now, number, f"secret of connection {number}"))
         return number
 
     # ---- what comes of it
@@ -158,7 +159,7 @@ def test_everybody_says_hello_once(peer, speaker):
     play = Roles()
     connection = speaker(play)
     assert connection in play.controller.connections.peers
-    refusal, _ = play.says(connection, m.Hello(m.PROTOCOL, "operator", "cluster", 1, "test"))
+    refusal, _ = play.says(connection, m.Hello(m.PROTOCOL, "operator", digest("cluster"), 1, "test"))
     assert is_forbidden(refusal)
 
 

@@ -38,7 +38,7 @@ class Next(SuspendPlay):
 
     def __init__(self, kept: a.KeepSessions) -> None:
         Cluster.__init__(self, "2x1x2")
-        self.event(e.SessionsKept(0.0, kept.content))
+        self.event(e.SessionsKept(0.0, kept.content, kept.secrets))
         ((self.session, connection),) = kept.sessions.items()
         self._names[connection] = ("session", self.session)
         self._sessions[self.session] = connection
@@ -179,7 +179,7 @@ def test_a_tenant_that_is_no_more_has_no_sessions():
     play.controller.sessions[1].tenant.settings = msgspec.structs.replace(DEFAULT_TENANT, name="gone")
     (kept,), _ = kept_of(play)
     after = Cluster("2x1x2")
-    after.event(e.SessionsKept(0.0, kept.content))
+    after.event(e.SessionsKept(0.0, kept.content, kept.secrets))
     closed = [each for each in after.flush() if isinstance(each, a.Close)]
     assert [each.connection for each in closed] == list(kept.sessions.values())
     assert after.controller.sessions == {}

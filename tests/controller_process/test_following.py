@@ -14,7 +14,8 @@ import msgspec
 from atoll._version import __version__
 from atoll.controller_process import following
 from atoll.controller_process.following import Following
-from atoll.journal.files import Folder, write_whole
+from atoll.journal import files
+from atoll.journal.files import Folder
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standbys import BasisPart
@@ -56,13 +57,13 @@ class Standby:
 
 
 def follow(path: Path, payload: bytes, scene: Callable[[Following, Standby, Journal], Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(following, "_PART_BYTES", PART)
+    monkeypatch.setattr(files, "_PART_BYTES", PART)
     monkeypatch.setattr(following, "MOST_QUEUED", 8 * PART)
     monkeypatch.setattr(following, "_FULL_SECONDS", 0.001)
 
     async def main() -> None:
         folder = Folder(path)
-        write_whole(folder.snapshot(1), 1, 5, payload)
+        folder.write_snapshot(1, 5, payload)
         journal = Journal(folder, 5, 1, dict)
         made = Following(CONTROLLER, lambda: journal, lambda what: None, lambda addresses: None, CONNECTIONS)
         standby: Any = Standby()

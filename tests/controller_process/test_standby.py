@@ -133,8 +133,8 @@ def test_a_standby_goes_on_where_its_controller_is_killed(play):
 def test_a_snapshot_arrives_whole_also_where_its_last_part_is_small(play, monkeypatch):
     whole = Journal.payload
 
-    def payload(journal: Journal, number: int, most: int) -> Iterator[tuple[bytes, bool]]:
-        content = b"".join(part for part, _ in whole(journal, number, most))
+    def payload(journal: Journal, number: int) -> Iterator[tuple[bytes, bool]]:
+        content = b"".join(part for part, _ in whole(journal, number))
         assert len(content) > PIECE_BYTES + 100, "the first part has several pieces"
         yield content[:-100], False
         yield content[-100:], True

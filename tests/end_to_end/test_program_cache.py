@@ -37,7 +37,7 @@ def test_a_program_that_is_copied_over_another_tenants_does_not_run(
 ) -> None:
     def start() -> StandingCluster:
         return start_cluster(
-            {"ATOLL_CACHE_DIR": str(tmp_path), "ATOLL_CACHE_KEY": str(tmp_path.parent / "programs.key")},
+            {"ATOLL_CACHE_DIR": str(tmp_path), "ATOLL_KEY_FILE": str(tmp_path.parent / "key")},
             islands="1x1x1",
             token="the token of the cluster",
             tenants=(tenant("ana"), tenant("ben")),

@@ -13,9 +13,10 @@ import pytest
 
 from atoll.errors import JournalError
 from atoll.journal import files, journal, segment
+from atoll.journal.cipher import TAG_BYTES, FileCipher, new_salt
 from atoll.journal.files import Folder
 from atoll.journal.journal import Journal
-from atoll.journal.records import encode_event, encode_turn, read_turns
+from atoll.journal.records import encode_event, encode_turn, join_records, read_turns
 from atoll.journal.recovery import recover
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import pickled, unpickled
@@ -179,7 +180,7 @@ def test_a_later_controller_goes_on_behind_what_is_there(folder):
 def test_turns_go_on_where_a_map_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(segment, "STEP_BYTES", mmap.PAGESIZE)
     monkeypatch.setattr(segment, "_keeps_room", lambda descriptor: True)
-    turns = [encode_turn([bytes([number]) * length]) for number, length in enumerate([3000, 1080, 1, 20_000, 5], 1)]
+    turns = [encode_turn(bytes([number]) * length) for number, length in enumerate([3000, 1080, 1, 20_000, 5], 1)]
     found = Segment(tmp_path / "segment", b"header")
     for each in turns:
         found.append(each)
@@ -209,7 +210,8 @@ def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(folder,
     later = Journal(folder, 2, 2, lambda: "another state")
     later.go_on()
     later.append(turn(9))
-    content[used(folder.segment(1)) - len(encode_turn(turn(2))) - 8] ^= 4  # in the one before the last
+    last = len(encode_turn(join_records(turn(2)))) + TAG_BYTES
+    content[used(folder.segment(1)) - last - 8] ^= 4  # in the one before the last
     folder.segment(1).write_bytes(content)
     assert timers(folder) == [0]
     assert "00000002.events went with it" in caplog.text
@@ -306,3 +308,44 @@ def test_a_state_may_be_a_long_chain_of_objects():
     while found is not None:
         found, length = found.other, length + 1
     assert length == 3000
+
+
+def test_files_have_nothing_of_their_contents_in_the_clear(folder):
+    journal = Journal(folder, 1, 1, lambda: "a secret of the state")
+    journal.begin()
+    journal.append([b"a secret of an event" * 3])
+    content = b"".join(path.read_bytes() for path in folder.path.iterdir())
+    assert content
+    assert b"secret" not in content
+    assert unpickled(recover(folder).payload) == "a secret of the state"
+
+
+def test_a_file_that_was_written_with_another_key_is_not_read(folder, tmp_path, monkeypatch):
+    """A snapshot is a pickle: reading one that somebody else wrote would run what that one likes."""
+    written(folder, 1)
+    monkeypatch.setenv("ATOLL_KEY_FILE", str(tmp_path / "another key"))
+    other = Folder(tmp_path / "other")
+    other.write_snapshot(1, 1, b"somebody's pickle")
+    folder.snapshot(1).write_bytes(other.snapshot(1).read_bytes())
+    with pytest.raises(JournalError, match="another key"):
+        recover(folder)
+
+
+def test_turns_that_change_places_or_files_are_not_read():
+    """A part opens only at the index and in the file for which it was sealed."""
+    key, salt = b"k" * 32, new_salt()
+    sealing = FileCipher(key, salt)
+    first, second = sealing.seal(b"first"), sealing.seal(b"second", is_last=True)
+    opening = FileCipher(key, salt)
+    assert (opening.open(first), opening.open(second, is_last=True)) == (b"first", b"second")
+    for part in (second, first[:-1], first + b"\0", b""):
+        with pytest.raises(JournalError):
+            FileCipher(key, salt).open(part)
+    with pytest.raises(JournalError):
+        opening.open(first)
+    with pytest.raises(JournalError):
+        FileCipher(key, salt).open(first, is_last=True)
+    with pytest.raises(JournalError):
+        FileCipher(key, new_salt()).open(first)
+    with pytest.raises(JournalError):
+        FileCipher(b"o" * 32, salt).open(first)

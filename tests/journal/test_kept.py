@@ -16,7 +16,7 @@ from atoll.journal.journal import Journal
 from atoll.journal.kept import NAME, KeptSessions, check_kept, kept_in
 
 SETTINGS = ClusterSettings("1x1x2")
-KEPT = KeptSessions(FormerCluster(SETTINGS.topology.shapes, (3,)), b"shell", b"sessions")
+KEPT = KeptSessions(FormerCluster(SETTINGS.topology.shapes, (3,)), b"shell", b"sessions", {3: "a secret"})
 
 
 def ended(path: Path) -> Path:

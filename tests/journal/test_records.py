@@ -46,7 +46,7 @@ def test_bytes_that_are_no_event_are_refused():
 
 
 def test_turns_are_read_up_to_the_first_that_is_not_whole():
-    turns = [encode_turn([encode_event(each), encode_event(e.Flush(9.0))]) for each in EVENTS]
+    turns = [encode_turn(join_records([encode_event(each), encode_event(e.Flush(9.0))])) for each in EVENTS]
     content = b"".join(turns)
     assert [bytes(turn) for _, turn in read_turns(content)] == [turn[8:] for turn in turns]
     for cut in range(len(content)):

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from atoll.controller.core import Controller
-from atoll.journal.records import encode_turn
+from atoll.journal.records import encode_turn, join_records
 from atoll.journal.snapshots import pickled, unpickled
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -28,7 +28,7 @@ class Recorded:
     def handle(self, event: e.AnyEvent) -> list[a.AnyAction]:
         actions = self.controller.handle(event)
         if type(event) is e.Flush:
-            self.turns.append(encode_turn(self.controller.log.turn))
+            self.turns.append(encode_turn(join_records(self.controller.log.turn)))
         return actions
 
     def snapshot(self) -> None:

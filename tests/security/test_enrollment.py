@@ -18,6 +18,7 @@ from atoll.security.authority import Authority, make_key, signing_request
 from atoll.security.enrollment import AskAuthority, Desk, Enroll, Enrolled, NotEnrolled, Renewal, enroll
 from atoll.security.join import JoinString
 from atoll.security.roles import Role, is_of_the_cluster, may_say
+from atoll.security.tokens import digest
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import listen
@@ -26,6 +27,7 @@ from tests.certificates import clock_ahead_by, identity
 from tests.cluster_process import free_port
 
 TOKENS = {Role.CLIENT: "a client's token", Role.HOST: "a host's token"}
+DIGESTS = {role: digest(token) for role, token in TOKENS.items()}
 AUTHORITY = Authority.make("a test's")
 
 
@@ -64,7 +66,7 @@ class Controller:
 
 @contextlib.contextmanager
 def controller(own: Identity | None = None, authority: Authority = AUTHORITY) -> Iterator[Controller]:
-    made = Controller(own or identity(Role.CONTROLLER, authority), Desk(authority, TOKENS))
+    made = Controller(own or identity(Role.CONTROLLER, authority), Desk(authority, DIGESTS))
     yield made
     made.close()
 
@@ -127,7 +129,7 @@ def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent(
             return super().answer(message)
 
     other = Authority.make("somebody else's")
-    made = Controller(identity(Role.CONTROLLER, other), Curious(other, TOKENS))
+    made = Controller(identity(Role.CONTROLLER, other), Curious(other, DIGESTS))
     with (
         contextlib.closing(made),
         pytest.raises(AccessError, match=r"is not that of the join string.*started anew.*or somebody else answers"),
@@ -182,7 +184,7 @@ def test_what_listens_without_tls_and_what_never_answers_are_named_in_time() -> 
 
 
 def test_a_desk_signs_nothing_but_proper_requests() -> None:
-    desk = Desk(AUTHORITY, TOKENS)
+    desk = Desk(AUTHORITY, DIGESTS)
     for request in (b"", b"no request", AUTHORITY.pem):
         answer = desk.answer(Enroll("client", "x", TOKENS[Role.CLIENT], request))
         assert isinstance(answer, NotEnrolled)

@@ -20,6 +20,7 @@ from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_folders import claim, make_transfer_directory, sweep
 from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.processes.local_process import describe_exit
+from atoll.cluster.processes.process import PYTHON_ENVIRONMENT_VARIABLE
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
@@ -87,7 +88,9 @@ class ClientProcesses:
             cache_directory=default_cache_directory(cache_directory),
             client_directories=(str(self._directory), str(self.transfer_directory)),
         )
-        engine = EngineProcess(options, "the embedded cluster", environment=self._environment)
+        # Its Python on the hosts is the same user's as this process.
+        everything = {PYTHON_ENVIRONMENT_VARIABLE: os.environ.get(PYTHON_ENVIRONMENT_VARIABLE, "*")}
+        engine = EngineProcess(options, "the embedded cluster", environment=self._environment | everything)
         self._children.append(engine)
         cluster = settings.cluster
         register_embedded(

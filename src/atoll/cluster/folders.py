@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 OFF = "off"
+KEY_VARIABLE = "ATOLL_KEY_FILE"
 
 
 def default_cache_directory(wanted: str = "") -> str:
@@ -33,11 +34,11 @@ def suspended_folder() -> str:
     return str(state_directory() / "suspended")
 
 
-def program_key_file() -> str:
-    """Return the file with the key that authenticates compiled programs on disk: $ATOLL_CACHE_KEY, or a file in
-    $ATOLL_STATE_DIR, or in a directory of the user's.
+def key_file() -> str:
+    """Return the file with the user's key: $ATOLL_KEY_FILE, or a file in $ATOLL_STATE_DIR, or in a directory of the
+    user's. See `security.user_key`.
     """
-    return os.environ.get("ATOLL_CACHE_KEY", "") or str(state_directory() / "programs.key")
+    return os.environ.get(KEY_VARIABLE, "") or str(state_directory() / "key")
 
 
 def state_directory() -> Path:

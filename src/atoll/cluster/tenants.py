@@ -80,11 +80,11 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(_HASH_PREFIX + token.encode()).hexdigest()
 
 
-def whose(tenants: Iterable[TenantSettings], token: str) -> str | None:
-    """The name of the tenant with that token."""
-    if not token:
+def whose(tenants: Iterable[TenantSettings], said: str) -> str | None:
+    """Return the name of the tenant whose token has the hash `said`."""
+    if not said:
         return None
-    found, said = None, token_hash(token)
+    found = None
     for tenant in tenants:
         if tenant.token_hash and hmac.compare_digest(tenant.token_hash, said):
             found = tenant.name

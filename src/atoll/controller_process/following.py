@@ -171,7 +171,7 @@ class Following:
 
     def _begin_basis(self, standby: Connection, journal: Journal) -> bool:
         """Sends the snapshot, where it is there; False where it will not be."""
-        parts = journal.payload(self._basis, _PART_BYTES)
+        parts = journal.payload(self._basis)
         try:
             first = next(parts)
         except (AtollError, OSError):

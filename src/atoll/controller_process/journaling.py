@@ -91,7 +91,7 @@ class Predecessor(Nobody):
             return
         kept = self._folder.path / NAME
         self._kept.former.check(shell.controller.settings, str(kept))
-        shell.start(self._kept.sessions)
+        shell.start(self._kept.sessions, self._kept.secrets)
         shell.flush_now()
         kept.unlink(missing_ok=True)  # this cluster's journal has them now
         _log.warning("%s may go on in this cluster", self._kept.former)

@@ -17,6 +17,7 @@ from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
+from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.following import Following, is_standby
 from atoll.controller_process.options import READY, ControllerOptions, report
 from atoll.controller_process.state import ShellState
@@ -26,6 +27,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.security.joiners import Joiners
+from atoll.security.tokens import digest
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
@@ -65,7 +67,7 @@ class ControllerShell:
         # As the loop's, but for that of uvloop, which counts milliseconds; and it goes on where the last one was.
         self._later = max(0.0, state.seconds - time.monotonic())
         settings = msgspec.structs.replace(options.settings, tenants=kept_tenants(options.directory))
-        self.controller = controller or Controller(settings, token, host_token=host_token)
+        self.controller = controller or Controller(settings, digest(token), host_token=digest(host_token))
         grace_seconds = self.controller.settings.grace_seconds
         self.joiners = Joiners(options.directory, self.controller.tokens) if has_tls else None
         self.keeper = Keeper(options.usage_file, options.cache_directory)
@@ -123,11 +125,11 @@ class ControllerShell:
 
     # ---- events
 
-    def start(self, kept: bytes = b"") -> None:
-        """The cluster begins; with sessions that one before it has `kept`."""
+    def start(self, kept: bytes = b"", secrets: dict[int, str] | None = None) -> None:
+        """The cluster begins; with sessions that one before it has `kept`, and their `secrets`."""
         self._handle(e.Started(self._clock()))
         if kept:
-            self._handle(e.SessionsKept(self._clock(), kept))
+            self._handle(e.SessionsKept(self._clock(), kept, secrets or {}))
             self._await_peers("their cluster was ended")
         estimates = self.keeper.read_estimates()
         if estimates:
@@ -158,14 +160,15 @@ class ControllerShell:
 
         def on_first(message: Any) -> None:
             connection.on_message = on_message
-            if is_standby(message):
-                on_lost("it follows this controller, and is none of its peers")
-                self._following.serve(connection, message)
-                return
-            if isinstance(message, m.Hello) and message.resumes:
-                self._connections[number] = self.resumable.grant(number, connection, on_message, on_lost)
-            elif isinstance(message, m.Hello):
-                self.resumable.introduce(connection)
+            if self._resumes and isinstance(message, m.Hello):
+                if is_standby(message):
+                    on_lost("it follows this controller, and is none of its peers")
+                    self._following.serve(connection, clean(message))
+                    return
+                if message.resumes:
+                    self._connections[number] = self.resumable.grant(number, connection, on_message, on_lost)
+                else:
+                    self.resumable.introduce(connection)
             on_message(message)
 
         def on_link(message: AnyLinkMessage) -> None:
@@ -185,16 +188,17 @@ class ControllerShell:
             self._has_opened = True
             self._handle(e.ConnectionOpened(self._clock(), number, os.urandom(16).hex(), connection.peer_role))
 
-        first = on_first if self._resumes else on_message
-        connection = Connection(m.ToController, first, on_lost, name="a client of the controller", on_made=on_made)
+        connection = Connection(m.ToController, on_first, on_lost, name="a client of the controller", on_made=on_made)
         connection.on_link = on_link
         return connection
 
     def _callbacks(self, number: int) -> tuple[Callable[[Any], None], Callable[[str], None]]:
         """What takes the messages of a connection, and what its loss."""
-        handle, clock, received = self._handle, self._clock, e.Received
+        handle, clock, received, cleaned = self._handle, self._clock, e.Received, CLEANED
 
         def on_message(message: Any) -> None:
+            if message.__class__ in cleaned:
+                message = clean(message)
             handle(received(clock(), number, message))
 
         def on_lost(reason: str) -> None:

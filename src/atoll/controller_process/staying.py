@@ -33,4 +33,4 @@ def leave(
     state.links = [link for link in state.links if link.number in numbers]
     state.others, state.timers = {}, {}
     former = FormerCluster(controller.resources.topology.shapes, tuple(sorted(kept[-1].sessions)))
-    return msgspec.msgpack.encode(KeptSessions(former, pickled(state), kept[-1].content))
+    return msgspec.msgpack.encode(KeptSessions(former, pickled(state), kept[-1].content, kept[-1].secrets))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
-from atoll.cluster.folders import program_key_file, state_directory
+from atoll.cluster.folders import key_file, state_directory
 from atoll.cluster.processes.process import command, for_arrays
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.devices.accelerators import visible
@@ -96,7 +96,7 @@ def _secrets(cache_directory: str) -> tuple[str, ...]:
     compiled programs with their key, and the arrays of other sessions.
     """
     join = os.environ.get(JOIN_VARIABLE, "")
-    kept = (cache_directory, program_key_file(), str(state_directory()))
+    kept = (cache_directory, key_file(), str(state_directory()))
     return str(registry_folder()), *filter(os.path.isabs, (join, *kept))
 
 

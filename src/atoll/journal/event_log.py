@@ -1,7 +1,7 @@
 """The controller's event log: all events in order, from which its decisions replay.
 
 A log is a complete account of why something happened. It is bounded by count and by bytes; the oldest events go first.
-The cluster's tokens are not in it. The secrets of sessions are: a log is for those who may run the cluster.
+A dump has neither the digests of tokens nor the secrets of sessions and hosts: fixed texts replace them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.tenants import DEFAULT_NAME, token_hash
+from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.journal.records import decode_event, encode_event
 from atoll.protocol import messages as m
-from atoll.protocol.events import AnyEvent, Received
+from atoll.protocol.events import AnyEvent, ConnectionOpened, Received, SessionsKept
 from atoll.security.roles import is_of_the_cluster
 from atoll.security.tokens import Tokens
 
@@ -28,7 +28,7 @@ MOST_BYTES = 32 * 1024 * 1024
 RIGHT_TOKEN = "right"
 _WRONG_TOKEN = "wrong"
 _NO_TOKENS = Tokens()
-_WITH_SECRETS = (m.Hello, m.SetTenant)
+_MESSAGES_WITH_SECRETS = (m.Hello, m.SetTenant)
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -55,14 +55,14 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 class EventLog:
     """Keeps the last events, encoded: they share nothing with what the controller does to the messages in them.
 
-    `turn` has the records of the last turn, with all that is secret in them, for a journal; `dump` shows no token. What
-    a restored controller has is the log from then on.
+    `turn` has the records of the last turn, with digests and secrets in them, for a journal, which encrypts them.
+    `dump` shows neither. A restored controller has the log from then on.
     """
 
     def __init__(self, settings: ClusterSettings, version: str, tokens: Tokens = _NO_TOKENS) -> None:
-        # A log replays with the tokens that stand in it for the real ones: nobody gets in with these, nor their hashes.
+        # A log replays with the texts that replace digests in it: nobody gets in with these.
         tenants = tuple(
-            msgspec.structs.replace(each, token_hash=token_hash(_token_of(each.name)) if each.token_hash else "")
+            msgspec.structs.replace(each, token_hash=_token_of(each.name) if each.token_hash else "")
             for each in settings.tenants
         )
         self._header = Header(
@@ -82,8 +82,14 @@ class EventLog:
     def record(self, event: AnyEvent) -> None:
         """Keeps the event. This is on the path of every message: what can wait is done in `trim`."""
         self._new.append(encode_event(event))
-        if event.__class__ is Received and event.message.__class__ in _WITH_SECRETS:
-            self._keep_shown(event)
+        if event.__class__ is Received:
+            if event.message.__class__ in _MESSAGES_WITH_SECRETS:
+                self._keep_shown(msgspec.structs.replace(event, message=self._without_secrets(event.message)))
+        elif event.__class__ is ConnectionOpened:
+            self._keep_shown(msgspec.structs.replace(event, secret=f"secret of connection {event.connection}"))
+        elif event.__class__ is SessionsKept:
+            shown = {session: f"secret of session {session}" for session in event.secrets}
+            self._keep_shown(msgspec.structs.replace(event, secrets=shown))
 
     def trim(self) -> None:
         """Drops the oldest events beyond the bounds. To be called once for many events."""
@@ -118,16 +124,14 @@ class EventLog:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"turn": (), "_new": [], "_events": deque(), "_bytes": 0, "_replaced": {}}
 
-    def _keep_shown(self, event: Received) -> None:
-        shown = Received(event.seconds, event.connection, self._without_secrets(event.message))
-        self._replaced[self._count + len(self._new)] = encode_event(shown)
+    def _keep_shown(self, event: AnyEvent) -> None:
+        """A dump shows this in place of the last event."""
+        self._replaced[self._count + len(self._new)] = encode_event(event)
 
     def _without_secrets(self, message: Any) -> Any:
         if isinstance(message, m.Hello):
             return msgspec.structs.replace(message, token=self._shown(message))
-        return msgspec.structs.replace(
-            message, token_hash=token_hash(_token_of(message.name)) if message.token_hash else ""
-        )
+        return msgspec.structs.replace(message, token_hash=_token_of(message.name) if message.token_hash else "")
 
     def _shown(self, hello: m.Hello) -> str:
         """What stands for its token."""

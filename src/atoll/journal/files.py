@@ -1,8 +1,9 @@
 """The files of a journal: snapshots, and segments with the events after each.
 
 Segment n has what was handled after snapshot n. A file begins with a header that names the Atoll that wrote it: another
-one does not read it, since a snapshot is what that one's objects are made of. Files are their owner's alone: what is in
-them lets one in as any client of the cluster, and is run when it is read.
+version does not read it, since a snapshot consists of that version's objects. The content after the header is encrypted
+and authenticated (`journal.cipher`): it has the secrets that admit to data ports and resume connections, and reading a
+snapshot runs it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.errors import JournalError
+from atoll.journal.cipher import TAG_BYTES, FileCipher, journal_key, new_salt
 from atoll.journal.segment import Segment
 from atoll.protocol.messages import PROTOCOL
 
 _MAGIC = b"ATOLL JOURNAL\n"
 _LENGTHS = struct.Struct("<II")  # of a header, with its checksum
 _MOST_HEADER = 4096
-_PAYLOAD = struct.Struct("<QI")  # of what a snapshot has, with its checksum
+_LENGTH = struct.Struct("<Q")  # of what a snapshot has
+_PART_BYTES = 1 << 20  # of it, encrypted at a time
 _SNAPSHOT, _SEGMENT, _UNFINISHED = ".snapshot", ".events", ".unfinished"
 
 
@@ -34,13 +37,14 @@ class FileHeader(msgspec.Struct, frozen=True):
 
     number: int
     term: int
+    salt: str  # see `FileCipher`
     version: str = __version__
     protocol: int = PROTOCOL
 
 
-def header(number: int, term: int) -> bytes:
+def header(number: int, term: int, salt: str) -> bytes:
     """The first bytes of a file."""
-    content = msgspec.json.encode(FileHeader(number, term))
+    content = msgspec.json.encode(FileHeader(number, term, salt))
     return _MAGIC + _LENGTHS.pack(len(content), crc32(content)) + content
 
 
@@ -62,45 +66,45 @@ def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int
     return found, start + length
 
 
-def write_whole(path: Path, number: int, term: int, payload: bytes) -> None:
+def write_whole(path: Path, number: int, term: int, payload: bytes, key: bytes) -> None:
     """Has a file on the disk, whole, or not at all. Raises OSError."""
-    unfinished = path.with_suffix(_UNFINISHED)
+    unfinished, salt = path.with_suffix(_UNFINISHED), new_salt()
+    cipher, view = FileCipher(key, salt), memoryview(payload)
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(header(number, term) + _PAYLOAD.pack(len(payload), crc32(payload)))
-        file.write(payload)
+        file.write(header(number, term, salt) + _LENGTH.pack(len(payload)))
+        for start in range(0, len(payload), _PART_BYTES):
+            part = view[start : start + _PART_BYTES]
+            file.write(cipher.seal(part, is_last=start + len(part) == len(payload)))
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(path)
 
 
-def read_whole(path: Path) -> tuple[FileHeader, bytes]:
+def read_whole(path: Path, key: bytes) -> tuple[FileHeader, bytes]:
     """Its header and payload. Raises JournalError where it is damaged or another version's, and OSError."""
-    content = path.read_bytes()
-    found, start = read_header(content, str(path))
-    if len(content) >= start + _PAYLOAD.size:
-        length, checksum = _PAYLOAD.unpack_from(content, start)
-        payload = content[start + _PAYLOAD.size :]
-        if len(payload) == length and crc32(payload) == checksum:
-            return found, payload
-    raise JournalError(f"{path} is damaged")
+    with open(path, "rb") as file:
+        found, _ = read_header(file.read(_MOST_HEADER), str(path))
+    return found, b"".join([part for part, _ in payload_of(path, key)])
 
 
-def payload_of(path: Path, most: int) -> Iterator[tuple[bytes, bool]]:
-    """A file's payload, at most so many bytes at a time, and whether these are the last.
+def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
+    """A file's payload, part by part, and whether each is the last.
 
     Raises as `read_whole`, before the last of them, for whoever has no room for all. OSError may come at once.
     """
     with open(path, "rb") as file:
-        _, start = read_header(file.read(_MOST_HEADER), str(path))
+        found, start = read_header(file.read(_MOST_HEADER), str(path))
+        cipher = FileCipher(key, found.salt)
         file.seek(start)
-        fields = file.read(_PAYLOAD.size)
-        left, checksum = _PAYLOAD.unpack(fields) if len(fields) == _PAYLOAD.size else (-1, 0)
-        computed = 0
+        field = file.read(_LENGTH.size)
+        left = _LENGTH.unpack(field)[0] if len(field) == _LENGTH.size else 0
         while left > 0:
-            part = file.read(min(most, left))
-            computed, left = crc32(part, computed), left - len(part)
-            if not part or (not left and computed != checksum):
-                break
+            length = min(_PART_BYTES, left)
+            left -= length
+            try:
+                part = cipher.open(file.read(length + TAG_BYTES), is_last=not left)
+            except JournalError as error:
+                raise JournalError(f"{path} is damaged: {error}") from None
             yield part, not left
             if not left:
                 return
@@ -110,11 +114,13 @@ def payload_of(path: Path, most: int) -> Iterator[tuple[bytes, bool]]:
 class Folder:
     """The folder of one journal. Holds a lock on it, which ends with the process: two controllers never share one.
 
-    Raises JournalError where it cannot be used, is not this user's alone, or is in use.
+    Raises JournalError if the folder cannot be used, is open to other users, or is in use; AccessError without a key.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._key = journal_key()
+        FileCipher(self._key, "")  # loads what encrypts: in this process, once, and not in each child with a snapshot
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.path.stat()
@@ -165,12 +171,25 @@ class Folder:
 
     def write_snapshot(self, number: int, term: int, payload: bytes) -> None:
         """Has it on the disk, whole, or not at all."""
-        write_whole(self.snapshot(number), number, term, payload)
+        write_whole(self.snapshot(number), number, term, payload, self._key)
 
     def read_snapshot(self, number: int) -> tuple[FileHeader, bytes]:
         """Raises JournalError where it is damaged or another version's."""
-        return read_whole(self.snapshot(number))
+        return read_whole(self.snapshot(number), self._key)
 
-    def open_segment(self, number: int, term: int) -> Segment:
-        """A new one, to append to. Raises OSError."""
-        return Segment(self.segment(number), header(number, term))
+    def payload_of(self, number: int) -> Iterator[tuple[bytes, bool]]:
+        """That of a snapshot, part by part: see `payload_of`."""
+        return payload_of(self.snapshot(number), self._key)
+
+    def write_kept(self, name: str, term: int, payload: bytes) -> None:
+        """Has a file of this name beside the journal, whole, or not at all. Raises OSError."""
+        write_whole(self.path / name, 0, term, payload, self._key)
+
+    def open_segment(self, number: int, term: int) -> tuple[Segment, FileCipher]:
+        """A new one, to append to, and what encrypts its turns. Raises OSError."""
+        salt = new_salt()
+        return Segment(self.segment(number), header(number, term, salt)), FileCipher(self._key, salt)
+
+    def cipher_of(self, found: FileHeader) -> FileCipher:
+        """Return the cipher that opens the turns of the segment with this header."""
+        return FileCipher(self._key, found.salt)

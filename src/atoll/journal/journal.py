@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from atoll.journal.files import Folder, payload_of, write_whole
+from atoll.journal.cipher import FileCipher
+from atoll.journal.files import Folder
 from atoll.journal.kept import NAME
-from atoll.journal.records import encode_turn
+from atoll.journal.records import encode_turn, join_records
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import start_snapshot, wait_for_snapshot
 
@@ -52,6 +53,7 @@ class Journal:
         self._state = state
         self._number = number
         self._segment: Segment | None = None
+        self._cipher: FileCipher | None = None  # of its turns
         self._processor_time = processor_time
         self._events = self._bytes = 0  # since the last snapshot was begun
         # A process that begins with a replay has taken what that took: killed again, it is back sooner.
@@ -79,12 +81,12 @@ class Journal:
         """Of the last snapshot that was begun."""
         return self._number
 
-    def payload(self, number: int, most: int) -> Iterator[tuple[bytes, bool]]:
-        """What is in a snapshot, so many bytes at a time, and whether they are the last.
+    def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
+        """Yield the parts of a snapshot, and whether each is the last.
 
-        Raises JournalError, and OSError where it is not there, or not yet, when the first are asked for.
+        Raises JournalError, and OSError where it is not there, or not yet, when the first is asked for.
         """
-        return payload_of(self._folder.snapshot(number), most)
+        return self._folder.payload_of(number)
 
     def begin(self) -> None:
         """Writes the first snapshot of this process, while nothing waits yet. Raises OSError.
@@ -100,13 +102,13 @@ class Journal:
     def go_on(self, events: int = 0) -> None:
         """Begins a segment, after what is there already: so many events since the last snapshot. Raises OSError."""
         self._events = events
-        self._turn_to(self._folder.open_segment(self._number, self.term))
+        self._turn_to(*self._folder.open_segment(self._number, self.term))
 
-    def _turn_to(self, segment: Segment | None) -> None:
+    def _turn_to(self, segment: Segment | None, cipher: FileCipher | None = None) -> None:
         """Turns are appended to this one from now on."""
         if self._segment is not None:
             self._segment.close()
-        self._segment = segment
+        self._segment, self._cipher = segment, cipher
 
     def append(self, turn: Sequence[bytes]) -> None:
         """A turn's records: when this returns, they survive the process.
@@ -117,7 +119,8 @@ class Journal:
         if self._is_broken:
             return
         assert self._segment is not None
-        data = encode_turn(turn)
+        assert self._cipher is not None
+        data = encode_turn(self._cipher.seal(join_records(turn)))
         try:
             self._segment.append(data)
         except OSError as error:
@@ -133,7 +136,7 @@ class Journal:
         self._began, self._is_due = self._processor_time(), False
         number = self._number + 1
         try:
-            self._turn_to(self._folder.open_segment(number, self.term))
+            self._turn_to(*self._folder.open_segment(number, self.term))
             self._number = number
             self._is_broken = False
             self._child = self._start_snapshot(number)
@@ -167,7 +170,7 @@ class Journal:
         self._turn_to(None)
         if kept:
             try:
-                write_whole(self._folder.path / NAME, 0, self.term, kept)
+                self._folder.write_kept(NAME, self.term, kept)
             except OSError as error:
                 _log.error("what is suspended cannot be kept for the next cluster: %s", error)
         self._folder.clear()

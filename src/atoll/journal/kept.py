@@ -12,17 +12,21 @@ import msgspec
 from atoll.cluster.former import FormerCluster
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import JournalError
+from atoll.journal.cipher import journal_key
 from atoll.journal.files import read_whole
 
 NAME = "suspended"
 
 
 class KeptSessions(msgspec.Struct, frozen=True):
-    """`shell` is pickled: what is kept of the connections to the sessions' proxies. `sessions` are the controller's."""
+    """`shell` is pickled: what is kept of the connections to the sessions' proxies. `sessions` are the controller's,
+    and `secrets` what hosts know them by.
+    """
 
     former: FormerCluster
     shell: bytes
     sessions: bytes
+    secrets: dict[int, str]
 
 
 def kept_in(folder: Path) -> tuple[KeptSessions, int] | None:
@@ -32,10 +36,10 @@ def kept_in(folder: Path) -> tuple[KeptSessions, int] | None:
     """
     path = folder / NAME
     try:
-        found, payload = read_whole(path)
+        if not path.exists():
+            return None
+        found, payload = read_whole(path, journal_key())
         return msgspec.msgpack.decode(payload, type=KeptSessions), found.term
-    except FileNotFoundError:
-        return None
     except (OSError, msgspec.MsgspecError) as error:
         raise JournalError(f"{path} cannot be read: {error}") from None
     except JournalError as error:

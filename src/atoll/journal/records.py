@@ -58,9 +58,8 @@ def join_records(records: Iterable[bytes]) -> bytes:
     return b"".join([part for record in records for part in (pack(len(record)), record)])
 
 
-def encode_turn(records: Iterable[bytes]) -> bytes:
-    """The same with their length and checksum before them."""
-    body = join_records(records)
+def encode_turn(body: bytes) -> bytes:
+    """A turn's records, as they are in the file, with their length and checksum before them."""
     return _TURN.pack(len(body), crc32(body)) + body
 
 

@@ -67,9 +67,12 @@ def _read_segments(folder: Folder, segments: list[int], recovered: Recovered) ->
             _drop(folder, segments[index:], str(error), recovered)
             return
         recovered.term = max(recovered.term, found.term)
-        start = position
+        start, cipher = position, folder.cipher_of(found)
         for end, turn in read_turns(memoryview(content)[start:]):
-            recovered.turns.append(bytes(turn))
+            try:
+                recovered.turns.append(cipher.open(turn))
+            except JournalError:
+                break
             position = start + end
         # Behind the last turn there are zeros, where the segment was not closed, and nothing else.
         lost = len(content[position:].rstrip(b"\0"))

@@ -103,7 +103,7 @@ def _pickled_deeply(state: Any) -> bytes:
 
 
 def unpickled(payload: bytes) -> Any:
-    """The state that `pickled` has made bytes of: of a file that is this user's alone (`journal.files`)."""
+    """The state that `pickled` has made bytes of: of a file that was authenticated (`journal.files`)."""
     return pickle.loads(payload)
 
 

@@ -39,11 +39,10 @@ class StayingBuffer(msgspec.Struct, frozen=True):
 
 
 class StayingSession(msgspec.Struct, frozen=True):
-    """A suspended session. `connection` is its proxy's, `secret` what hosts know it by."""
+    """A suspended session. `connection` is its proxy's. The secret that hosts know it by is kept separately."""
 
     number: int
     connection: int
-    secret: str
     pid: int
     label: str
     platform: str
@@ -92,7 +91,6 @@ def staying_session(session: Session, connection: int, by_system: bool) -> Stayi
     return StayingSession(
         session.number,
         connection,
-        session.secret,
         session.pid,
         session.label,
         session.platform,
@@ -120,8 +118,8 @@ def _buffer(entry: Entry) -> StayingBuffer:
     return StayingBuffer(entry.nbytes, entry.maker, entry.context, entry.consumed, entry.spec, entry.aside, error)
 
 
-def make_again(staying: StayingSession, tenant: Tenant, devices: SessionDevices) -> Session:
-    """The session, suspended, on these `devices`, which are those of a session that opens.
+def make_again(staying: StayingSession, secret: str, tenant: Tenant, devices: SessionDevices) -> Session:
+    """The session, suspended, on these `devices`, which are those of a session that opens. Hosts know it by `secret`.
 
     Its functions and programs are to be registered by whoever compiles and lowers them.
     """
@@ -130,7 +128,7 @@ def make_again(staying: StayingSession, tenant: Tenant, devices: SessionDevices)
     devices.next_slice = staying.next_slice
     devices.used = set(staying.used)
     devices.are_free = True
-    session = Session(staying.number, staying.pid, staying.label, staying.secret, devices, staying.platform, tenant)
+    session = Session(staying.number, staying.pid, staying.label, secret, devices, staying.platform, tenant)
     for handle, each in staying.buffers.items():
         entry = Entry((), each.nbytes, ready=True, error=each.error, consumed=each.consumed, maker=each.maker)
         entry.context, entry.spec, entry.aside = each.context, each.spec, each.aside

@@ -79,10 +79,11 @@ class KeepEstimates(Action, frozen=True, tag=9):
 
 
 class KeepSessions(Action, frozen=True, tag=10):
-    """Keep these sessions, each with its connection, for the next cluster: the content of its `SessionsKept`."""
+    """Keep these sessions, each with its connection, for the next cluster: what its `SessionsKept` has."""
 
     content: bytes
     sessions: dict[int, int]  # connections, by session
+    secrets: dict[int, str]  # by session
 
 
 AnyAction = Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates | KeepSessions

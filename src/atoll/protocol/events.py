@@ -101,9 +101,13 @@ class Restarted(Event, frozen=True, tag=10):
 
 
 class SessionsKept(Event, frozen=True, tag=13):
-    """A cluster that has ended has left these suspended sessions (`migration.staying`), which go on in this one."""
+    """A cluster that has ended has left these suspended sessions (`migration.staying`), which go on in this one.
+
+    `secrets` are what hosts know them by, by session.
+    """
 
     content: bytes
+    secrets: dict[int, str] = {}
 
 
 class ConnectionAway(Event, frozen=True, tag=11):

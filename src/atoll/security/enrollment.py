@@ -24,6 +24,7 @@ import msgspec
 from atoll.errors import AccessError, AtollError, ConnectError
 from atoll.security.join import JoinString
 from atoll.security.roles import JOINING, Role
+from atoll.security.tokens import digest
 from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
 from atoll.wire.sockets import dial
 from atoll.wire.tls.errors import explained
@@ -71,15 +72,15 @@ ToJoiner = AuthorityIs | Enrolled | NotEnrolled
 
 
 class Desk:
-    """Where joiners get their certificates: in the controller. `tokens` are what each role has to bring.
+    """Gives joiners their certificates, in the controller. `tokens` are the digests of the tokens that roles need.
 
-    `is_tenants(token)`: a tenant of the cluster has it, and is a client by that.
+    `is_tenants(digest)`: it is that of a tenant of the cluster, who is a client by that.
     """
 
     clock = staticmethod(time.time)
 
     def __init__(
-        self, authority: Any, tokens: Mapping[Role, str], is_tenants: Callable[[str], bool] = lambda token: False
+        self, authority: Any, tokens: Mapping[Role, str], is_tenants: Callable[[str], bool] = lambda said: False
     ) -> None:
         self._authority = authority  # an `authority.Authority`, which few processes import
         self._tokens = {role: token.encode() for role, token in tokens.items()}
@@ -107,8 +108,9 @@ class Desk:
     def _is_right(self, role: Role, token: str) -> bool:
         if not token:
             return False
-        is_of_cluster = hmac.compare_digest(token.encode(), self._tokens[role])
-        return is_of_cluster or (role is Role.CLIENT and self._is_tenants(token))
+        said = digest(token)
+        is_of_cluster = hmac.compare_digest(said.encode(), self._tokens[role])
+        return is_of_cluster or (role is Role.CLIENT and self._is_tenants(said))
 
 
 # ---- the joiner

@@ -30,7 +30,7 @@ class Joiners:
         self._desk = Desk(
             authority,
             {Role.CLIENT: tokens.client, Role.HOST: tokens.host},
-            lambda token: tokens.tenant_of(token) is not None,
+            lambda said: tokens.tenant_of(said) is not None,
         )
         self.identity = Identity(authority.certificate_for(Role.CONTROLLER, _NAME))
         Renewal(self.identity, lambda: authority.certificate_for(Role.CONTROLLER, _NAME))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from atoll.devices.xla.program_cache import ProgramCache, cache_key
-from atoll.errors import AccessError
+from atoll.devices.xla.program_cache import ProgramCache
 
 KEY = b"k" * 32
 
@@ -125,19 +123,3 @@ def test_a_cache_without_a_directory_to_write_to_misses(tmp_path: Path, caplog: 
     programs.put("step", b"step")
     assert programs.get("step") is None
     assert len(caplog.records) == 1
-
-
-def test_the_key_is_created_once_and_for_its_user_only(tmp_path: Path) -> None:
-    file = tmp_path / "state" / "programs.key"
-    key = cache_key(file)
-    assert len(key) == 32
-    assert cache_key(file) == key
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert list(file.parent.iterdir()) == [file]
-    file.chmod(0o644)
-    with pytest.raises(AccessError, match="chmod 600"):
-        cache_key(file)
-    file.chmod(0o600)
-    file.write_bytes(b"short")
-    with pytest.raises(AccessError, match="holds no key"):
-        cache_key(file)

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atoll.cluster.printable import printable_text
+
 Options = TypeVar("Options")
 
 
@@ -38,6 +40,10 @@ def write_ready(descriptor: int, line: msgspec.Struct) -> None:
 
 # Settings of Python that a user makes for a script, and that Atoll's processes do not inherit.
 _OF_THE_SCRIPT = ("PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME")
+
+
+# Names of further variables that users' Python on the hosts gets of the workers' environment; "*": all.
+PYTHON_ENVIRONMENT_VARIABLE = "ATOLL_PYTHON_ENVIRONMENT"
 
 
 def own_environment() -> dict[str, str]:
@@ -83,11 +89,16 @@ def start_logging(name: str) -> None:
     """Warnings and worse to standard error; ATOLL_LOG=debug (or info) for more. On SIGUSR1, where each thread is."""
     faulthandler.register(signal.SIGUSR1, file=2)
     level = os.environ.get("ATOLL_LOG", "warning").upper()
-    logging.basicConfig(
-        level=level if level in logging.getLevelNamesMapping() else "WARNING",
-        format=f"%(asctime)s atoll {name}[%(process)d] %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Printable(f"%(asctime)s atoll {name}[%(process)d] %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level if level in logging.getLevelNamesMapping() else "WARNING", handlers=[handler])
+
+
+class _Printable(logging.Formatter):
+    """Escapes what users chose to have in a log that an operator reads in a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_text(super().format(record))
 
 
 @contextlib.contextmanager

@@ -78,7 +78,8 @@ class SessionsThatStay:
         if staying:
             found = StayingSessions(tuple(staying), max(self._sessions) + 1, self._asides.next_piece)
             numbers = {each.number: each.connection for each in staying}
-            self._outbox.add(KeepSessions(self._outbox.cause, encode(found), numbers))
+            secrets = {each.number: self._sessions[each.number].secret for each in staying}
+            self._outbox.add(KeepSessions(self._outbox.cause, encode(found), numbers, secrets))
         names = tuple((each.number, self._sessions[each.number].name) for each in staying)
         for operator in self._operators:
             self._outbox.send(operator, m.StopReply(names, seconds))
@@ -98,7 +99,7 @@ class SessionsThatStay:
                 self._outbox.close(each.connection, text)
                 continue
             devices = self._slices.open(each.number, each.virtual, each.initial_locations)
-            session = make_again(each, tenant, devices)
+            session = make_again(each, event.secrets[each.number], tenant, devices)
             tenant.sessions += 1
             self._sessions[session.number] = session
             self._connections.sessions[session.number] = each.connection

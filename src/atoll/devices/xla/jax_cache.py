@@ -13,9 +13,9 @@ import jax
 from jax._src import compilation_cache
 from jax._src.compilation_cache_interface import CacheInterface
 
-from atoll.cluster.folders import program_key_file
-from atoll.devices.xla.program_cache import ProgramCache, Seal, cache_key
+from atoll.devices.xla.program_cache import ProgramCache, Seal
 from atoll.errors import AccessError
+from atoll.security.user_key import user_key
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class _RemotePrograms:
 
 
 class JaxCache(CacheInterface):  # type: ignore[misc]
-    """What JAX uses as its cache: the entries of the tenant for which this thread compiles."""
+    """JAX's cache in this process. It has the entries of the tenant for which the thread compiles."""
 
     def __init__(self, programs: _Programs, directory: str) -> None:
         self._programs = programs
@@ -72,11 +72,11 @@ def compiling_for(tenant: str) -> Iterator[None]:
 
 
 def open_programs(directory: str) -> _Programs | None:
-    """Return the cache in `directory`; None if there is none, or no key for it, which is logged."""
+    """Return the cache in `directory`; None if `directory` is empty or the key cannot be read."""
     if not directory:
         return None
     try:
-        key = cache_key(program_key_file())
+        key = user_key("programs")
         return _RemotePrograms(directory, key) if "://" in directory else ProgramCache(directory, key)
     except (AccessError, OSError) as error:
         _log.warning("compiled programs are not kept on disk: %s", error)

@@ -17,14 +17,11 @@ import hashlib
 import hmac
 import logging
 import os
-import secrets
 import stat
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-
-from atoll.errors import AccessError
 
 _log = logging.getLogger(__name__)
 
@@ -32,45 +29,13 @@ _log = logging.getLogger(__name__)
 MOST_TENANT_BYTES = 4 << 30
 MOST_BYTES = 16 << 30
 MOST_ENTRY_BYTES = 1 << 30
-# Removing entries makes room for this fraction of the bound, so that not every `put` scans the directory.
+# Removing entries frees this fraction of the bound. Then few calls of `put` scan the directory.
 _FREED = 0.25
 _MAGIC = b"ATOLL PROGRAM 1\n"
 _MAC_BYTES = hashlib.sha256().digest_size
-_KEY_BYTES = 32
 _NAME_DIGITS = 32
 _UNFINISHED = ".unfinished"
 _UNFINISHED_SECONDS = 3600.0  # after that time its writer has ended
-
-
-def cache_key(file: str | os.PathLike[str]) -> bytes:
-    """Return the key in `file`, and create the file with a new key if it does not exist.
-
-    Raises AccessError if other users can read the file or if it holds no key, and OSError.
-    """
-    path = Path(file)
-    if not path.exists():
-        _create(path)
-    with open(path, "rb") as opened:
-        found = os.fstat(opened.fileno())
-        key = opened.read(4096)
-    if found.st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise AccessError(f"other users can read the key of compiled programs in {path}: chmod 600 {path}")
-    if len(key) < _KEY_BYTES:
-        raise AccessError(f"{path} holds no key of compiled programs ({_KEY_BYTES} bytes or more): remove the file")
-    return key
-
-
-def _create(path: Path) -> None:
-    """Create the file with a new key, complete from the moment it exists. The first of several processes creates it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_KEY_BYTES))
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(unfinished, path)
-    finally:
-        unfinished.unlink()
 
 
 class Seal:
@@ -128,7 +93,7 @@ class ProgramCache:
         self._counts = {"hits": 0, "misses": 0, "refused": 0, "failed": 0}
 
     def get(self, key: str, tenant: str = "") -> bytes | None:
-        """Return what `put` stored under this key for this tenant; None if there is nothing, or nothing genuine."""
+        """Return what `put` stored under this key for this tenant; None if the entry is missing or not genuine."""
         path = self._path(tenant, key)
         try:
             entry = _read(path)

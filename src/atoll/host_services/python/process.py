@@ -23,7 +23,12 @@ import msgspec
 import numpy as np
 
 from atoll.cluster.processes.last_words import LastWords, how_it_ended
-from atoll.cluster.processes.process import command, for_arrays, own_environment
+from atoll.cluster.processes.process import (
+    PYTHON_ENVIRONMENT_VARIABLE,
+    command,
+    for_arrays,
+    own_environment,
+)
 from atoll.errors import FrameError
 from atoll.host_services.python.link import PythonLink
 from atoll.host_services.python.meeting import Meeting
@@ -33,6 +38,15 @@ from atoll.transfers.inbox import MAX_INBOX_BYTES
 _log = logging.getLogger(__name__)
 
 _MODULE = "atoll.host_services.python.program.main"
+# Variables of the machine, the language and the libraries. None of them is a credential.
+_NAMES = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "HOSTNAME", "TMPDIR"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES"),
+        *("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NPROC", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+    )
+)
+_PREFIXES = ("LC_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "MALLOC_", "TF_CPP_", "XDG_DATA_")
 _INPUT_THREADS = 8
 _END_SECONDS = 1.0
 
@@ -206,6 +220,15 @@ def _ends(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """The worker's environment without what is Atoll's own, its token above all."""
-    env = {name: value for name, value in own_environment().items() if not name.startswith(("ATOLL_", "JAX_"))}
+    """Return the variables of the worker's environment that users' Python may have: no credential is among them.
+
+    The user of the cluster adds names with `ATOLL_PYTHON_ENVIRONMENT`; "*" stands for all but those of Atoll and JAX.
+    """
+    own = {name: value for name, value in own_environment().items() if not name.startswith(("ATOLL_", "JAX_"))}
+    added = {each.strip() for each in os.environ.get(PYTHON_ENVIRONMENT_VARIABLE, "").split(",")}
+    env = {
+        name: value
+        for name, value in own.items()
+        if "*" in added or name in added or name in _NAMES or name.startswith(_PREFIXES)
+    }
     return for_arrays(env) | {"JAX_PLATFORMS": "cpu", "TMPDIR": folder, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}

@@ -67,7 +67,7 @@ def atoll(
     all.
 
     - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none. `ATOLL_STATE_DIR`: the same for usage.
-    `ATOLL_CACHE_KEY`: the file with the key that authenticates compiled programs.
+    `ATOLL_KEY_FILE`: the file with the user's key, which protects compiled programs and journals.
 
     - `ATOLL_LOG`: debug or info makes the processes log more.
     """

@@ -1,0 +1,37 @@
+"""Text of unknown origin for terminals, pages and logs: control and format characters become escapes.
+
+A name or an error text that a client chooses would otherwise move an operator's cursor, set the title of a terminal, or
+show another order of characters than the one that is stored (bidirectional controls).
+"""
+
+from __future__ import annotations
+
+from atoll.errors import MAX_TEXT
+
+MAX_NAME = 200
+_KEPT = "\n\t"
+
+
+def printable_name(name: str) -> str:
+    """Return a name as one line of printable characters, `MAX_NAME` at most."""
+    if not name.isprintable():
+        name = _escaped(name[:MAX_NAME], "")
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 3] + "..."
+
+
+def printable_text(text: str, most: int = MAX_TEXT) -> str:
+    """Return a text with its lines and tabs, all else printable, and `most` characters at most."""
+    if not text.isprintable():
+        text = _escaped(text[:most], _KEPT)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _escaped(text: str, kept: str) -> str:
+    return "".join([each if each.isprintable() or each in kept else _escape(each) for each in text])
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

@@ -1,0 +1,93 @@
+"""What becomes of a message where it enters the controller, before the event that the core and its journal keep.
+
+Tokens become digests, names become printable and short, and texts printable. Messages without any of these are not
+touched, among them all that a launch sends.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import fields, replace
+
+from atoll.cluster.printable import printable_name, printable_text
+from atoll.errors import Status
+from atoll.protocol import messages as m
+from atoll.security.tokens import digest
+
+_Clean = Callable[[Any], Any]
+
+# The fields that are names. All other texts keep their lines.
+_NAMES: dict[type[Any], tuple[str, ...]] = {
+    m.Hello: ("role", "version", "label", "platform"),
+    m.WorkerReady: ("platform",),
+    m.Compiled: ("name",),
+    m.SetTenant: ("name",),
+    m.RemoveTenant: ("name",),
+}
+
+
+def _status(status: Status) -> Status:
+    text = printable_text(status.message)
+    return status if text == status.message else replace(status, message=text)
+
+
+def _names(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(printable_name, names))
+
+
+def _program(definition: Any) -> Any:
+    name = printable_name(definition.name)
+    return definition if name == definition.name else replace(definition, name=name)
+
+
+def _structs(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """With all their texts as names."""
+    return tuple(
+        replace(each, **{f.name: printable_name(getattr(each, f.name)) for f in fields(each) if f.type is str})
+        for each in values
+    )
+
+
+def _waits(waits: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
+    return tuple((number, printable_text(text)) for number, text in waits)
+
+
+# Fields of which only a part is text, or which are no text any more.
+_OTHERS: dict[type[Any], dict[str, _Clean]] = {
+    m.Hello: {"token": digest},
+    m.RegisterProgram: {"definition": _program},
+    m.WorkerReady: {"devices": _structs},
+    m.IslandStarts: {"machines": _names},
+    m.EngineReport: {"machines": _structs, "waits": _waits},
+}
+
+
+def _cleaning(kind: type[Any]) -> dict[str, _Clean]:
+    """By field."""
+    found: dict[str, _Clean] = {}
+    for field in fields(kind):
+        if field.type is str:
+            found[field.name] = printable_name if field.name in _NAMES.get(kind, ()) else printable_text
+        elif field.type is Status:
+            found[field.name] = _status
+    return found | _OTHERS.get(kind, {})
+
+
+# By the kinds of messages that `clean` changes.
+CLEANED: dict[type[Any], dict[str, _Clean]] = {
+    kind: cleaning for kind in typing.get_args(m.ToController) if (cleaning := _cleaning(kind))
+}
+
+
+def clean(message: Any) -> Any:
+    """Return a message of the kinds in `CLEANED` as the controller keeps it."""
+    changed = {}
+    for name, make in CLEANED[message.__class__].items():
+        value = getattr(message, name)
+        made = make(value)
+        if made != value:
+            changed[name] = made
+    return replace(message, **changed) if changed else message

@@ -1,0 +1,59 @@
+"""The key of a user on a machine, from which the keys are derived for what Atoll keeps on disk.
+
+It is a file that outlives clusters: what one cluster has written, the next one can verify and read. The file is not in
+any directory that it protects, and no process that runs users' code sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from atoll.cluster.folders import KEY_VARIABLE, key_file
+from atoll.errors import AccessError
+
+_BYTES = 32
+_MOST_BYTES = 4096
+
+
+def user_key(purpose: str) -> bytes:
+    """Return the key for this purpose, 32 bytes. The first use creates the user's key.
+
+    Raises AccessError if the key file cannot be read or created, if other users can read it, or if it holds no key.
+    """
+    return hmac.digest(_read(Path(key_file())), purpose.encode(), "sha256")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not path.exists():
+            _create(path)
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            key = file.read(_MOST_BYTES)
+    except OSError as error:
+        raise AccessError(
+            f"cannot read or create the key file {path}: {error.strerror}; set {KEY_VARIABLE} to another file"
+        ) from None
+    if found.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise AccessError(f"other users can read the key file {path}: chmod 600 {path}")
+    if len(key) < _BYTES:
+        raise AccessError(f"the key file {path} has {len(key)} bytes, and a key has {_BYTES} or more: remove the file")
+    return key
+
+
+def _create(path: Path) -> None:
+    """Create the file, complete from the moment it exists. The first of several processes creates it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_BYTES))
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink()

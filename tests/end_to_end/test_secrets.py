@@ -1,0 +1,272 @@
+"""No process that runs users' Python, nor anything kept on disk for it to read, has a secret of the cluster.
+
+The cluster has all secrets that there are: TLS with an authority, tenants with token files, a journal, join files. The
+search runs in colocated Python of a tenant. It knows the secrets by masked copies, so that it does not find its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from atoll.cluster.tenants import read_tenants
+from atoll.journal.files import Folder
+from atoll.journal.recovery import recover
+from atoll.journal.snapshots import unpickled
+from atoll.operate.replay import replay
+from atoll.operate.requests import request_dump
+from atoll.protocol.events import ConnectionOpened
+from atoll.security.join import read_join
+from atoll.security.start import authority_file, host_join_file, join_file
+from tests.cluster_process import free_port
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+TOKENS = {name: f"the long token of {name} {os.urandom(8).hex()}" for name in ("ana", "ben", "op", "cluster", "host")}
+FOREIGN = "a credential of whoever started the cluster"
+_MASK = 0x5A
+
+
+def masked(secret: bytes) -> bytes:
+    return bytes(each ^ _MASK for each in secret)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With what a user has for a cluster: files of tenants and tokens, and the journal."""
+    path = tmp_path_factory.mktemp("secrets")
+    lines = []
+    for name in ("ana", "ben", "op"):
+        (path / f"{name}.token").write_text(TOKENS[name])
+        (path / f"{name}.token").chmod(0o600)
+        lines.append(f"[tenant.{name}]\ntoken = './{name}.token'\nrole = '{'operator' if name == 'op' else 'user'}'\n")
+    (path / "tenants.toml").write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster, folder: Path) -> StandingCluster:
+    return start_cluster(
+        {
+            "ATOLL_KEY_FILE": str(folder / "state" / "key"),
+            "ATOLL_HOST_TOKEN": TOKENS["host"],
+            "AWS_SECRET_ACCESS_KEY": FOREIGN,
+        },
+        islands="1x1x2",
+        listen=f"tls://127.0.0.1:{free_port()}",
+        token=TOKENS["cluster"],
+        journal=str(folder / "journal"),
+        grace_seconds=5.0,
+        tenants=tuple(read_tenants(folder / "tenants.toml")),
+    )
+
+
+@pytest.fixture(scope="module")
+def ana(start_python: StartPython, cluster: StandingCluster) -> Iterator[RemotePython]:
+    join = read_join(str(join_file(cluster.directory)))
+    python = start_python(ATOLL_JOIN=str(replace(join, token=TOKENS["ana"])))
+    python.call(double)  # its session is open
+    yield python
+    python.close()
+
+
+@pytest.fixture(scope="module")
+def secrets(ana: RemotePython, cluster: StandingCluster, folder: Path) -> dict[str, bytes]:
+    """Every secret of the cluster, by its name."""
+    found = {f"token of {name}": token.encode() for name, token in TOKENS.items() if name != "host"}
+    for file in (join_file(cluster.directory), host_join_file(cluster.directory)):
+        join = read_join(str(file))
+        found[f"string in {file.name}"] = str(join).encode()
+        found[f"token in {file.name}"] = join.token.encode()
+    pem = authority_file(cluster.directory).read_text()
+    found["key of the authority"] = pem[pem.index("PRIVATE KEY") :].splitlines()[1].encode()
+    found["the user's key"] = (folder / "state" / "key").read_bytes()
+    found["a credential of the environment"] = FOREIGN.encode()
+    for number, secret in enumerate(journaled(folder)):
+        found[f"secret {number} of a session, host or link"] = secret
+    return found
+
+
+def journaled(folder: Path) -> set[bytes]:
+    """The secrets in the journal, which whoever has the user's key can read: those of connections, and the shell's."""
+    before = os.environ["ATOLL_KEY_FILE"]
+    os.environ["ATOLL_KEY_FILE"] = str(folder / "state" / "key")
+    try:
+        copy = folder / "copy"
+        shutil.copytree(folder / "journal", copy)
+        opened = Folder(copy)
+        recovered = recover(opened)
+        opened.close()
+        shutil.rmtree(copy)
+    finally:
+        os.environ["ATOLL_KEY_FILE"] = before
+    assert recovered is not None
+    controller, state = unpickled(recovered.payload)
+    peers = controller.connections.peers.values()
+    found = {peer.secret.encode() for peer in peers} | {state.key}
+    found |= {event.secret.encode() for event in recovered.events() if isinstance(event, ConnectionOpened)}
+    assert len(found) > 3
+    return found
+
+
+def forms(secrets: dict[str, bytes]) -> list[tuple[str, bytes]]:
+    """Each as it is, and as hexadecimal and base64 text."""
+    found = []
+    for name, secret in secrets.items():
+        encoded = {base64.b64encode(secret).rstrip(b"="), base64.urlsafe_b64encode(secret).rstrip(b"=")}
+        found += [(name, each) for each in {secret, secret.hex().encode(), *encoded}]
+    return found
+
+
+def within(content: bytes, secrets: dict[str, bytes]) -> list[str]:
+    return sorted({name for name, form in forms(secrets) if form in content})
+
+
+# ---- what runs in clients
+
+
+def double() -> float:
+    import jax.numpy as jnp
+
+    return float(jnp.float32(21) * 2)
+
+
+def on_a_host(search: Callable[..., list[tuple[str, str]]], *arguments: Any) -> list[tuple[str, str]]:
+    """What a function of colocated Python returns: (place, what is there)."""
+    import jax
+    from jax.experimental import colocated_python
+
+    size = 1 << 16
+
+    @colocated_python.colocated_python
+    def run(x: jax.Array) -> jax.Array:
+        text = json.dumps(search(*arguments)).encode()[:size]
+        found = np.zeros(size, np.uint8)
+        found[: len(text)] = np.frombuffer(text, np.uint8)
+        return jax.device_put(found, x.sharding)
+
+    device = jax.devices()[0]
+    answer = np.asarray(run(jax.device_put(np.zeros(1, np.uint8), device)))
+    return [tuple(each) for each in json.loads(answer.tobytes().rstrip(b"\0"))]
+
+
+def search_processes(hidden: list[tuple[str, bytes]]) -> list[tuple[str, str]]:
+    """Of each process that this one sees: environment, arguments, open files, mapped files."""
+    wanted = [(name, masked(each)) for name, each in hidden]
+    found: list[tuple[str, str]] = []
+
+    def look(place: str, content: bytes) -> None:
+        found.extend((place, name) for name, each in wanted if each in content)
+
+    def look_into(place: str, path: str) -> None:
+        try:
+            if os.path.isfile(path) and os.stat(path).st_size < 1 << 26:
+                with open(path, "rb") as file:
+                    look(place, file.read())
+        except OSError:
+            pass
+
+    look("os.environ", "\0".join(f"{name}={value}" for name, value in os.environ.items()).encode())
+    processes = ["self", *(each for each in os.listdir("/proc") if each.isdigit())]
+    for each in processes:
+        for name in ("environ", "cmdline"):
+            place = f"/proc/{each}/{name}"
+            try:
+                with open(place, "rb") as file:
+                    look(place, file.read())
+            except OSError:
+                continue
+        try:
+            for descriptor in os.listdir(f"/proc/{each}/fd"):
+                place = f"/proc/{each}/fd/{descriptor}"
+                look_into(f"{place} ({os.readlink(place)})", place)
+            with open(f"/proc/{each}/maps") as file:
+                maps = {line.split(None, 5)[5].strip() for line in file if line.count("/")}
+        except OSError:
+            continue
+        for path in maps:
+            if not path.endswith((".so", ".py")) and ".so." not in path:
+                look_into(f"/proc/{each}/maps: {path}", path)
+    found.append(("processes", str(len(processes) - 1)))
+    return found
+
+
+def search_files(
+    hidden: list[tuple[str, bytes]], roots: list[str], skipped: list[str], most: int
+) -> list[tuple[str, str]]:
+    """All regular files below these directories, but for those of programs and libraries."""
+    wanted = [(name, masked(each)) for name, each in hidden]
+    found: list[tuple[str, str]] = []
+    seen = read = 0
+    for root in roots:
+        for directory, names, files in os.walk(root):
+            names[:] = [each for each in names if os.path.join(directory, each) not in skipped]
+            for name in files:
+                path = os.path.join(directory, name)
+                seen += 1
+                try:
+                    if seen > most or not os.path.isfile(path) or os.stat(path).st_size > 1 << 26:
+                        continue
+                    with open(path, "rb") as file:
+                        content = file.read()
+                except OSError:
+                    continue
+                read += 1
+                found.extend((path, name) for name, each in wanted if each in content)
+    found.append(("files", str(read)))
+    return found
+
+
+# ---- tests
+
+
+def hidden(secrets: dict[str, bytes]) -> list[tuple[str, bytes]]:
+    return [(name, masked(form)) for name, form in forms(secrets)]
+
+
+def test_processes_that_users_python_sees_have_no_secret(ana: RemotePython, secrets: dict[str, bytes]) -> None:
+    *leaks, (_, processes) = ana.call(on_a_host, search_processes, hidden(secrets))
+    assert leaks == []
+    assert int(processes) >= 1
+
+
+def test_the_search_finds_what_is_there(ana: RemotePython) -> None:
+    """The search would see a secret: it is shown some that are none."""
+    known = {"a variable": b"JAX_PLATFORMS=cpu", "an argument": b"atoll.host_services.python.program.main"}
+    *leaks, _ = ana.call(on_a_host, search_processes, hidden(known))
+    assert {name for _, name in leaks} == set(known)
+
+
+def test_the_journal_has_no_secret_in_the_clear(
+    ana: RemotePython, cluster: StandingCluster, secrets: dict[str, bytes], folder: Path
+) -> None:
+    files = [path for path in (folder / "journal").iterdir() if path.is_file()]
+    assert len(files) >= 2
+    assert {path.name: within(path.read_bytes(), secrets) for path in files} == {path.name: [] for path in files}
+
+
+def test_arguments_of_the_clusters_processes_and_its_log_have_no_secret(
+    cluster: StandingCluster, ana: RemotePython, secrets: dict[str, bytes]
+) -> None:
+    processes = [*cluster.processes().values(), psutil.Process(ana.pid)]
+    processes += [child for each in processes for child in each.children(recursive=True)]
+    texts = {f"{each.pid}: {each.cmdline()[3:4]}": "\0".join(each.cmdline()).encode() for each in processes}
+    texts["log"] = cluster.messages().encode()
+    assert {place: within(text, secrets) for place, text in texts.items()} == {place: [] for place in texts}
+
+
+def test_a_dump_has_no_secret(cluster: StandingCluster, ana: RemotePython, secrets: dict[str, bytes]) -> None:
+    join = read_join(str(join_file(cluster.directory)))
+    dump = request_dump(join.address, "", join)
+    events = b"".join(repr(event).encode() for event, _ in replay(dump.splitlines()))
+    assert (within(dump, secrets), within(events, secrets)) == ([], [])
