@@ -77,6 +77,7 @@ class Controller:
         self.sessions = state.sessions
         self.slices = state.slices
         self.quarantine = state.quarantine
+        self.offenses = state.offenses
         self.leases = state.leases
         self.connections = state.connections
         self.history = state.history
@@ -152,6 +153,7 @@ class Controller:
             self._outbox,
             self._drop_program,
             self.quarantine,
+            self.offenses,
             settings.sequential,
             find_policy(settings.policy),
             settings.static_seconds,
@@ -162,7 +164,14 @@ class Controller:
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
         self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections)
         self._compilation = Compilation(
-            self.resources, self.sessions, self._outbox, self.quarantine, self.scheduler, self.meter, _location
+            self.resources,
+            self.sessions,
+            self._outbox,
+            self.quarantine,
+            self.offenses,
+            self.scheduler,
+            self.meter,
+            _location,
         )
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
@@ -334,6 +343,7 @@ class Controller:
         now = event.seconds
         self._sessions.tick(now)
         self._recovery.tick(now)
+        self._compilation.tick(now)
         self.migrations.tick(now)
         self.suspensions.tick(now)
         self._operators.tick(now)

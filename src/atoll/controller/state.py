@@ -11,6 +11,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.dispatch.connections import Connections
 from atoll.dispatch.outbox import Outbox
+from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
@@ -32,6 +33,7 @@ class ClusterState:
     sessions: dict[int, Session] = field(default_factory=dict)  # that are open, by number
     slices: Slices = field(default_factory=Slices)
     quarantine: Quarantine = field(default_factory=Quarantine)
+    offenses: TenantOffenses = field(default_factory=TenantOffenses)
 
     @classmethod
     def of(cls, settings: ClusterSettings) -> ClusterState:

@@ -15,6 +15,7 @@ from atoll.errors import OK, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.checks import island_problem
 from atoll.scheduling.functions import FunctionRegistry, Registration, function_name, hosts_of
+from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
@@ -31,6 +32,7 @@ class Compilation:
         sessions: dict[int, Session],
         outbox: Outbox,
         quarantine: Quarantine,
+        offenses: TenantOffenses,
         scheduler: Scheduler[GangRun],
         meter: Meter,
         location_of: Callable[[Session, int], DeviceLocation],
@@ -40,11 +42,14 @@ class Compilation:
         self._sessions = sessions
         self._outbox = outbox
         self._quarantine = quarantine
+        self._offenses = offenses
         self._scheduler = scheduler
         self._meter = meter
         self._location_of = location_of
         self._late: set[int] = set()  # sessions with releases that wait
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
+        # Until a time, by (session, host, feed): processes that compiled for their tenants crashed.
+        self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
 
     # ---- a session's requests
 
@@ -63,6 +68,7 @@ class Compilation:
                 loss.raise_if_error()
             name = function_name(message.content, locations, session.tenant.name)
             self._check_quota(session.tenant)
+            (self._offenses.compile_problem(session.tenant, self._outbox.seconds) or OK).raise_if_error()
             self._quarantine.refused.get(name, OK).raise_if_error()
         except StatusError as error:
             self._outbox.to_session(session.number, m.FunctionReady(message.function, error.status, b""))
@@ -97,11 +103,36 @@ class Compilation:
         content = session.function_requests[function].content
         tenant = "" if session.tenant.name == DEFAULT_NAME else session.tenant.name
         compile_ = m.Compile(name, session.number, feed, assignment, content, again, tenant)
+        now = self._outbox.seconds
+        delay = self._offenses.compile_delay(session.tenant, now)
         for host in sorted(hosts):
-            if session.feeds.claim((host, feed)):
-                self._outbox.to_host(host, compile_)
+            if delay:
+                self._delayed[session.number, host, feed] = now + delay, compile_
             else:
-                self._awaiting.setdefault((session.number, host, feed), compile_)
+                self._send(session, host, compile_)
+
+    def _send(self, session: Session, host: int, compile_: m.Compile) -> None:
+        """Have a host compile once the source has arrived there."""
+        if session.feeds.claim((host, compile_.feed)):
+            self._outbox.to_host(host, compile_)
+        else:
+            self._awaiting.setdefault((session.number, host, compile_.feed), compile_)
+
+    def tick(self, now: float) -> None:
+        """Once a second: send the delayed compilations that are due, or refuse them if their tenant is suspended."""
+        for key, (due, compile_) in list(self._delayed.items()):
+            session, host = self._sessions.get(key[0]), key[1]
+            if self._delayed.get(key) is None or due > now:  # a refusal may have ended it
+                continue
+            del self._delayed[key]
+            if session is None or (compile_.function, host) not in self.functions.waiting:
+                if session is not None:
+                    session.feeds.unwanted.add((host, compile_.feed))
+            elif (problem := self._offenses.compile_problem(session.tenant, now)) is not None:
+                session.feeds.unwanted.add((host, compile_.feed))
+                self._settle(compile_.function, host, problem, b"")
+            else:
+                self._send(session, host, compile_)
 
     def release(self, session: Session, function: int) -> None:
         """The session needs the function no more, once all that it has launched before has started: a Python function
@@ -147,6 +178,10 @@ class Compilation:
             if number == session.number:
                 del self._awaiting[number, host, feed]
                 session.feeds.unwanted.add((host, feed))
+        for number, host, feed in [key for key, (_, each) in self._delayed.items() if each.function == name]:
+            if number == session.number:
+                del self._delayed[number, host, feed]
+                session.feeds.unwanted.add((host, feed))
         for key, waiting in list(self.functions.waiting.items()):
             if key[0] == name:
                 waiting[:] = [each for each in waiting if each.session != session.number]
@@ -156,6 +191,8 @@ class Compilation:
     def session_closed(self, session: Session) -> None:
         for key in [key for key in self._awaiting if key[0] == session.number]:
             del self._awaiting[key]
+        for key in [key for key in self._delayed if key[0] == session.number]:
+            del self._delayed[key]
         for name in session.functions.values():
             self.drop_reference(name)
 
@@ -185,7 +222,16 @@ class Compilation:
                 self.functions.titles[message.function] = message.name
                 if message.calls_client:
                     self.functions.calls_client.add(message.function)
+        elif message.crashed:
+            self._charge(host, message)
         self._settle(message.function, host, message.status, message.info)
+
+    def _charge(self, host: int, message: m.Compiled) -> None:
+        """Charge the crash of a compiler process to the tenant of the first session that asked for the function."""
+        waiting = self.functions.waiting.get((message.function, host), ())
+        session = self._sessions.get(waiting[0].session) if waiting else None
+        if session is not None and session.tenant.memory is not None:  # tenants are told apart
+            self._offenses.compiler_crashed(session.tenant, self._outbox.seconds)
 
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
         for done in self.functions.settle(name, host, status, info):

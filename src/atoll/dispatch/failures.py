@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.connections import Connections
 from atoll.dispatch.launcher import Launcher
 from atoll.errors import Status
 from atoll.scheduling.checks import gang_problem
 from atoll.scheduling.durations import Durations
+from atoll.scheduling.offenses import Running
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tickets import Gang, Late
+from atoll.scheduling.tenants import Tenant
+from atoll.scheduling.tickets import Gang, Late, Ticket
 
 # Seconds after which the end of a worker is surely known, or that its connection is away.
 LOSS_KNOWN_SECONDS = 0.5
@@ -32,10 +36,15 @@ class Failures:
         self._sessions = sessions
         self._failed_for: Durations[int] = Durations()  # gangs, by sequence
 
-    def running(self, island: int) -> set[str]:
+    def running(self, island: int) -> dict[str, Running]:
         """The functions in flight on the island's devices: colocated Python runs in processes of its own."""
-        specs = (gang.run.spec for gang in self._launcher.in_flight.values() if gang.island == island)
-        return {name for spec in specs if spec.late is not Late.PYTHON for name in spec.functions}
+        found: dict[str, Running] = {}
+        for gang in self._launcher.in_flight.values():
+            spec = gang.run.spec
+            if gang.island == island and spec.late is not Late.PYTHON:
+                for name in spec.functions:
+                    found.setdefault(name, Running(gang.ticket.tenant, spec.experience.runs > 0))
+        return found
 
     def half_failed(self) -> list[Gang[GangRun]]:
         """What failed on one host while others of its island still compute it: they may wait for it in vain."""
@@ -72,14 +81,31 @@ class Failures:
 
     def fail_doomed(self) -> None:
         """Launches in line fail now where an input of theirs is lost."""
-        islands = self._resources.islands
-        tickets = {ticket.number: ticket for island in islands for ticket in self._scheduler.tickets(island)}
-        for _, ticket in sorted(tickets.items()):
+        for ticket in self._waiting():
             session = self._sessions.get(ticket.session)
             for gang in ticket.gangs:
                 problem = gang_problem(session, gang)
                 if problem is not None:
                     self._launcher.fail(gang.run.launch, problem)
+
+    def fail_refused(self, refused: Mapping[str, Status]) -> None:
+        """Fail the launches in line whose functions are refused."""
+        for ticket in self._waiting():
+            for gang in ticket.gangs:
+                name = next((name for name in gang.run.spec.functions if name in refused), None)
+                if name is not None:
+                    self._launcher.fail(gang.run.launch, refused[name].within(gang.run.launch.program.name))
+
+    def fail_tenant(self, tenant: Tenant, status: Status) -> None:
+        """Fail the launches of a tenant that are in line."""
+        for ticket in self._waiting():
+            if ticket.tenant is tenant:
+                self._launcher.fail(ticket.gangs[0].run.launch, status)
+
+    def _waiting(self) -> list[Ticket[GangRun]]:
+        """Return the tickets of which some gang has not started, in the order of their launches."""
+        tickets = {each.number: each for island in self._resources.islands for each in self._scheduler.tickets(island)}
+        return [ticket for _, ticket in sorted(tickets.items()) if not ticket.dropped]
 
     def fail_waiting(self, island: int, status: Status) -> None:
         """Launches in line that need the island fail."""

@@ -26,6 +26,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import NO_ENTRY, Entry
 from atoll.scheduling.checks import check_window, gang_problem, launch_problem
 from atoll.scheduling.dispatch_units import Unit
+from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
@@ -55,6 +56,7 @@ class Launcher:
         outbox: Outbox,
         on_program_idle: Callable[[RegisteredProgram], None],
         quarantine: Quarantine,
+        offenses: TenantOffenses,
         sequential: bool = False,
         policy: Callable[[], Policy] = FairShares,
         static_seconds: float | None = None,
@@ -67,6 +69,7 @@ class Launcher:
         self._sessions = sessions
         self._outbox = outbox
         self._quarantine = quarantine
+        self._offenses = offenses
         self.memory = Reservations(sessions, self.scheduler, resources)
         self.scheduler.use_memory(self.memory.reserve)
         self._next_sequence = 1
@@ -129,7 +132,10 @@ class Launcher:
         session.credits += message.credits
         program = session.programs.get(message.program)
         is_irregular = program is None and message.program in session.irregular
-        if is_irregular:
+        problem = self._offenses.launch_problem(session.tenant, self._outbox.seconds)
+        if problem is not None:
+            pass
+        elif is_irregular:
             problem = self.irregular.launch(session, message)
         else:
             problem = launch_problem(session, program, message, self._quarantine, self._resources)

@@ -85,6 +85,10 @@ class Island:
         if self.state is State.RUNNING:
             self._reports.island_starts(self.number, self._incarnation, self._machines)
 
+    def excuse(self) -> None:
+        """Do not count the newest restart against the limit. The controller knows the cause only after the restart."""
+        self._policy.excuse()
+
     def restart(self) -> None:
         """Kills the processes that run, and starts all again when they have ended. Does nothing while it ends."""
         if self.state is State.RUNNING:

@@ -24,6 +24,11 @@ class RestartPolicy:
         self._restarts.append(now)
         return True
 
+    def excuse(self) -> None:
+        """Do not count the newest restart: a program caused it, not the island."""
+        if self._restarts:
+            self._restarts.pop()
+
     @property
     def reason(self) -> str:
         """Why a restart is not allowed."""

@@ -38,6 +38,7 @@ from atoll.protocol.messages import (
     IslandStarts,
     OperationReply,
     Refused,
+    RestartExcused,
     RestartIsland,
     StartIsland,
     TellAgent,
@@ -279,6 +280,8 @@ class Supervisor:
             case RestartIsland(island=island, reason=reason):
                 _log.warning("island %d is restarted: %s", island, reason)
                 self._islands[island].restart()
+            case RestartExcused(island=island):
+                self._islands[island].excuse()
             case StartIsland(island=island, shape=shape):
                 self._start_island(island, shape)
             case EndIsland(island=island):

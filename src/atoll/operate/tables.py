@@ -161,6 +161,7 @@ def tenants_table(snapshot: Snapshot) -> RenderableType:
 
 def _limits(tenant: Tenant) -> list[str]:
     memory = {"on each device": tenant.memory, "in all": tenant.total_memory}
-    found = [f"{human_bytes(limit)} {where}" for where, limit in memory.items() if limit]
+    found = [f"suspended for {tenant.suspended_seconds:.0f} s"] if tenant.suspended_seconds else []
+    found += [f"{human_bytes(limit)} {where}" for where, limit in memory.items() if limit]
     counts = ("devices", "sessions", "launches", "uploads", "compiles")
     return found + [f"{getattr(tenant, name)} {name}" for name in counts if getattr(tenant, name)]

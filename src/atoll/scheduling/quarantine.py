@@ -16,6 +16,18 @@ from atoll.errors import Code, Status
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, LAPSED_STATUS}
 
 
+def is_crash(status: int) -> bool:
+    """Return whether a worker that ended with this exit status crashed, rather than was ended by someone."""
+    return status not in _KILLED and status != 0
+
+
+def is_own_crash(status: int, has_others: bool) -> bool:
+    """Return whether a crash was caused on its host. XLA also aborts a process after the loss of the first host of its
+    island, before anybody else knows of that loss; `has_others` says that the island has other hosts.
+    """
+    return not (has_others and status == -signal.SIGABRT)
+
+
 class Quarantine:
     """Suspects and refused functions, by the workers' names for them."""
 
@@ -28,10 +40,9 @@ class Quarantine:
         """A worker ended with exit `status`, which `text` describes, while it ran and compiled these. `has_others`: its
         island has other hosts.
         """
-        if status in _KILLED or status == 0:
+        if not is_crash(status):
             return
-        # XLA ends a process, too, where that of the island's first host has gone, before anybody else knows of it.
-        is_sure = not (has_others and status == -signal.SIGABRT)
+        is_sure = is_own_crash(status, has_others)
         if len(running | compiling) == 1:
             (name,) = running | compiling
             if is_sure or name in self.suspects:

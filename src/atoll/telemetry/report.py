@@ -21,6 +21,7 @@ from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
 from atoll.scheduling.functions import FunctionRegistry
 from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
@@ -77,6 +78,9 @@ class Reported(Protocol):
     def functions(self) -> FunctionRegistry: ...
     @property
     def tenants(self) -> Tenants: ...
+
+    @property
+    def offenses(self) -> TenantOffenses: ...
 
 
 def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0) -> dict[str, Any]:
@@ -175,7 +179,7 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
         "islands": islands,
         "machines": [msgspec.structs.asdict(each) for each in controller.agents.report.machines],
         "sessions": sessions,
-        "tenants": [_tenant(tenant, controller) for tenant in tenants],
+        "tenants": [_tenant(tenant, controller, now) for tenant in tenants],
         "viewer": {
             "tenant": "" if viewer is None else viewer.name,
             "role": TenantRole.OPERATOR if viewer is None else viewer.settings.role,
@@ -203,7 +207,7 @@ def _aside(session: Session) -> int:
     return sum(entry.nbytes for entry in session.directory.entries.values() if entry.aside is not None)
 
 
-def _tenant(tenant: Tenant, controller: Reported) -> dict[str, Any]:
+def _tenant(tenant: Tenant, controller: Reported, now: float) -> dict[str, Any]:
     """What it is set to, and what it has. A quota of 0 is none."""
     own = [session for session in controller.sessions.values() if session.tenant is tenant]
     settings: dict[str, Any] = msgspec.to_builtins(without_tokens(tenant.settings))
@@ -219,6 +223,7 @@ def _tenant(tenant: Tenant, controller: Reported) -> dict[str, Any]:
         "in_flight": sum(session.in_flight for session in own),
         "device_seconds": round(device_ns / 1e9, 6),
         "device_bytes": used,
+        "suspended_seconds": round(controller.offenses.suspended_seconds(tenant.name, now), 1),
     }
 
 

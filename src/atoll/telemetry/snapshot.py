@@ -112,6 +112,7 @@ class Tenant(Part, frozen=True):
     in_flight: int = 0
     device_seconds: float = 0.0
     device_bytes: tuple[tuple[int, int], ...] = ()
+    suspended_seconds: float = 0.0  # until it may launch and compile again: see `scheduling.offenses`
 
 
 class Viewer(Part, frozen=True):

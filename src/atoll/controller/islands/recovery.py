@@ -16,6 +16,8 @@ from atoll.dispatch.launcher import Launcher
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
+from atoll.scheduling.offenses import Running
+from atoll.scheduling.quarantine import is_crash, is_own_crash
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang
 
@@ -47,6 +49,7 @@ class Recovery:
         self._sessions = state.sessions
         self._outbox = state.outbox
         self._quarantine = state.quarantine
+        self._offenses = state.offenses
         self._leases = state.leases
         self._tenants = state.tenants
         self._history = state.history
@@ -63,7 +66,9 @@ class Recovery:
         self._abandoned: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
         self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that have not heard one another, for how long
-        self._running_at_loss: dict[int, set[str]] = {}  # functions, by island, until the engine says how it ended
+        self._running_at_loss: dict[
+            int, dict[str, Running]
+        ] = {}  # functions, by island, until the engine says how it ended
         self._closed: dict[int, str] = {}  # sessions that are over while gangs of theirs are in flight, by name
 
     # ---- hosts
@@ -85,10 +90,23 @@ class Recovery:
         self.worker_lost(message.host, message.text)
         running = self._running_at_loss.pop(record.island, None)
         # Of what had joined only: else nothing ran or was compiled there yet. A lost machine is no program's fault.
-        if running is not None and message.status is not None:
+        if running is not None and message.status is not None and is_crash(message.status):
             has_others = len(self._resources.hosts_of(record.island)) > 1
-            self._quarantine.crashed(message.status, message.text, running, compiling, has_others)
+            self._quarantine.crashed(message.status, message.text, set(running), compiling, has_others)
             self._compilation.refuse(self._quarantine.refused)
+            self._failures.fail_refused(self._quarantine.refused)
+            self._charge(record.island, running, is_own_crash(message.status, has_others))
+
+    def _charge(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
+        """Charge the loss of an island to the tenants of what ran there, not to the island."""
+        if not running or not self._tenants.are_told_apart:
+            return
+        self._outbox.to_engine(m.RestartExcused(island))
+        for tenant in self._offenses.crashed(self._outbox.seconds, running.values(), is_sure=is_sure):
+            problem = self._offenses.launch_problem(tenant, self._outbox.seconds)
+            if problem is not None:
+                self._history.record("suspended", problem.message, island, tenant=tenant.name)
+                self._failures.fail_tenant(tenant, problem)
 
     def worker_fails(self, host: int, message: m.WorkerFails) -> None:
         """A bug ends the worker of `host`, which has reported it."""
@@ -209,8 +227,10 @@ class Recovery:
         if not self._tenants.are_told_apart:
             self._restart(gang.island, named)
         elif self._resources.islands[gang.island].works:
+            running = {name: Running(gang.ticket.tenant, False) for name in gang.run.spec.functions}
             self._history.record("hangs", named, gang.island, gang.ticket.session, gang.ticket.tenant.name)
             self._restart(gang.island, reason, named)
+            self._charge(gang.island, running, is_sure=True)
 
     def _lose(self, island: int, status: Status) -> None:
         """A host of the island is lost, and so is the island, unless that is known already."""

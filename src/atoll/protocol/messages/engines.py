@@ -61,5 +61,11 @@ class RestartIsland(Message, frozen=True, tag=75):
     reason: str
 
 
+class RestartExcused(Message, frozen=True, tag=115):
+    """Do not count the island's newest restart against its limit: a tenant's program caused it."""
+
+    island: int
+
+
 FromEngine = WorkerEnded | IslandGivenUp | IslandEnded | IslandStarts | EngineReport | TellAgent | DrainRequest
-ToEngine = Refused | RestartIsland | StartIsland | EndIsland | AgentSays | AgentLost | OperationReply
+ToEngine = Refused | RestartIsland | RestartExcused | StartIsland | EndIsland | AgentSays | AgentLost | OperationReply
