@@ -41,7 +41,7 @@ def test_crashes_by_ever_new_functions_suspend_their_tenant_and_leave_the_island
     for number in range(MOST_CRASHES):
         assert launch(play, alice, 100 + number)
         assert m.RestartExcused(0) in crash(play, incarnation)
-        play.proxy(alice.number, m.ReleaseFunction(100 + number))  # else it would be compiled again first
+        play.proxy(alice.number, m.ReleaseFunction(100 + number))  # otherwise it is compiled again first
         incarnation = play.controller.resources.hosts[0].incarnation
     assert launch(play, bob, 200)
     (tenant,) = [each for each in status(play, "alice")["tenants"]]

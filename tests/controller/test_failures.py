@@ -498,3 +498,79 @@ def test_a_host_that_is_lost_again_before_its_island_is_back_is_not_taken_for_on
     cluster.join(0, pid=3002)
     (back,) = [each for each in cluster.outbox() if isinstance(each, m.HostsBack | m.Refused)]
     assert [host for host, _ in back.hosts] == [0, 1]
+
+
+# ---- what outlives the loss of an island
+
+
+def waits_behind(play: Play) -> tuple[m.Run, ...]:
+    """A program runs on device 0. Behind it, another session makes an array without arguments, and reads it."""
+    play.with_call(arguments=0)
+    play.say(m.Launch(1, (), (11,), ()))
+    other = play.open(7, "other.py").number
+    play.proxy(other, m.RegisterFunction(5, "content 5", 50, ((0,),)))
+    (compile_,) = [each for each in play.report(0, m.FeedsArrived(other, (50,))) if isinstance(each, m.Compile)]
+    play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    play.proxy(other, m.RegisterProgram(1, single("make", (), Call(5, (), (on(0),), (0,)))))
+    play.proxy(other, m.RegisterProgram(2, single("read", (on(0),), DeviceToHost((0,), 0, None), feeds=1)))
+    play.proxy(other, m.Launch(1, (), (21,), ()))
+    play.proxy(other, m.Launch(2, (21,), (22,), (60,)))
+    play.proxy(other, m.Await(9, (22,)))
+    return tuple(runs(play.outbox()))
+
+
+def test_what_was_sent_behind_a_program_that_costs_its_island_runs_after_the_restart():
+    play = Play()
+    assert len(waits_behind(play)) == 2
+    play.say(m.Await(8, (11,)))
+    play.lose(0, "killed")
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert awaited.wait == 8
+    assert "(it had started there)" in awaited.status.message
+    other = play.session + 1
+    play.proxy(other, m.LossAcknowledged((0,)))
+    play.join_again(0)
+    play.proxy(other, m.CompileAgain(5, 95))
+    (compile_,) = [each for each in play.report(0, m.FeedsArrived(other, (95,))) if isinstance(each, m.Compile)]
+    again = runs(play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, True)))
+    assert [each.results for each in again] == [(21,), (22,)], "in their order"
+    play.done(*[each.sequence for each in again])
+    assert play.controller.scheduler.statistics(0).in_flight == 0
+    assert play.controller.sessions[other].directory.entries[22].error is None
+    assert play.controller.sessions[other].directory.entries[22].ready
+
+
+def test_what_stood_in_line_behind_it_runs_after_the_restart():
+    play = Play()
+    play.with_call(arguments=0)
+    for handle in range(2 * GANG_WINDOW):
+        play.say(m.Launch(1, (), (100 + handle,), ()))
+    play.outbox()
+    play.lose(0, "killed")
+    play.say(m.LossAcknowledged((0,)))
+    play.join_again(0)
+    play.say(m.CompileAgain(1, 95))
+    name = play.controller.sessions[play.session].functions[1]
+    play.report(0, m.FeedsArrived(play.session, (95,)))
+    found = runs(play.report(0, m.Compiled(name, OK, b"info", 0.1, True)))
+    assert found[0].results == (101,), "the first could have been running, and has failed"
+    count = 0
+    while found:
+        count += len(found)
+        found = runs(play.done(*[each.sequence for each in found]))
+    assert count == 2 * GANG_WINDOW - 1
+    entries = play.controller.sessions[play.session].directory.entries
+    assert [entries[100 + i].error is None for i in range(2 * GANG_WINDOW)] == [False] + [True] * (2 * GANG_WINDOW - 1)
+
+
+def test_what_needs_an_array_of_the_lost_island_fails_and_says_so():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(1, (10,), (11,), ()))
+    play.say(m.Launch(1, (10,), (12,), ()))
+    play.say(m.Await(5, (12,)))
+    play.lose(0, "killed")
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert awaited.status.code == Code.DATA_LOSS
+    assert "(its argument 0 was stored there)" in awaited.status.message

@@ -236,6 +236,15 @@ def double() -> float:
     return float(jax.jit(lambda x: x * 2)(jax.device_put(21.0, jax.devices()[0])))
 
 
+def made() -> float:
+    """A computation without inputs."""
+    import jax
+
+    if "make" not in state:
+        state["make"] = jax.jit(lambda: jax.numpy.ones(3).sum())
+    return float(state["make"]())
+
+
 def put_one() -> None:
     import jax
 
@@ -256,13 +265,17 @@ def test_a_loop_without_end_takes_its_device_no_longer_than_its_client_lives_and
     doomed = start_python(ATOLL_ADDRESS=cluster.address)
     user = start_python(ATOLL_ADDRESS=cluster.address)
     assert user.call(double) == 42.0
+    assert user.call(made) == 3.0
     doomed.call(put_one)
     before = cluster.report()["islands"][0]["started"]
     doomed.begin(loop_for_ever)
     loop_runs = {"started": before + 1, "in_flight": 1}
     cluster.until(lambda report: loop_runs.items() <= report["islands"][0].items(), BACK_SECONDS)
+    user.begin(made)
+    cluster.until(lambda report: sum(each["in_flight"] for each in report["sessions"]) > 1, BACK_SECONDS)
     doomed.process.kill()
     report = cluster.until(lambda report: report["islands"][0]["restarts"] == 1, BACK_SECONDS)
     assert "after its session ended" in report["islands"][0]["last_failure"]
+    assert user.finish(BACK_SECONDS) == 3.0, "it waited behind the loop, and its inputs still exist: it has none"
     assert user.call(double, seconds=BACK_SECONDS) == 42.0
     user.close()

@@ -230,7 +230,7 @@ class Compilation:
         """Charge the crash of a compiler process to the tenant of the first session that asked for the function."""
         waiting = self.functions.waiting.get((message.function, host), ())
         session = self._sessions.get(waiting[0].session) if waiting else None
-        if session is not None and session.tenant.memory is not None:  # tenants are told apart
+        if session is not None and session.tenant.memory is not None:  # the cluster has several tenants
             self._offenses.compiler_crashed(session.tenant, self._outbox.seconds)
 
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:

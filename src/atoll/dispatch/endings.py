@@ -223,6 +223,26 @@ class Endings:
         session.launch_ended(credits)
         self._outbox.return_credits(session.number, credits, may_wait=session.credits > 0)
 
+    def withdraw(self, launch: Launch) -> list[Gang[GangRun]]:
+        """Take a launch back that was sent to hosts that are lost, as if none of it had started.
+
+        Returns the gangs that had not been sent: they still count as waiting, and as users of their buffers.
+        """
+        gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
+        for ticket in launch.tickets:
+            self._scheduler.drop(ticket)
+            self._memory.dropped(ticket)
+        for gang in gangs:
+            if gang.run.started:
+                del self.in_flight[gang.sequence]
+                if gang.run.tally is not None:
+                    gang.run.tally.ended(0, 0, False)
+                self._scheduler.finished(gang)
+                self._memory.ended(gang)
+        launch.tickets, launch.pending = [], 0
+        launch.begun.clear()
+        return [gang for gang in gangs if not gang.run.started]
+
     def fail(self, launch: Launch, status: Status) -> None:
         """A launch fails: what of it has not started will not, and nothing new may use its results."""
         if launch.error is not None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.connections import Connections
 from atoll.dispatch.launcher import Launcher
+from atoll.dispatch.survivors import Survivors
 from atoll.errors import Status
 from atoll.scheduling.checks import gang_problem
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.offenses import Running
-from atoll.scheduling.session import GangRun, Session
+from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import Gang, Late, Ticket
 
@@ -54,10 +55,20 @@ class Failures:
             if gang.run.failure is not None and gang.run.hosts_left and gang.run.spec.collective
         ]
 
-    def island_lost(self, island: int, status: Status) -> None:
-        """Launches that run on the island, are committed to it, or have bytes there fail; the others wait for it."""
+    def island_lost(self, island: int, status: Status) -> Survivors:
+        """Fail the launches that have lost something with the island. The others wait for it: see `survivors`."""
         self._scheduler.pause(island)
         self._launcher.irregular.island_lost(island, status)
+        hosts = set(self._resources.hosts_of(island))
+        survivors = Survivors(island, hosts, self._launcher.in_flight, self._sessions)
+        if self._launcher.is_sequential:
+            survivors.lost.extend((launch, "it was in line") for launch in self._launches_of(island))
+        else:
+            survivors.judge(self._launches_of(island))
+        self._launcher.run_again(survivors.sent)
+        for launch, reason in survivors.lost:
+            why = Status(status.code, f"{status.message} ({reason})", status.payloads)
+            self._launcher.fail(launch, why.within(launch.program.name))
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.finish(gang)
@@ -66,13 +77,18 @@ class Failures:
             depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
             if depends_on_it and any(other.island == island for other in gang.ticket.gangs):
                 self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
-        hosts = set(self._resources.hosts_of(island))
-        for ticket in self._scheduler.tickets(island):
-            launch = ticket.gangs[0].run.launch
-            has_bytes_there = any(gang.island == island and gang.run.spec.awaited for gang in ticket.gangs)
-            if ticket.committed or has_bytes_there or not hosts.isdisjoint(launch.begun):
-                self._launcher.fail(launch, status.within(launch.program.name))
         self._launcher.static_runs.hosts_lost(hosts)
+        return survivors
+
+    def _launches_of(self, island: int) -> list[Launch]:
+        """Return the launches that wait for the island or were sent there, in the order in which they came."""
+        tickets = {each.number: each for each in self._scheduler.tickets(island) if not each.dropped}
+        found = {
+            gang.ticket.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.island == island
+        }
+        found.update((number, each.gangs[0].run.launch) for number, each in tickets.items())
+        launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
+        return [launch for launch in launches.values() if launch.error is None]
 
     def _committed(self) -> list[Gang[GangRun]]:
         """Gangs that have their places in the order, and have not started."""
@@ -87,6 +103,13 @@ class Failures:
                 problem = gang_problem(session, gang)
                 if problem is not None:
                     self._launcher.fail(gang.run.launch, problem)
+
+    def isolate(self, suspects: Container[str]) -> None:
+        """Have the gangs in line that run suspected functions run exclusively."""
+        for ticket in self._waiting():
+            for gang in ticket.gangs:
+                if not gang.run.spec.late and any(name in suspects for name in gang.run.spec.functions):
+                    gang.exclusive = True
 
     def fail_refused(self, refused: Mapping[str, Status]) -> None:
         """Fail the launches in line whose functions are refused."""
@@ -143,3 +166,8 @@ class Failures:
         """What has waited for memory in vain fails; the error names who holds it."""
         for gang, status in self._launcher.memory.waits.hopeless():
             self._launcher.fail(gang.run.launch, status)
+
+
+def _age(launch: Launch) -> int:
+    """Return the place of a launch among those of its session."""
+    return min(ticket.age for ticket in launch.tickets)

@@ -263,6 +263,30 @@ class Launcher:
             is_static=is_static,
         )
 
+    @property
+    def is_sequential(self) -> bool:
+        """Whether gangs are dispatched one after another."""
+        return self._sequential is not None
+
+    def run_again(self, launches: Sequence[Launch]) -> None:
+        """Put launches in line again that were sent to hosts that are lost, and that had not started there.
+
+        The memory of all of them goes before the first of them asks for some: later ones may have taken it over from
+        earlier ones.
+        """
+        places = [min(ticket.age for ticket in launch.tickets) for launch in launches]
+        unstarted = [self._endings.withdraw(launch) for launch in launches]
+        for launch in launches:
+            for entry in launch.entries[launch.program.arguments :]:
+                self.memory.release(entry)
+        for launch, age, gangs in zip(launches, places, unstarted, strict=True):
+            session = self._sessions[launch.session]
+            units = self._make_tickets(session, launch, age)
+            for gang in gangs:
+                launch.program.waiting -= 1
+                self._buffers.drop_uses(session, gang)
+            self._line_up(launch, units)
+
     def reserve_numbers(self, count: int = 1) -> int:
         """The first of so many sequence numbers."""
         self._next_sequence += count

@@ -95,6 +95,7 @@ class Recovery:
             self._quarantine.crashed(message.status, message.text, set(running), compiling, has_others)
             self._compilation.refuse(self._quarantine.refused)
             self._failures.fail_refused(self._quarantine.refused)
+            self._failures.isolate(self._quarantine.suspects)
             self._charge(record.island, running, is_own_crash(message.status, has_others))
 
     def _charge(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
@@ -267,13 +268,13 @@ class Recovery:
         """What was there or would have run there fails. What needs the island from now on waits until it is back."""
         island, status = lost.island, lost.status
         hosts = self.forget_hosts(island)
-        self._failures.island_lost(island, status)
+        survivors = self._failures.island_lost(island, status)
         for session in self._sessions.values():
             session.unseen[island] = status
             self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(hosts))))
             session.feeds.lose(hosts)
             for handle, entry in list(session.directory.entries.items()):
-                if hosts.intersection(entry.hosts):
+                if hosts.intersection(entry.hosts) and not survivors.will_make(entry):
                     session.has_errors = True
                     self._launcher.memory.release(entry)
                     if not entry.ready:

@@ -1,0 +1,115 @@
+"""Which launches outlive the loss of an island, and why the others do not.
+
+A launch outlives it if everything that it needs still exists, and if it had not started:
+
+- No argument was stored on the island, except results of other launches that outlive it, which are made again.
+- No bytes that the client sends had their way to the island's hosts.
+- It waits in line, or all of it was sent to this island, and none of its gangs had ended or could have been running.
+  Of the gangs in flight on a device, the first could have been running; the others waited behind it.
+
+A launch that waits in line stays there. A launch that was sent joins the lines again, at the place that it had, before
+its session's later launches. It takes part in no transfer to another island, so no other host knows of it. Launches
+that call Python, that depend on data, or that hosts run by themselves do not outlive the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from atoll.cluster.locations import HostDevice
+from atoll.scheduling.session import GangRun, Launch, Session
+from atoll.scheduling.tickets import Gang
+
+
+class Survivors:
+    """The launches that outlive the loss of one island.
+
+    Args:
+      island: the island.
+      hosts: its hosts.
+      in_flight: all gangs that are in flight, in the order in which they were started.
+      sessions: all sessions, by number.
+    """
+
+    def __init__(
+        self,
+        island: int,
+        hosts: set[int],
+        in_flight: Mapping[int, Gang[GangRun]],
+        sessions: Mapping[int, Session],
+    ) -> None:
+        self.waiting: list[Launch] = []  # in line
+        self.sent: list[Launch] = []  # to the island
+        self.lost: list[tuple[Launch, str]] = []  # with the reason
+        self._island = island
+        self._hosts = hosts
+        self._in_flight = in_flight
+        self._sessions = sessions
+        self._running = self._find_running()
+        self._remade: set[int] = set()  # ids of entries
+
+    def judge(self, launches: Iterable[Launch]) -> None:
+        """Decide which of these launches survive. An earlier launch of a session comes before a later one."""
+        for launch in launches:
+            was_sent = any(ticket.committed or gang.run.started for ticket in launch.tickets for gang in ticket.gangs)
+            reason = self._loss(launch, was_sent or bool(launch.begun))
+            if reason:
+                self.lost.append((launch, reason))
+                continue
+            (self.sent if was_sent or launch.begun else self.waiting).append(launch)
+            self._remade.update(map(id, launch.entries[launch.program.arguments :]))
+
+    def will_make(self, entry: object) -> bool:
+        """Return whether a launch that survives makes this buffer."""
+        return id(entry) in self._remade
+
+    def _find_running(self) -> set[int]:
+        """Return the sequence numbers of gangs that may have been running on the island."""
+        taken: set[HostDevice] = set()
+        running = set()
+        for gang in self._in_flight.values():
+            if gang.island == self._island and not gang.run.spec.late:
+                devices = {(host, each) for host, some in gang.run.spec.devices.items() for each in some}
+                if taken.isdisjoint(devices):
+                    running.add(gang.sequence)
+                taken |= devices
+        return running
+
+    def _loss(self, launch: Launch, was_sent: bool) -> str:
+        """Return why the launch does not survive; "" if it does."""
+        session, program = self._sessions.get(launch.session), launch.program
+        if session is None or not session.waits_for_islands:
+            return "its session does not wait for the island"
+        for number, entry in enumerate(launch.entries[: program.arguments]):
+            if not self._hosts.isdisjoint(entry.hosts) and id(entry) not in self._remade:
+                return f"its argument {number} was stored there"
+        gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
+        if any(host in self._hosts for gang in gangs for host, _ in gang.run.spec.awaited):
+            return "bytes that its client sends had their way there"
+        if program.is_late or launch.promise is not None or launch.part_of is not None or launch.then is not None:
+            return "it depends on Python or on data"
+        known = set(session.functions.values())
+        if not known.issuperset(program.functions):
+            return "a function of it was released"
+        return self._loss_of_sent(session, launch, gangs) if was_sent else ""
+
+    def _loss_of_sent(self, session: Session, launch: Launch, gangs: list[Gang[GangRun]]) -> str:
+        program = launch.program
+        if program.islands != (self._island,):
+            return "it runs on other islands, too"
+        if launch.is_static or any(ticket.is_static for ticket in launch.tickets):
+            return "its hosts had started it"
+        for gang in gangs:
+            left = gang.run.hosts_left
+            if gang.run.started and (
+                gang.sequence in self._running or gang.sequence not in self._in_flight or len(left) < len(gang.hosts)
+            ):
+                return "it had started there"
+        is_gone = program.released and not program.waiting
+        entries = session.directory.entries
+        if is_gone or any(launch.entries[i] is not entries.get(launch.handles[i]) for i in range(program.arguments)):
+            return "its program or an argument was released"
+        made = {id(launch.entries[value]) for value in program.result_values}
+        if len(made.intersection(map(id, map(entries.get, launch.results)))) < len(launch.results):
+            return "a result of it was released"
+        return ""
