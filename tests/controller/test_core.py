@@ -83,11 +83,6 @@ def test_a_function_over_two_islands_is_refused_with_what_to_do_instead():
     assert "jax.device_put" in ready.status.message
 
 
-def test_a_function_on_a_device_that_does_not_exist_is_refused():
-    (ready,) = Play().say(m.RegisterFunction(7, "hash", 90, ((0, 9),)))
-    assert ready.status.message == "device 9 does not exist"
-
-
 def test_a_function_that_does_not_compile_is_forgotten_and_its_error_reported():
     play = Play()
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
@@ -364,14 +359,12 @@ def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued
         (m.Launch(1, (10,), (11,), (5,)), Code.INVALID_ARGUMENT, "0 feeds"),
         (m.Launch(1, (10,), (11, 12), ()), Code.INVALID_ARGUMENT, "gives 1 results"),
         (m.Launch(1, (77,), (11,), ()), Code.NOT_FOUND, "array 77"),
-        (m.Launch(4, (), (11,), ()), Code.INVALID_ARGUMENT, "device 9"),
     ],
 )
 def test_a_launch_that_cannot_be_makes_its_results_errors_and_room_for_the_next(launch, code, text):
     play = Play()
     play.with_call()
     play.array(10)
-    play.say(m.RegisterProgram(4, single("far", (), Call(1, (), (on(9),), (9,)))))
     assert play.say(launch) == [m.CreditReturned(1)]
     (awaited,) = play.say(m.Await(5, launch.results))
     assert awaited.status.code == code
@@ -404,7 +397,7 @@ def test_new_arrays_take_no_handle_that_exists_whatever_else_is_wrong(message):
     play.with_call()
     play.array(10)
     closing, *_ = play.say(message)
-    assert re.search(r"exists already|same handle", closing.status.message)
+    assert re.search(r"exists already|each handle once", closing.status.message)
     assert not any(play.controller.memory.used.values())
 
 

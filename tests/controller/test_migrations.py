@@ -455,7 +455,7 @@ def test_islands_of_other_shapes_are_no_way_out():
     assert "island 7 does not exist" in answer.status.message
 
 
-def test_a_proxy_that_releases_the_controllers_copies_ends_its_move_and_nothing_else():
+def test_a_proxy_that_releases_the_controllers_copies_ends_its_session_and_nothing_else():
     play = MovePlay()
     play.array(5)
     play.ask()
@@ -466,6 +466,6 @@ def test_a_proxy_that_releases_the_controllers_copies_ends_its_move_and_nothing_
     play.done(second.sequence, host=1)
     messages = play.outbox()
     assert play.controller.migrations.under_way == {}
-    assert play.locations[0] == DeviceLocation(0, 0, 0), messages
+    assert play.session not in play.controller.sessions, messages
     assert play.open(7, "other.py").number, "others are still served"
     assert [each for each in play.outbox() if isinstance(each, m.Welcome)]

@@ -56,12 +56,13 @@ def test_a_launch_that_takes_what_it_costs_or_more_runs(more):
     assert play.controller.sessions[play.session].credits == TAKES + more
 
 
-def test_a_programs_number_that_is_used_again_costs_what_it_stands_for_now():
+def test_a_programs_number_that_is_released_and_used_again_costs_what_it_stands_for_now():
     play = playing()
     play.say(m.ReleaseProgram(CHAIN))
     play.with_call(CHAIN)
     assert len(runs(play.say(m.Launch(CHAIN, (10,), (11,), ())))) == 1
-    play.say(m.RegisterProgram(1, LARGE))  # without a release: no honest proxy says this
+    play.say(m.ReleaseProgram(1))
+    play.say(m.RegisterProgram(1, LARGE))
     assert len(closings(play.say(m.Launch(1, (10,), (12,), ())))) == 1
 
 
@@ -79,6 +80,7 @@ def test_a_node_that_depends_on_data_costs_what_all_of_its_programs_do(position,
     play = Chooser()
     near = play.controller.sessions[play.session].definitions[BRANCHES[0]]
     # After the node that names it: what a launch costs is known when it comes.
+    play.say(m.ReleaseProgram(BRANCHES[position]))
     play.register(BRANCHES[position], large(near))
     said = play.say(m.Launch(SWITCH, (11, 10), (20,), (), credits=credits))
     assert (len(closings(said)), len(runs(said))) == ((1, 0) if credits == 1 else (0, 1))
@@ -88,6 +90,7 @@ def test_a_node_that_depends_on_data_costs_what_all_of_its_programs_do(position,
 def test_a_loop_costs_what_all_of_its_programs_do(credits):
     play = Chooser()
     views = tuple(view(0, on(0)) for _ in range(NODES_PER_CREDIT))
+    play.say(m.ReleaseProgram(FIRST))
     play.register(FIRST, Program("first", (on(0), NUMBER), (*views, Report((1,))), ()))
     said = play.say(m.Launch(LOOP, (10, 11), (20, 21), (), credits=credits))
     assert (len(closings(said)), len(runs(said))) == ((1, 0) if credits == 1 else (0, 1))

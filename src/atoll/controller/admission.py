@@ -1,6 +1,8 @@
 """Who may come in, as what, and whose loss counts when.
 
-A connection begins with a Hello. From then on its messages go to whatever handles peers of its kind.
+A connection begins with a Hello. From then on its messages go to whatever handles peers of its kind, each after two
+checks: that the table of permissions has it for its sender (`protocol.permissions`), and that it is valid
+(`controller.validation`). A message that fails is not handled, and nothing changes but that its sender is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
+from atoll.controller.validation import validate, validate_from_session
 from atoll.dispatch.connections import Peer
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
@@ -29,6 +32,8 @@ from atoll.protocol.events import (
     Received,
     TimerEnded,
 )
+from atoll.protocol.permissions import ALWAYS, check
+from atoll.protocol.permissions import Peer as Kind
 from atoll.scheduling.session import Session
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import Tokens
@@ -60,6 +65,7 @@ class Admission:
     ) -> None:
         self._max_sessions = state.settings.max_sessions
         self._tenants = state.tenants
+        self._open = state.sessions
         self._connections = state.connections
         self._peers = state.connections.peers
         self._outbox = state.outbox
@@ -89,7 +95,7 @@ class Admission:
     # ---- events
 
     def opened(self, event: ConnectionOpened) -> None:
-        peer = Peer(event.connection, event.secret, self._hello, role=event.role)
+        peer = Peer(event.connection, event.secret, self._hello, self._refuse_with, role=event.role)
         self._peers[event.connection] = peer
         self._after(HELLO_SECONDS, partial(self._expect_introduction, peer))
 
@@ -106,8 +112,26 @@ class Admission:
 
     def received(self, event: Received) -> None:
         peer = self._peers.get(event.connection)
-        if peer is not None:  # else it was closed, and this was on its way
-            peer.handle(peer, event)
+        if peer is None:  # it was closed, and this was on its way
+            return
+        if peer.speaks:
+            try:
+                self._check(peer, peer.speaks, event.message)
+            except StatusError as error:
+                peer.refuse(peer, error.status)
+                return
+        peer.handle(peer, event)
+
+    def _check(self, peer: Peer, role: str, message: Any) -> None:
+        """Raises StatusError for a message that this peer may not send, or that is not valid."""
+        if type(message) not in ALWAYS[role]:
+            tenant = peer.tenant
+            kind = Kind.OPERATOR if tenant is not None and tenant.is_operator else Kind.USER
+            check(role, kind, type(message), "" if tenant is None else tenant.name)
+        if role != "proxy":
+            validate(message, self._resources.topology)
+        elif (session := self._open.get(peer.number)) is not None:
+            validate_from_session(session, message, self._resources.topology)
 
     def lost(self, event: ConnectionLost) -> None:
         peer = self._connections.remove(event.connection)
@@ -184,26 +208,27 @@ class Admission:
         if self._connections.engine is not None:
             self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has its engine")
             return
-        peer.handle = self._from_engine
+        peer.speaks, peer.handle, peer.refuse = "engine", self._from_engine, self._expel
         self._connections.engine = peer.connection
         self._name(peer, "the engine")
         self._recovery.engine_came()
 
     def _hello_of_operator(self, peer: Peer, hello: m.Hello) -> None:
-        peer.handle = self._from_operator
+        peer.speaks, peer.handle, peer.refuse = "operator", self._from_operator, self._answer_refused
 
     def _hello_of_agent(self, peer: Peer, hello: m.Hello) -> None:
         self._name(peer, f"the host agent on {hello.label}")
+        peer.speaks, peer.refuse = "agent", self._expel
         try:
             self._agents.admit(peer)
         except StatusError as error:
             self._refuse(peer, Code(error.status.code), error.status.message)
 
     def _hello_of_worker(self, peer: Peer, hello: m.Hello) -> None:
-        peer.handle = self._worker_ready
+        peer.speaks, peer.handle = "joining worker", self._worker_ready
 
     def _hello_of_proxy(self, peer: Peer, hello: m.Hello) -> None:
-        peer.handle = self._unexpected
+        peer.speaks = "waiting proxy"
         self._name(peer, f"the proxy of {hello.label or hello.pid}")
         if len(self._connections.sessions) + len(self._waiting) >= self._max_sessions:
             text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
@@ -234,8 +259,21 @@ class Admission:
             self._proxy_gone(peer)
         self._outbox.close(peer.connection)
 
-    def _unexpected(self, peer: Peer, event: Received) -> None:
-        self._refuse(peer, Code.FAILED_PRECONDITION, f"unexpected {type(event.message).__name__}")
+    def _refuse_with(self, peer: Peer, status: Status) -> None:
+        """Refuse a peer that is not in yet."""
+        self._refuse(peer, Code(status.code), status.message)
+
+    def _expel(self, peer: Peer, status: Status) -> None:
+        """Close the connection of a peer that has sent what it may not, or what is not valid."""
+        assert peer.hello is not None
+        self._outbox.close(
+            peer.connection, f"the {peer.hello.role} of process {peer.hello.pid} is not served any more: {status}"
+        )
+        if peer.lose is not None:
+            peer.lose(peer, str(status))
+
+    def _answer_refused(self, peer: Peer, status: Status) -> None:
+        self._outbox.send(peer.connection, m.OperationReply(status, ""))
 
     def _name(self, peer: Peer, name: str) -> None:
         self._outbox.add(Name(self._outbox.cause, peer.connection, name))
@@ -254,12 +292,21 @@ class Admission:
             return
         peer.number = session.number
         peer.handle, peer.leases = self._from_proxy, self._sessions.leases
-        peer.lose = self._proxy_lost
+        peer.speaks, peer.refuse, peer.lose = "proxy", self._end_session, self._proxy_lost
 
     def admit_again(self, session: Session, connection: int) -> None:
         """The proxy of a session that an earlier cluster has left: it has yet to come back."""
         hello = m.Hello(m.PROTOCOL, "proxy", "", session.pid, self._version, session.label, resumes=True)
-        peer = Peer(connection, session.secret, self._from_proxy, hello, session.number, tenant=session.tenant)
+        peer = Peer(
+            connection,
+            session.secret,
+            self._from_proxy,
+            self._end_session,
+            "proxy",
+            hello,
+            session.number,
+            tenant=session.tenant,
+        )
         peer.lose, peer.leases = self._proxy_lost, self._sessions.leases
         self._peers[connection] = peer
         self._name(peer, f"the proxy of {hello.label or hello.pid}")
@@ -268,6 +315,9 @@ class Admission:
         self._sessions.leases.renew(peer.number, event.seconds)
         self._handle_of_session(peer.number, event.message)
 
+    def _end_session(self, peer: Peer, status: Status) -> None:
+        self._sessions.end(peer.number, status)
+
     def _proxy_lost(self, peer: Peer, reason: str) -> None:
         self._sessions.close(peer.number)
 
@@ -275,9 +325,7 @@ class Admission:
 
     def _worker_ready(self, peer: Peer, event: Received) -> None:
         ready = event.message
-        if not isinstance(ready, m.WorkerReady):
-            self._unexpected(peer, event)
-            return
+        assert isinstance(ready, m.WorkerReady)  # nothing else gets here
         assert peer.hello is not None
         resources = self._resources
         problem = self._not_expected(ready, peer.hello.incarnation)
@@ -286,6 +334,7 @@ class Admission:
             return
         peer.number = ready.host
         peer.handle, peer.leases = self._from_worker, self._leases
+        peer.speaks, peer.refuse = "worker", self._lose_worker
         peer.lose = self._worker_lost
         self._connections.hosts[ready.host] = peer.connection
         self._name(peer, f"the worker of host {ready.host}")
@@ -333,8 +382,12 @@ class Admission:
         try:
             self._hosts.handle(peer.number, event.message)
         except StatusError as error:
-            self._outbox.close(peer.connection, f"host {peer.number}: {error}")
-            self._recovery.worker_lost(peer.number, str(error))
+            self._lose_worker(peer, error.status)
+
+    def _lose_worker(self, peer: Peer, status: Status) -> None:
+        """The worker has sent what no worker of this version sends."""
+        self._outbox.close(peer.connection, f"host {peer.number}: {status}")
+        self._recovery.worker_lost(peer.number, str(status))
 
     def _worker_lost(self, peer: Peer, reason: str) -> None:
         self._after(ENGINE_SAYS_SECONDS, partial(self._count_loss, peer.number, reason))

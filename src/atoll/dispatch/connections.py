@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.cluster.processes.leases import Leases
+from atoll.errors import Status
 from atoll.protocol import messages as m
 from atoll.protocol.events import Received
 from atoll.scheduling.tenants import Tenant
@@ -14,11 +15,17 @@ from atoll.scheduling.tenants import Tenant
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One connection. `handle(peer, event)` takes what it sends, by what it has turned out to be."""
+    """One connection. `handle(peer, event)` takes what it sends, by what it has turned out to be.
+
+    `speaks` names its row of `protocol.permissions.ROLES`; "" before its Hello. `refuse(peer, status)` takes the reason
+    why a message of it was refused, unhandled.
+    """
 
     connection: int
     secret: str
     handle: Callable[[Peer, Received], None]
+    refuse: Callable[[Peer, Status], None]
+    speaks: str = ""
     hello: m.Hello | None = None
     number: int = 0  # of its host or session
     lose: Callable[[Peer, str], None] | None = None  # to be called when the connection is lost

@@ -124,11 +124,9 @@ class Launcher:
             self._buffers.release(session, message.released, delete=False)
 
     def launch(self, session: Session, message: m.Launch) -> None:
-        """A client launches a program. What cannot run gives results that stand for the reason.
-
-        Raises INVALID_ARGUMENT where the results cannot be named so.
+        """Launch a program whose results have handles that are new. What cannot run gives results that stand for the
+        reason.
         """
-        session.directory.check_new(message.results)
         session.credits += message.credits
         program = session.programs.get(message.program)
         is_irregular = program is None and message.program in session.irregular

@@ -12,9 +12,10 @@ from atoll.executables.arguments import Arguments
 from atoll.executables.arrays import ArrayRecord
 from atoll.executables.executables import Executable
 from atoll.executables.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
-from atoll.executables.program_checks import MAX_VALUES, ProgramChecker
+from atoll.executables.program_checks import ProgramChecker
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.types import ArraySpec
+from atoll.ir.validation import MAX_VALUES
 from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.submission import Staging, Submission, decode
 from atoll.protocol.translation import codec

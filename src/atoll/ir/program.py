@@ -232,32 +232,38 @@ def check(program: Program) -> None:
     """Raises INVALID_ARGUMENT where a value is used before it is defined, or a feed is out of range."""
     defined = len(program.arguments)
     for node in program.nodes:
-        for value in node.inputs:
-            if not 0 <= value < defined:
-                raise invalid(f"program {program.name!r} uses value {value}, of which {defined} are defined")
-        for feed in _feeds(node):
-            if not 0 <= feed < program.feeds:
-                raise invalid(f"program {program.name!r} uses feed {feed} of {program.feeds}")
-        if isinstance(node, Transfer) and len(node.inputs) != len(node.outputs):
-            raise invalid(
-                f"program {program.name!r} transfers {len(node.inputs)} inputs and {len(node.outputs)} outputs"
-            )
-        if isinstance(node, Call):
-            for position in (*node.donated, *node.preserved):
-                if not 0 <= position < len(node.inputs):
-                    raise invalid(f"program {program.name!r} donates position {position} of {len(node.inputs)}")
-        if isinstance(node, Rearrange):
-            for mapping in node.mappings:
-                if not (0 <= mapping.input < len(node.inputs) and 0 <= mapping.output < len(node.outputs)):
-                    raise invalid(f"program {program.name!r} rearranges an input or output that it lacks")
-                if not all(0 <= bound <= MAX_SHARDS for each in (mapping.source, mapping.target) for bound in each):
-                    raise invalid(f"program {program.name!r} rearranges shards that are not there")
-                if mapping.source[2] < 1 or mapping.target[2] < 1:
-                    raise invalid(f"program {program.name!r} rearranges shards by a step below 1")
-        defined += output_count(node)
+        defined = check_node(program.name, node, defined, program.feeds)
     for value in program.results:
         if not 0 <= value < defined:
             raise invalid(f"program {program.name!r} returns value {value}, of which {defined} are defined")
+
+
+def check_node(name: str, node: Node, defined: int, feeds: int) -> int:
+    """Check a node of a program that has so many values and feeds; return how many values are defined after it.
+
+    Raises INVALID_ARGUMENT.
+    """
+    for value in node.inputs:
+        if not 0 <= value < defined:
+            raise invalid(f"program {name!r} uses value {value}, of which {defined} are defined")
+    for feed in _feeds(node):
+        if not 0 <= feed < feeds:
+            raise invalid(f"program {name!r} uses feed {feed} of {feeds}")
+    if isinstance(node, Transfer) and len(node.inputs) != len(node.outputs):
+        raise invalid(f"program {name!r} transfers {len(node.inputs)} inputs and {len(node.outputs)} outputs")
+    if isinstance(node, Call):
+        for position in (*node.donated, *node.preserved):
+            if not 0 <= position < len(node.inputs):
+                raise invalid(f"program {name!r} donates position {position} of {len(node.inputs)}")
+    if isinstance(node, Rearrange):
+        for mapping in node.mappings:
+            if not (0 <= mapping.input < len(node.inputs) and 0 <= mapping.output < len(node.outputs)):
+                raise invalid(f"program {name!r} rearranges an input or output that it lacks")
+            if not all(0 <= bound <= MAX_SHARDS for each in (mapping.source, mapping.target) for bound in each):
+                raise invalid(f"program {name!r} rearranges shards that are not there")
+            if mapping.source[2] < 1 or mapping.target[2] < 1:
+                raise invalid(f"program {name!r} rearranges shards by a step below 1")
+    return defined + output_count(node)
 
 
 def _feeds(node: Node) -> tuple[int, ...]:

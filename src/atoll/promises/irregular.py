@@ -30,9 +30,6 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import GangRun, Launch, Session, Undecided
 
-# Handles of what a loop carries; those of copies come at 2^61, those of proxies after them.
-_FIRST_HANDLE = 1 << 60
-
 
 class Parts(Protocol):
     """What launches parts and ends launches: the controller."""
@@ -74,7 +71,7 @@ class IrregularNodes:
         self._promises = promises
         self._parts = parts
         self._next_age = next_age
-        self._next_handle = _FIRST_HANDLE
+        self._next_handle = m.FIRST_OWN_HANDLE  # of what a loop carries
         self._awaited: dict[tuple[int, int], Undecided] = {}  # by the host that is to report, and its gang
         self._ended: dict[tuple[int, int], None] = {}  # of those the ones whose gang has ended
 
@@ -150,7 +147,7 @@ class IrregularNodes:
             self._end(session, whole, parts[3], whole.carried)
             return
         before, begins = whole.carried, whole.arguments[node.constants :]
-        whole.carried = tuple([self._mint(session) for _ in before])
+        whole.carried = tuple([self._mint() for _ in before])
         around = parts[1] if before == begins else parts[2]
         self._begin(session, whole, around, whole.arguments[: node.constants] + before, whole.carried)
         self._drop_carried(session, whole, before)
@@ -249,9 +246,7 @@ class IrregularNodes:
             self._parts.release(session, handles, delete=False)
             self._parts.unuse(session, handles)
 
-    def _mint(self, session: Session) -> int:
-        while self._next_handle in session.directory.entries:  # only a proxy that lies can have named it
-            self._next_handle += 1
+    def _mint(self) -> int:
         self._next_handle += 1
         return self._next_handle - 1
 

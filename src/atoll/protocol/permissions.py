@@ -1,7 +1,8 @@
 """Who may say what to the controller: the one table, of which docs/security.md shows every line.
 
 A peer is known by its certificate and its token. The cluster's own processes have a token that no tenant has; a tenant
-is a user or an operator. A message that is not in the table for its sender is refused, whatever is in it.
+is a user or an operator. The controller looks up each message here before it does anything else (`check`), and refuses
+one that its sender may not send, whatever is in it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, get_args
 
+from atoll.errors import Code, StatusError, invalid
 from atoll.protocol import messages as m
 
 
@@ -67,6 +69,25 @@ for _messages, _peers in (
 for _message, _peers in _BY_OPERATORS.items():
     PERMISSIONS[_message] = PERMISSIONS.get(_message, {}) | _peers
 
+# The messages that a connection carries after its Hello: by the role that the Hello named, and for a worker and a proxy
+# that have yet to join, by that.
+ROLES: dict[str, frozenset[type[Any]]] = {
+    "proxy": frozenset(get_args(m.FromProxy)),
+    "waiting proxy": frozenset(),
+    "worker": frozenset((*get_args(m.FromWorker), *get_args(m.FromRelay))) - {m.WorkerReady},
+    "joining worker": frozenset((m.WorkerReady,)),
+    "agent": frozenset((m.AgentSays,)),
+    "engine": frozenset(get_args(m.FromEngine)),
+    "operator": frozenset(get_args(m.FromOperator)),
+}
+_NAMES = {"agent": "a host agent", "engine": "an engine", "operator": "an operator"}
+_PEERS = {
+    "worker": (Peer.HOST,),
+    "joining worker": (Peer.HOST,),
+    "agent": (Peer.HOST,),
+    "engine": (Peer.ENGINE,),
+}  # others are tenants'
+
 # What each command asks, for the table.
 COMMANDS: dict[str, type[Any]] = {
     "atoll status": m.StatusRequest,
@@ -94,6 +115,24 @@ COMMANDS: dict[str, type[Any]] = {
 def scope_of(peer: Peer, message: type[Any]) -> Scope | None:
     """About what such a peer may say that; None where it may not."""
     return PERMISSIONS.get(message, {}).get(peer)
+
+
+# Of each role, the messages that every peer with that role may send. `check` decides on the others.
+ALWAYS: dict[str, frozenset[type[Any]]] = {
+    role: frozenset(
+        message for message in kinds if all(scope_of(peer, message) for peer in _PEERS.get(role, tuple(_CLIENT)))
+    )
+    for role, kinds in ROLES.items()
+}
+
+
+def check(role: str, peer: Peer, message: type[Any], name: str = "") -> None:
+    """Raises StatusError if a peer, called `name`, may not send such a message on a connection of this role."""
+    if message not in ROLES[role]:
+        raise invalid(f"{_NAMES.get(role, f'a {role}')} does not send {message.__name__}")
+    if scope_of(peer, message) is None:
+        text = f"tenant {name} is a user of this cluster; that is for its operators"
+        raise StatusError(Code.PERMISSION_DENIED, text)
 
 
 def table() -> str:

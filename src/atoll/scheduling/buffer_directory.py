@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.errors import OK, Code, Status, invalid
+from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.asides import Aside
 from atoll.scheduling.ledger import Block
@@ -62,16 +62,8 @@ class Directory:
     """The buffers of one session, by handle."""
 
     entries: dict[int, Entry] = field(default_factory=dict)
-    _waits: dict[int, _Wait] = field(default_factory=dict)
+    waits: dict[int, _Wait] = field(default_factory=dict)
     nbytes: int = 0
-
-    def check_new(self, handles: tuple[int, ...]) -> None:
-        """Raises INVALID_ARGUMENT where these cannot all be names of new buffers."""
-        for handle in handles:
-            if handle in self.entries:
-                raise invalid(f"array {handle} exists already")
-        if len(handles) > 1 and len(set(handles)) != len(handles):
-            raise invalid("two new arrays have the same handle")
 
     def add(self, handle: int, entry: Entry) -> None:
         self.entries[handle] = entry
@@ -112,14 +104,14 @@ class Directory:
     def _settle_waits(self, waits: list[int], error: Status | None) -> list[tuple[int, Status]]:
         ended = []
         for number in waits:
-            wait = self._waits.get(number)
+            wait = self.waits.get(number)
             if wait is None:
                 continue
             wait.pending -= 1
             if error is not None and wait.status.ok:
                 wait.status = error
             if wait.pending == 0:
-                del self._waits[number]
+                del self.waits[number]
                 ended.append((number, wait.status))
         return ended
 
@@ -146,7 +138,7 @@ class Directory:
                 waiting.append(entry)
         if not pending:
             return status
-        self._waits[number] = _Wait(pending, status)
+        self.waits[number] = _Wait(pending, status)
         for entry in waiting:
             if entry.waits is None:
                 entry.waits = []

@@ -6,7 +6,6 @@ from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.operators.requests import Operators
 from atoll.dispatch.connections import Peer
-from atoll.errors import invalid
 from atoll.protocol import messages as m
 from atoll.protocol.events import Received
 
@@ -36,5 +35,3 @@ class EngineMessages:
                 self._operators.island_starts(message)
             case m.IslandEnded(island=island):
                 self._operators.drains.island_ended(island)
-            case other:
-                raise invalid(f"an engine does not send {type(other).__name__}")

@@ -10,7 +10,6 @@ from atoll.cluster.resources import Host
 from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.registry import ProgramRegistry
-from atoll.errors import invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import Session
@@ -84,11 +83,8 @@ class Hosts:
             self._lifecycle.hosts_joined(ready.island)
 
     def handle(self, host: int, message: Any) -> None:
-        """A worker's message. Raises StatusError for what no worker sends."""
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise invalid(f"a worker does not send {type(message).__name__}")
-        handler(host, message)
+        """A worker's message, which is valid. Raises StatusError for what no worker sends now."""
+        self._handlers[type(message)](host, message)
 
     def _done(self, host: int, message: m.Done) -> None:
         for sequence, started, ended in message.runs:

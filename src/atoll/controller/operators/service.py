@@ -59,20 +59,11 @@ class OperatorService:
     def received(self, peer: Peer, event: Received) -> None:
         tenant, message = peer.tenant, event.message
         assert tenant is not None
-        kind = Kind.OPERATOR if tenant.is_operator else Kind.USER
-        scope = scope_of(kind, type(message))
+        scope = scope_of(Kind.OPERATOR if tenant.is_operator else Kind.USER, type(message))
         try:
-            if scope is None or not isinstance(message, m.FromOperator):
-                raise self._refusal(tenant, message)
             self._handle(peer, message, None if scope is Scope.ALL else tenant, event.seconds)
         except StatusError as error:
             self._outbox.send(peer.connection, m.OperationReply(error.status, ""))
-
-    def _refusal(self, tenant: Tenant, message: Any) -> StatusError:
-        if scope_of(Kind.OPERATOR, type(message)) is Scope.ALL:
-            text = f"tenant {tenant.name} is a user of this cluster; that is for its operators"
-            return StatusError(Code.PERMISSION_DENIED, text)
-        return invalid(f"an operator does not send {type(message).__name__}")
 
     def _handle(self, peer: Peer, message: Any, viewer: Tenant | None, now: float) -> None:
         """`viewer`: it is to be about this tenant's own alone."""

@@ -10,7 +10,7 @@ from atoll.controller.state import ClusterState
 from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.registry import ProgramRegistry
-from atoll.errors import Code, Status, StatusError, invalid
+from atoll.errors import Code, Status, StatusError
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
@@ -67,15 +67,12 @@ class Proxies:
         }
 
     def handle(self, number: int, message: Any) -> None:
-        """A proxy's message. One that no honest proxy sends ends its session."""
+        """A proxy's message, which is valid. One that no honest proxy sends now ends its session."""
         session = self._open.get(number)
         if session is None:
             return
-        handler = self._handlers.get(type(message))
         try:
-            if handler is None:
-                raise invalid(f"a proxy does not send {type(message).__name__}")
-            handler(session, message)
+            self._handlers[type(message)](session, message)
         except StatusError as error:
             self._sessions.end(number, error.status)
 
@@ -128,7 +125,6 @@ class Proxies:
             session.unseen.pop(island, None)
 
     def _make_error(self, session: Session, message: m.MakeError) -> None:
-        session.directory.check_new(message.handles)
         session.has_errors = True
         for handle in message.handles:
             session.directory.add(handle, Entry((), 0, ready=True, error=message.status))

@@ -13,7 +13,9 @@ PROTOCOL = 23
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
 OWN_NUMBERS = 1 << 48
-# Handles of the controller's own, up to twice as much: copies of arrays that move.
+# Handles from here up to twice `OWN_HANDLES` are the controller's: first what loops carry, then copies of arrays that
+# move. Clients have all others.
+FIRST_OWN_HANDLE = 1 << 60
 OWN_HANDLES = 1 << 61
 
 DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"

@@ -1,0 +1,170 @@
+"""The checks of messages that the cluster's own processes send: workers, relays, host agents, the engine.
+
+These processes are trusted. A message that fails here comes from another version of Atoll, or from a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.cluster.topology import MOST, Topology
+from atoll.controller.validation.fields import (
+    check_count,
+    check_number,
+    check_seconds,
+    check_status,
+    check_text,
+    violation,
+)
+from atoll.errors import MAX_TEXT
+from atoll.protocol import messages as m
+from atoll.scheduling.tallies import BOUNDS
+
+_PAIR_BYTES = 16  # of the start and the end of a segment
+_MAX_NANOSECONDS = 1 << 63
+
+_Validator = Callable[[Any, Topology], None]
+
+
+def _host(message: Any, topology: Topology) -> None:
+    if not 0 <= message.host < topology.host_count:
+        raise violation(message, "host", message.host, f"a host of {topology}")
+
+
+def _island(message: Any, topology: Topology) -> None:
+    if not 0 <= message.island < topology.islands:
+        raise violation(message, "island", message.island, f"an island of {topology}")
+
+
+def worker_ready(message: m.WorkerReady, topology: Topology) -> None:
+    if not 0 <= message.island < topology.islands:
+        return  # such a worker is not expected, and `Admission` says so
+    expected = topology.shapes[message.island].devices
+    if len(message.devices) != expected:
+        raise violation(message, "devices", f"{len(message.devices)} devices", f"{expected}")
+    ordinals = sorted(device.ordinal for device in message.devices)
+    if ordinals != list(range(expected)):
+        raise violation(message, "devices", ordinals, f"the ordinals 0 to {expected - 1}")
+    if not 1 <= message.max_in_flight <= MOST:
+        raise violation(message, "max_in_flight", message.max_in_flight, f"1 to {MOST}")
+
+
+def compiled(message: m.Compiled, topology: Topology) -> None:
+    check_status(message, "status")
+    check_seconds(message, "seconds")
+    check_number(message, "scratch_bytes")
+
+
+def done(message: m.Done, topology: Topology) -> None:
+    for sequence, started, ended in message.runs:
+        if not (0 <= started <= ended < _MAX_NANOSECONDS):
+            raise violation(message, "runs", (sequence, started, ended), "an end that follows its start")
+
+
+def failed(message: m.Failed, topology: Topology) -> None:
+    check_status(message, "status", is_error=True)
+
+
+def worker_fails(message: m.WorkerFails, topology: Topology) -> None:
+    check_text(message, "text", MAX_TEXT)
+
+
+def worker_answer(message: m.WorkerAnswer, topology: Topology) -> None:
+    check_status(message, "status")
+
+
+def pong(message: m.Pong, topology: Topology) -> None:
+    check_seconds(message, "seconds")
+    if message.clock < -1:
+        raise violation(message, "clock", message.clock, "-1 or more")
+
+
+def feeds_lost(message: m.FeedsLost, topology: Topology) -> None:
+    _host(message, topology)
+    check_status(message, "status", is_error=True)
+
+
+def peer_silent(message: m.PeerSilent, topology: Topology) -> None:
+    _host(message, topology)
+    check_seconds(message, "seconds")
+
+
+def rows_moved(message: m.RowsMoved, topology: Topology) -> None:
+    check_number(message, "sent")
+    check_number(message, "received")
+
+
+def aside_put(message: m.AsidePut, topology: Topology) -> None:
+    check_status(message, "status")
+    check_seconds(message, "seconds")
+
+
+def aside_failed(message: m.AsideFailed, topology: Topology) -> None:
+    check_status(message, "status", is_error=True)
+
+
+def run_progress(message: m.RunProgress, topology: Topology) -> None:
+    check_number(message, "first")
+    if len(message.times) % _PAIR_BYTES:
+        raise violation(message, "times", f"{len(message.times)} bytes", f"a multiple of {_PAIR_BYTES} bytes")
+    ended = message.ended
+    if ended is not None and len(ended.counts) != len(BOUNDS) + 1:
+        raise violation(message, "ended.counts", f"{len(ended.counts)} counts", f"{len(BOUNDS) + 1}")
+
+
+def gathered(message: m.Gathered, topology: Topology) -> None:
+    for unit in message.units:
+        if len(unit.times) != 2 * len(unit.hosts):
+            raise violation(message, "units.times", f"{len(unit.times)} times", f"{2 * len(unit.hosts)}")
+        for host in unit.hosts:
+            if not 0 <= host < topology.host_count:
+                raise violation(message, "units.hosts", host, f"hosts of {topology}")
+
+
+def member_failed(message: m.MemberFailed, topology: Topology) -> None:
+    _host(message, topology)
+    check_status(message, "status", is_error=True)
+
+
+def stores_reported(message: m.StoresReported, topology: Topology) -> None:
+    check_number(message, "check")
+
+
+def worker_ended(message: m.WorkerEnded, topology: Topology) -> None:
+    _host(message, topology)
+
+
+def engine_report(message: m.EngineReport, topology: Topology) -> None:
+    check_count(message, "waits", MOST)
+    check_count(message, "machines", MOST)
+
+
+HOSTS: Mapping[type[Any], _Validator] = {
+    m.WorkerReady: worker_ready,
+    m.Compiled: compiled,
+    m.Done: done,
+    m.Failed: failed,
+    m.WorkerAnswer: worker_answer,
+    m.WorkerFails: worker_fails,
+    m.Pong: pong,
+    m.FeedsLost: feeds_lost,
+    m.PeerSilent: peer_silent,
+    m.RowsMoved: rows_moved,
+    m.AsidePut: aside_put,
+    m.AsideFailed: aside_failed,
+    m.RunProgress: run_progress,
+    m.Gathered: gathered,
+    m.MemberFailed: member_failed,
+    m.StoresReported: stores_reported,
+    m.WorkerEnded: worker_ended,
+    m.IslandGivenUp: _island,
+    m.IslandEnded: _island,
+    m.IslandStarts: _island,
+    m.EngineReport: engine_report,
+    m.LinkLost: _host,
+}
+# Their numbers are looked up, and unknown ones are ignored; what the engine and agents tell each other is not read.
+NOTHING_FROM_HOSTS = frozenset(
+    {m.FeedsArrived, m.Enqueued, m.PlanRegistered, m.Reported, m.Yielded, m.AgentSays, m.TellAgent}
+)

@@ -1,0 +1,190 @@
+"""The checks of messages that a session's proxy sends.
+
+`launch` is on the path of every call: it makes the cheapest check that covers the usual case first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.cluster.topology import Topology
+from atoll.controller.validation.fields import (
+    check_count,
+    check_handles,
+    check_new,
+    check_new_handles,
+    check_number,
+    check_numbers,
+    check_seconds,
+    check_status,
+    check_text,
+    violation,
+)
+from atoll.errors import StatusError, invalid
+from atoll.ir.validation import DefinitionCheck
+from atoll.protocol import messages as m
+from atoll.scheduling.session import Session
+
+# Of one session at a time.
+MAX_FUNCTIONS = 1 << 16
+MAX_PROGRAMS = 1 << 16
+MAX_WAITS = 1 << 16
+
+MAX_BRANCHES = 1 << 12
+MAX_CREDITS = 1 << 20
+_MAX_CONTENT = 128  # characters of a hash
+_MAX_QUERY_BYTES = 1 << 20
+_QUERIES = frozenset(("layout", "cost", "text", "memory", "profile"))
+
+
+def launch(session: Session, message: m.Launch, topology: Topology) -> None:
+    check_number(message, "program")
+    check_handles(message, "arguments")
+    if message.results:
+        check_new_handles(message, "results", session.directory.entries)
+    if message.feeds:
+        check_numbers(message, "feeds", m.OWN_NUMBERS)
+    if message.released:
+        check_handles(message, "released")
+    if message.credits > MAX_CREDITS:  # `check_window` has the lower bound, which depends on the program
+        raise violation(message, "credits", message.credits, f"at most {MAX_CREDITS}")
+
+
+def register_function(session: Session, message: m.RegisterFunction, topology: Topology) -> None:
+    check_new(message, "function", session.functions)
+    if len(session.functions) >= MAX_FUNCTIONS:
+        raise violation(message, "function", message.function, f"at most {MAX_FUNCTIONS} functions in a session")
+    check_text(message, "content", _MAX_CONTENT)
+    check_number(message, "feed", m.OWN_NUMBERS)
+    rows = message.assignment
+    if not rows or not rows[0] or len({len(row) for row in rows}) != 1:
+        raise violation(message, "assignment", rows, "rows of devices, all of one length")
+    devices = [device for row in rows for device in row]
+    for device in devices:
+        if device not in session.devices.locations:
+            raise violation(message, "assignment", device, "devices of this session")
+    if len(set(devices)) != len(devices):
+        raise violation(message, "assignment", rows, "each device once")
+
+
+def register_program(session: Session, message: m.RegisterProgram, topology: Topology) -> None:
+    check_new_program(session, message)
+    definition = message.definition
+    try:
+        check = DefinitionCheck(definition.name, definition.feeds, session.devices.locations)
+        check.arguments(definition.arguments)
+        for node in definition.nodes:
+            check.node(node)
+        check.results(definition.results)
+    except StatusError as error:
+        raise violation_in(message, "definition", error) from None
+
+
+def check_new_program(session: Session, message: Any) -> None:
+    check_new(message, "program", session.programs, session.irregular)
+    if len(session.programs) + len(session.irregular) >= MAX_PROGRAMS:
+        raise violation(message, "program", message.program, f"at most {MAX_PROGRAMS} programs in a session")
+
+
+def violation_in(message: Any, field: str, error: StatusError) -> StatusError:
+    """The violation for an error that begins with a path in this field."""
+    return invalid(f"{type(message).__name__}.{field}.{error.status.message}")
+
+
+def register_switch(session: Session, message: m.RegisterSwitch, topology: Topology) -> None:
+    check_new_program(session, message)
+    check_number(message, "index")
+    if not message.branches:
+        raise violation(message, "branches", message.branches, "at least one program")
+    check_numbers(message, "branches", most=MAX_BRANCHES)
+
+
+def register_loop(session: Session, message: m.RegisterLoop, topology: Topology) -> None:
+    check_new_program(session, message)
+    for field in ("constants", "first", "begins", "following", "last"):
+        check_number(message, field)
+
+
+def await_(session: Session, message: m.Await, topology: Topology) -> None:
+    check_new(message, "wait", session.directory.waits)
+    if len(session.directory.waits) >= MAX_WAITS:
+        raise violation(message, "wait", message.wait, f"at most {MAX_WAITS} waits in a session")
+    check_handles(message, "handles")
+
+
+def make_error(session: Session, message: m.MakeError, topology: Topology) -> None:
+    check_new_handles(message, "handles", session.directory.entries)
+    check_status(message, "status", is_error=True)
+
+
+def query(session: Session, message: m.Query, topology: Topology) -> None:
+    check_number(message, "query")
+    if message.what not in _QUERIES:
+        raise violation(message, "what", message.what, f"one of {', '.join(sorted(_QUERIES))}")
+    if message.device not in session.devices.locations:
+        raise violation(message, "device", message.device, "a device of this session")
+    if message.function != -1:
+        check_number(message, "function")
+    check_count(message, "payload", _MAX_QUERY_BYTES)
+
+
+def compile_again(session: Session, message: m.CompileAgain, topology: Topology) -> None:
+    check_number(message, "function")
+    check_number(message, "feed", m.OWN_NUMBERS)
+
+
+def loss_acknowledged(session: Session, message: m.LossAcknowledged, topology: Topology) -> None:
+    check_numbers(message, "hosts", most=topology.host_count)
+
+
+def release(session: Session, message: m.Release, topology: Topology) -> None:
+    check_handles(message, "handles")
+
+
+def calls_recorded(session: Session, message: m.CallsRecorded, topology: Topology) -> None:
+    check_number(message, "request")
+    check_seconds(message, "seconds")
+    if message.clock < -1:
+        raise violation(message, "clock", message.clock, "-1 or more")
+
+
+def pong(session: Session, message: m.Pong, topology: Topology) -> None:
+    check_seconds(message, "seconds")
+    if message.clock < -1:
+        raise violation(message, "clock", message.clock, "-1 or more")
+
+
+def handles_reported(session: Session, message: m.HandlesReported, topology: Topology) -> None:
+    check_number(message, "check")
+
+
+def _number(field: str) -> Callable[[Session, Any, Topology], None]:
+    def check(session: Session, message: Any, topology: Topology) -> None:
+        check_number(message, field)
+
+    return check
+
+
+PROXIES: Mapping[type[Any], Callable[[Session, Any, Topology], None]] = {
+    m.Launch: launch,
+    m.RegisterFunction: register_function,
+    m.ReleaseFunction: _number("function"),
+    m.RegisterProgram: register_program,
+    m.ReleaseProgram: _number("program"),
+    m.RegisterSwitch: register_switch,
+    m.RegisterLoop: register_loop,
+    m.Release: release,
+    m.Await: await_,
+    m.MakeError: make_error,
+    m.CompileAgain: compile_again,
+    m.LossAcknowledged: loss_acknowledged,
+    m.AddSlice: _number("request"),
+    m.ReleaseSlice: _number("slice"),
+    m.Quiesced: _number("migration"),
+    m.Query: query,
+    m.Pong: pong,
+    m.CallsRecorded: calls_recorded,
+    m.HandlesReported: handles_reported,
+}
+NOTHING_FROM_PROXIES = frozenset({m.LeavesIslands, m.FailOnLoss})

@@ -1,0 +1,207 @@
+"""The checks of a program definition that comes from an untrusted sender.
+
+`DefinitionCheck` takes the definition part by part, so that the work for each part is bounded. It checks what can be
+known without lowering the program: counts, dtypes, shapes, tilings, device numbers and value numbers. Every error is
+INVALID_ARGUMENT and begins with the path of the field, such as `nodes[3].outputs[0].dtype`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from atoll.errors import StatusError, invalid
+from atoll.ir.program import (
+    Call,
+    DeviceToHost,
+    HostToDevice,
+    Loop,
+    Node,
+    Rearrange,
+    Route,
+    Switch,
+    Unroute,
+    check_node,
+    output_count,
+)
+from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Shape, Tiled, Uneven
+
+# Of one program.
+MAX_NODES = 1 << 16
+MAX_VALUES = 1 << 20
+MAX_EDGES = 1 << 20  # inputs and outputs of all nodes together
+MAX_SHARDS = 1 << 24  # of all arguments and outputs together
+MAX_FEEDS = 1 << 16
+MAX_NAME = 1 << 17  # characters
+
+MAX_RANK = 64
+MAX_ELEMENTS = 1 << 48
+_MAX_TILE_DIMS = MAX_RANK + 8
+_MAX_KIND = 64  # characters of a memory kind
+_MAX_STRIDE = 1 << 56
+_MAX_STREAM = 1 << 64  # clients draw them at random
+
+
+class DefinitionCheck:
+    """The state of one definition's checks. `devices` are the virtual devices that the definition may name."""
+
+    def __init__(self, name: str, feeds: int, devices: Collection[int]) -> None:
+        if len(name) > MAX_NAME:
+            raise invalid(f"name has {len(name)} characters: at most {MAX_NAME} are allowed")
+        if not 0 <= feeds <= MAX_FEEDS:
+            raise invalid(f"feeds is {feeds}: expected 0 to {MAX_FEEDS}")
+        self.name = name
+        self.feeds = feeds
+        self.nodes = 0
+        self.defined = 0
+        self._devices = devices
+        self._edges = 0
+        self._shards = 0
+
+    def arguments(self, specs: Sequence[ArraySpec]) -> None:
+        """Check the arguments. Call this once, before `node`."""
+        self._grow(len(specs), len(specs))
+        for i, spec in enumerate(specs):
+            self._spec(spec, f"arguments[{i}]")
+        self.defined = len(specs)
+
+    def node(self, node: Node) -> None:
+        """Check the next node."""
+        path = f"nodes[{self.nodes}]"
+        if self.nodes >= MAX_NODES:
+            raise invalid(f"nodes has more than {MAX_NODES} entries")
+        if isinstance(node, Switch | Loop):
+            raise invalid(f"{path} is a {type(node).__name__}: register it with RegisterSwitch or RegisterLoop")
+        self._grow(output_count(node), len(node.inputs) + len(node.outputs))
+        for i, spec in enumerate(node.outputs):
+            self._spec(spec, f"{path}.outputs[{i}]")
+        try:
+            self.defined = check_node(self.name, node, self.defined, self.feeds)
+        except StatusError as error:
+            raise invalid(f"{path}: {error.status.message}") from None
+        match node:
+            case Call():
+                self._named_devices(node.devices, f"{path}.devices")
+                if not node.devices:
+                    raise invalid(f"{path}.devices is empty")
+                if node.function < 0:
+                    raise invalid(f"{path}.function is {node.function}: expected 0 or more")
+                if node.stream is not None and not 0 <= node.stream < _MAX_STREAM:
+                    raise invalid(f"{path}.stream is {node.stream}: expected 0 to {_MAX_STREAM - 1}")
+                for field in ("donated", "preserved"):
+                    positions = getattr(node, field)
+                    if len(set(positions)) != len(positions):
+                        raise invalid(f"{path}.{field} names an input twice")
+            case HostToDevice():
+                if len(node.outputs) != 1 or node.inputs:
+                    raise invalid(f"{path} makes {len(node.outputs)} arrays of host buffers: expected 1")
+                count = len(node.outputs[0].sharding.devices)
+                for i, buffer in enumerate(node.buffers):
+                    where = f"{path}.buffers[{i}]"
+                    _shape(buffer.shape, f"{where}.shape")
+                    _strides(buffer.strides, buffer.shape, f"{where}.strides")
+                    for position in buffer.positions or ():
+                        if not 0 <= position < count:
+                            raise invalid(f"{where}.positions has {position}: the array has {count} shards")
+            case DeviceToHost():
+                if node.strides is not None and len(node.strides) > MAX_RANK:
+                    raise invalid(f"{path}.strides has {len(node.strides)} entries: at most {MAX_RANK} are allowed")
+                if any(abs(stride) > _MAX_STRIDE for stride in node.strides or ()):
+                    raise invalid(f"{path}.strides has a stride of more than {_MAX_STRIDE} bytes")
+                if node.outputs:
+                    raise invalid(f"{path}.outputs has {len(node.outputs)} entries: expected none")
+            case Rearrange():
+                self._rearrange(node, path)
+            case Route() | Unroute():
+                if not 1 <= node.groups <= MAX_ELEMENTS:
+                    raise invalid(f"{path}.groups is {node.groups}: expected 1 to {MAX_ELEMENTS}")
+        self.nodes += 1
+
+    def results(self, values: Sequence[int]) -> None:
+        """Check the values that the program returns. Call this last."""
+        for i, value in enumerate(values):
+            if not 0 <= value < self.defined:
+                raise invalid(f"results[{i}] is {value}: the program defines {self.defined} values")
+
+    def _grow(self, values: int, edges: int) -> None:
+        self._edges += edges
+        if self.defined + values > MAX_VALUES:
+            raise invalid(f"nodes define more than {MAX_VALUES} values")
+        if self._edges > MAX_EDGES:
+            raise invalid(f"nodes have more than {MAX_EDGES} inputs and outputs")
+
+    def _named_devices(self, devices: tuple[int, ...], path: str) -> None:
+        self._shards += len(devices)
+        if self._shards > MAX_SHARDS:
+            raise invalid(f"{path}: the program has more than {MAX_SHARDS} shards")
+        known = self._devices
+        if len(devices) == 1:
+            if devices[0] not in known:
+                raise invalid(f"{path} names device {devices[0]}, which this session does not have")
+            return
+        if len(set(devices)) != len(devices):
+            raise invalid(f"{path} names a device twice")
+        for device in devices:
+            if device not in known:
+                raise invalid(f"{path} names device {device}, which this session does not have")
+
+    def _spec(self, spec: ArraySpec, path: str) -> None:
+        """Raise INVALID_ARGUMENT for a type that no array can have."""
+        shape, sharding = spec.shape, spec.sharding
+        if spec.dtype not in DTYPE_BITS:
+            raise invalid(f"{path}.dtype is {spec.dtype[:40]!r}: expected one of {', '.join(DTYPE_BITS)}")
+        _shape(shape, f"{path}.shape")
+        devices, tiling = sharding.devices, sharding.tiling
+        self._named_devices(devices, f"{path}.sharding.devices")
+        if len(sharding.memory_kind) > _MAX_KIND:
+            raise invalid(f"{path}.sharding.memory_kind has {len(sharding.memory_kind)} characters")
+        if spec.layout is not None and sorted(spec.layout) != list(range(len(shape))):
+            raise invalid(
+                f"{path}.layout is {list(spec.layout[:MAX_RANK])}: expected an order of {len(shape)} dimensions"
+            )
+        match tiling:
+            case Tiled():
+                self._tiled(tiling, len(devices), len(shape), f"{path}.sharding.tiling")
+            case Even():
+                _shape(tiling.shard_shape, f"{path}.sharding.tiling.shard_shape")
+            case Uneven():
+                if len(tiling.shard_shapes) != len(devices):
+                    raise invalid(
+                        f"{path}.sharding.tiling has {len(tiling.shard_shapes)} shards for {len(devices)} devices"
+                    )
+                for each in tiling.shard_shapes:
+                    _shape(each, f"{path}.sharding.tiling.shard_shapes")
+
+    def _tiled(self, tiling: Tiled, devices: int, rank: int, path: str) -> None:
+        dims, order = tiling.dims, tiling.order
+        if not rank <= len(dims) <= _MAX_TILE_DIMS or min(dims, default=1) < 1 or math.prod(dims) != devices:
+            raise invalid(
+                f"{path}.dims is {list(dims[:MAX_RANK])}: it does not tile {rank} dimensions for {devices} devices"
+            )
+        if len(order) != devices or len(set(order)) != devices or not 0 <= min(order) <= max(order) < devices:
+            raise invalid(f"{path}.order is not an order of {devices} devices")
+
+    def _rearrange(self, node: Rearrange, path: str) -> None:
+        """Bound the shards that the mappings name by those that the outputs have."""
+        left = sum(len(spec.sharding.devices) for spec in node.outputs)
+        for i, mapping in enumerate(node.mappings):
+            left -= len(range(*mapping.target))
+            if left < 0 or not len(range(*mapping.target)) == len(range(*mapping.source)):
+                raise invalid(f"{path}.mappings[{i}] does not fill each shard of the outputs once")
+
+
+def _shape(shape: Shape, path: str) -> None:
+    if len(shape) > MAX_RANK:
+        raise invalid(f"{path} has {len(shape)} dimensions: at most {MAX_RANK} are allowed")
+    elements = 1
+    for size in shape:
+        if size < 0:
+            raise invalid(f"{path} is {list(shape)}: a dimension is negative")
+        elements *= size or 1  # a dimension of 0 hides no other that is too large
+    if elements > MAX_ELEMENTS:
+        raise invalid(f"{path} is {list(shape)}: an array has at most {MAX_ELEMENTS} elements")
+
+
+def _strides(strides: tuple[int, ...] | None, shape: Shape, path: str) -> None:
+    if strides is not None and (len(strides) != len(shape) or any(abs(each) > _MAX_STRIDE for each in strides)):
+        raise invalid(f"{path} is {list(strides[:MAX_RANK])}: it does not fit a shape of {len(shape)} dimensions")
