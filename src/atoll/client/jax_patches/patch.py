@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.client.jax_patches.redirection import redirect
+
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -29,6 +31,9 @@ class Replacement:
     `owner` is a module, or a class of one: "jaxlib._jax:Device". `parameters` are those that the original must have,
     in this order and first, by name; jaxlib's functions number those that have none (arg0, arg1; a method's first is
     self). `wrap` makes the new function of the original, which it calls for all that is not Atoll's; called once.
+
+    `copies` are the modules whose users look the name up, possibly before the patch is installed: the original function
+    itself is redirected for them.
     """
 
     owner: str
@@ -57,7 +62,7 @@ class Replacement:
         found = getattr(owner, self.name)
         holders = [owner, *(sys.modules[each] for each in self.copies if each in sys.modules)]
         original = _function(found)
-        new: Any = self.wrap(original)
+        new: Any = redirect(original, self.wrap) if self.copies else self.wrap(original)
         new.__name__, new.__doc__, new.__wrapped__ = self.name, original.__doc__, original
         for holder in holders:
             setattr(holder, self.name, property(new) if isinstance(found, property) else new)
