@@ -15,7 +15,6 @@ import pytest
 from atoll.errors import AtollError, Code, StatusError
 from atoll.peers import listener
 from atoll.peers.data_port import DataPort
-from atoll.peers.unopened import MAX_UNOPENED, Unopened
 from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import Inbox
@@ -23,6 +22,7 @@ from atoll.transfers.shared_memory import BlockReturned
 from atoll.transfers.sockets import SocketPiece
 from atoll.wire.address import Address
 from atoll.wire.sockets import dial
+from atoll.wire.unopened import MAX_PER_ADDRESS, Unopened
 from tests.conftest import gone
 from tests.transfers.ends import SECONDS, content, descriptors, frame, is_closed
 
@@ -167,14 +167,14 @@ def serves(data_port: DataPort, session: int) -> bool:
 
 def test_connections_that_do_not_open_are_few_and_delay_no_other(port):
     data_port, _, _ = port
-    socks = [dial(data_port.address) for _ in range(2 * MAX_UNOPENED)]
+    socks = [dial(data_port.address) for _ in range(2 * MAX_PER_ADDRESS)]
     for sock in socks:
         sock.settimeout(SECONDS)
-    assert all(is_closed(sock) for sock in socks[:MAX_UNOPENED])
+    assert all(is_closed(sock) for sock in socks[:MAX_PER_ADDRESS])
     assert serves(data_port, 5)
 
     def too_many() -> list[str]:
-        return [each.name for each in threading.enumerate() if each.name == "atoll-data"][MAX_UNOPENED + 1 :]
+        return [each.name for each in threading.enumerate() if each.name == "atoll-data"][MAX_PER_ADDRESS + 1 :]
 
     assert gone(too_many) == []
     for sock in socks:
@@ -183,11 +183,11 @@ def test_connections_that_do_not_open_are_few_and_delay_no_other(port):
 
 def test_who_waits_for_a_session_that_never_opens_is_closed_for_others(port):
     data_port, _, _ = port
-    socks = [dial(data_port.address) for _ in range(MAX_UNOPENED)]
+    socks = [dial(data_port.address) for _ in range(MAX_PER_ADDRESS)]
     for sock in socks:
         sock.settimeout(SECONDS)
         sock.sendall(frame(Open(1 << 40, "a session that never opens")))
-    others = [dial(data_port.address) for _ in range(MAX_UNOPENED)]
+    others = [dial(data_port.address) for _ in range(MAX_PER_ADDRESS)]
     assert all(is_closed(sock) for sock in socks)
     for sock in (*socks, *others):
         sock.close()

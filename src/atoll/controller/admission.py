@@ -35,6 +35,7 @@ from atoll.protocol.events import (
 from atoll.protocol.permissions import ALWAYS, check
 from atoll.protocol.permissions import Peer as Kind
 from atoll.scheduling.session import Session
+from atoll.security.guesses import TOO_MANY, Guesses
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import Tokens
 
@@ -72,6 +73,7 @@ class Admission:
         self._resources = state.resources
         self._leases = state.leases
         self._tokens = tokens
+        self._guesses = Guesses()
         self._version = version
         self._sessions = sessions
         self._handle_of_session = from_proxy
@@ -95,7 +97,9 @@ class Admission:
     # ---- events
 
     def opened(self, event: ConnectionOpened) -> None:
-        peer = Peer(event.connection, event.secret, self._hello, self._refuse_with, role=event.role)
+        peer = Peer(
+            event.connection, event.secret, self._hello, self._refuse_with, role=event.role, address=event.address
+        )
         self._peers[event.connection] = peer
         self._after(HELLO_SECONDS, partial(self._expect_introduction, peer))
 
@@ -103,7 +107,7 @@ class Admission:
         if self._peers.get(peer.connection) is not peer:
             return
         if peer.hello is None:
-            self._outbox.close(peer.connection)
+            self._outbox.close(peer.connection, f"it did not introduce itself within {HELLO_SECONDS:.0f} s")
         elif peer.handle == self._worker_ready:
             who = f"the worker of host {peer.hello.host} (process {peer.hello.pid})"
             reason = f"{who} has connected, and did not say within {HELLO_SECONDS:.0f} s that it is ready"
@@ -179,7 +183,11 @@ class Admission:
             text = f"a {hello.role} was announced by a process whose certificate is that of a {peer.role}"
             self._refuse(peer, Code.PERMISSION_DENIED, text)
             return
+        if not self._guesses.may_try(peer.address, event.seconds):
+            self._refuse(peer, Code.UNAUTHENTICATED, TOO_MANY)
+            return
         if not self._tokens.are_right(hello.role, hello.token):
+            self._guesses.wrong(peer.address, event.seconds)
             whose = "your tenant's" if self._tenants.are_told_apart else "the cluster's"
             text = f"this cluster asks for a token: set ATOLL_TOKEN to {whose}"
             if self._tokens.host and is_of_the_cluster(hello.role):
@@ -253,11 +261,12 @@ class Admission:
 
     def _refuse(self, peer: Peer, code: Code, text: str) -> None:
         self._outbox.send(peer.connection, m.Refused(Status(code, text)))
+        is_stranger = peer.hello is None
         if peer in self._waiting:
             self._waiting.remove(peer)
         if peer.lose == self._proxy_gone:
             self._proxy_gone(peer)
-        self._outbox.close(peer.connection)
+        self._outbox.close(peer.connection, text if is_stranger else "")
 
     def _refuse_with(self, peer: Peer, status: Status) -> None:
         """Refuse a peer that is not in yet."""

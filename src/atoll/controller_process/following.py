@@ -83,9 +83,11 @@ class Following:
         refused = self._refusal(connection, hello)
         if refused is not None:
             connection.on_lost = lambda reason: None
+            connection.refuse(refused.message)
             connection.send(m.Refused(refused))
             connection.close()
             return
+        connection.authenticated()
         connection.name = f"the standby at {hello.label}"
         connection.on_lost, connection.on_link = self._lost, self._link
         self._standby, self._address = connection, hello.label

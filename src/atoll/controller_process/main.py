@@ -20,6 +20,7 @@ from atoll.security.access import HOST_TOKEN_VARIABLE
 from atoll.security.start import KEPT_VARIABLE
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 
 async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
@@ -28,10 +29,11 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     address = parse_address(options.listen)
     check_may_listen(address, token)
     watch_in_loop(options.parent, stop.set)
-    start = partial(ControllerShell, options, token, stop, host_token, address.tls)
+    unauthenticated = UnauthenticatedConnections()
+    start = partial(ControllerShell, options, token, stop, host_token, address.tls, unauthenticated=unauthenticated)
     if options.standby and not options.restarts:
-        standby = Standby(options, start, stop)
-        server, _ = await listen(address, standby.accept, standby.identity)
+        standby = Standby(options, start, stop, unauthenticated)
+        server, _ = await listen(address, standby.accept, standby.identity, unauthenticated)
         took_over = await standby.run()
         if took_over is None:
             server.close()
@@ -41,7 +43,8 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
         before = Predecessor(options.journal, options.restarts) if options.journal else NOBODY
         shell = start(term=before.term + 1, controller=before.controller, state=before.state)
         before.hand_over(shell)
-        server, _ = await listen(address, shell.accept, shell.joiners.identity if shell.joiners is not None else None)
+        identity = shell.joiners.identity if shell.joiners is not None else None
+        server, _ = await listen(address, shell.accept, identity, unauthenticated)
         report(options.ready_fd, RUNS)
     spare_collector()
     await stop.wait()

@@ -33,6 +33,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
 from atoll.wire.resumption.messages import AnyLinkMessage, Elsewhere, Resume
 from atoll.wire.resumption.table import AcceptedConnection, LinkState, ResumableConnections
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class ControllerShell:
         term: int = 1,
         controller: Controller | None = None,
         state: ShellState | None = None,
+        unauthenticated: UnauthenticatedConnections | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         state = state or ShellState()
@@ -73,6 +75,7 @@ class ControllerShell:
         self.keeper = Keeper(options.usage_file, options.cache_directory)
         self._report = partial(report, options.ready_fd)
         self._stop = stop
+        self._unauthenticated = unauthenticated or UnauthenticatedConnections()
         self._key = state.key
         self._next = state.next
         self._timers = dict(state.timers)  # when they are due
@@ -160,16 +163,18 @@ class ControllerShell:
 
         def on_first(message: Any) -> None:
             connection.on_message = on_message
-            if self._resumes and isinstance(message, m.Hello):
-                if is_standby(message):
-                    on_lost("it follows this controller, and is none of its peers")
-                    self._following.serve(connection, clean(message))
-                    return
-                if message.resumes:
-                    self._connections[number] = self.resumable.grant(number, connection, on_message, on_lost)
-                else:
-                    self.resumable.introduce(connection)
+            if self._resumes and is_standby(message):
+                on_lost("it follows this controller, and is none of its peers")
+                self._following.serve(connection, clean(message))
+                return
             on_message(message)
+            if not self.controller.connections.is_admitted(number):
+                return
+            connection.authenticated()
+            if self._resumes and message.resumes:
+                self._connections[number] = self.resumable.grant(number, connection, on_message, on_lost)
+            elif self._resumes:
+                self.resumable.introduce(connection)
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
@@ -186,9 +191,17 @@ class ControllerShell:
                 return
             self._connections[number] = connection
             self._has_opened = True
-            self._handle(e.ConnectionOpened(self._clock(), number, os.urandom(16).hex(), connection.peer_role))
+            opened = self._clock(), number, os.urandom(16).hex(), connection.peer_role, connection.peer
+            self._handle(e.ConnectionOpened(*opened))
 
-        connection = Connection(m.ToController, on_first, on_lost, name="a client of the controller", on_made=on_made)
+        connection = Connection(
+            m.ToController,
+            on_first,
+            on_lost,
+            name="a client of the controller",
+            on_made=on_made,
+            unauthenticated=self._unauthenticated,
+        )
         connection.on_link = on_link
         return connection
 
@@ -214,6 +227,8 @@ class ControllerShell:
         self._handle(e.StopAsked(self._clock(), keeps_sessions))
         self._flush()
         self._following.end()
+        if self.joiners is not None:
+            self.joiners.close()
         return leave(self.controller, self.state(), self.resumable, self._to_keep)
 
     def _tick(self) -> None:
@@ -294,9 +309,11 @@ class ControllerShell:
             connection.send_encoded(self._encoded[1])
 
     def _close(self, action: a.Close) -> None:
-        if action.reason:
-            _log.warning("%s", action.reason)
         connection = self._connections.pop(action.connection, None)
+        if action.reason and isinstance(connection, Connection) and not connection.is_authenticated:
+            connection.refuse(action.reason)
+        elif action.reason:
+            _log.warning("%s", action.reason)
         if connection is not None:
             self._load.closed(connection)
             connection.close()

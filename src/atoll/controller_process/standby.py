@@ -34,6 +34,7 @@ from atoll.wire.endpoints import connect
 from atoll.wire.resumption.ledger import Counts
 from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye, NotResumed, Resume
 from atoll.wire.tls.identity import Identity
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,11 @@ class Standby:
     """
 
     def __init__(
-        self, options: ControllerOptions, make_shell: Callable[..., ControllerShell], stop: asyncio.Event
+        self,
+        options: ControllerOptions,
+        make_shell: Callable[..., ControllerShell],
+        stop: asyncio.Event,
+        unauthenticated: UnauthenticatedConnections | None = None,
     ) -> None:
         self._options = options
         self._make_shell = make_shell
@@ -66,6 +71,7 @@ class Standby:
         self._shell: ControllerShell | None = None  # as the controller was when it was heard last
         self._term = 0  # of the controller
         self._is_relied_on = False  # by the controller, which is started again otherwise
+        self._unauthenticated = unauthenticated or UnauthenticatedConnections()
         self._is_over: asyncio.Future[bool] = self._loop.create_future()  # whether it takes over
         self._has_taken_over = False
         self._begin_anew()
@@ -211,7 +217,9 @@ class Standby:
                 connection.close()
                 self._asked(message)
 
-        connection = Connection(m.ToController, refuse, lambda reason: None, name="a peer")
+        connection = Connection(
+            m.ToController, refuse, lambda reason: None, name="a peer", unauthenticated=self._unauthenticated
+        )
         connection.on_link = on_link
         return connection
 

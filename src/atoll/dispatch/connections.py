@@ -30,6 +30,7 @@ class Peer:
     number: int = 0  # of its host or session
     lose: Callable[[Peer, str], None] | None = None  # to be called when the connection is lost
     role: str = ""  # that its certificate has, if it has one
+    address: str = ""
     tenant: Tenant | None = None  # of a client
     leases: Leases | None = None  # in which it has one, by its number
 
@@ -53,6 +54,11 @@ class Connections:
     def is_away(self, host: int) -> bool:
         """Whether the host cannot be heard now, and may be lost or come back."""
         return self.hosts.get(host) in self.away
+
+    def is_admitted(self, connection: int) -> bool:
+        """Return whether the connection is open, and its Hello was accepted."""
+        peer = self.peers.get(connection)
+        return peer is not None and peer.hello is not None
 
     def remove(self, connection: int) -> Any:
         """The connection is closed or lost; nothing is sent to it any more. Returns its peer, if it was known."""

@@ -19,7 +19,6 @@ from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.peers.host_channels import HostChannels, OnLost
 from atoll.peers.host_watch import HostWatch, OnSilent
 from atoll.peers.listener import Listener
-from atoll.peers.unopened import OPEN_SECONDS
 from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
 from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.inbox import Inbox, InboxStatistics
@@ -27,6 +26,7 @@ from atoll.transfers.kinds import KINDS
 from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
+from atoll.wire.unopened import OPEN_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -138,14 +138,15 @@ class DataPort:
             channel.shut_down()
 
     def _serve(self, channel: DataChannel) -> None:
-        session = -1
+        session, has_opened = -1, False
         try:
             opening = channel.receive_open()
             if opening.session == 0 and channel.peer_role not in ("", "host"):
                 raise AtollError(f"a data connection was refused: a {channel.peer_role} is no host")
             if not self._admit(channel, opening.session, opening.secret):
                 raise AtollError("a data connection was refused: its secret is not the session's")
-            if not self._listener.opened(channel):
+            has_opened = self._listener.opened(channel)
+            if not has_opened:
                 return  # it has been closed meanwhile
             if opening.stream:
                 self._run_stream(opening, channel)
@@ -172,6 +173,8 @@ class DataPort:
 
             channel.receive(on_piece, on_failure, room=_InboxRoom(self, session))
         except (AtollError, EOFError, OSError, MemoryError) as error:
+            if not has_opened:
+                raise  # the listener logs it
             _log.warning("data connection of session %d ends: %s", session, error)
         finally:
             with self._opened:

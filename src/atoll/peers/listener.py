@@ -15,14 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll.errors import AtollError
-from atoll.peers.unopened import Unopened
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import TransferEngine
 from atoll.transfers.kinds import KINDS
 from atoll.wire.address import Address
-from atoll.wire.sockets import bind
+from atoll.wire.refusals import Refusals
+from atoll.wire.sockets import bind, peer_of
 from atoll.wire.stream import accepted_stream
 from atoll.wire.tls.identity import Identity
+from atoll.wire.unopened import Unopened
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class Listener:
 
     Where the address is with TLS, `identity` proves who listens, and those who connect have certificates of the
     cluster. `serve` calls `opened(channel)` once the peer has said who it is; what does not get there in time is shut
-    down, and `on_shut_down()` called. Raises OSError where it cannot listen.
+    down, and `on_shut_down()` called. An error that `serve` raises before that is logged as a refusal. Raises OSError
+    where it cannot listen.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Listener:
         self._on_shut_down = on_shut_down
         self._kinds = kinds
         self._unopened: Unopened[DataChannel] = Unopened()
+        self._addresses: dict[DataChannel, str] = {}  # of these
+        self._refusals = Refusals()
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._identity = identity
@@ -65,6 +69,7 @@ class Listener:
     def opened(self, channel: DataChannel) -> bool:
         """The peer has said who it is: the connection may stay. False where its time was over before."""
         with self._lock:
+            self._addresses.pop(channel, None)
             return self._unopened.remove(channel)
 
     def _accept(self) -> None:
@@ -95,9 +100,12 @@ class Listener:
             _log.error("a data connection cannot be served: %s", error)
             sock.close()
             return
+        address = peer_of(sock)
         with self._lock:
-            evicted = self._unopened.add(channel, time.monotonic())
+            evicted = self._unopened.add(channel, time.monotonic(), address)
+            self._addresses[channel] = address
         if evicted is not None:
+            self._refuse(evicted, "too many data connections are not opened yet")
             self._shut_down(evicted)
         try:
             threading.Thread(target=self._run, args=(channel,), name="atoll-data", daemon=True).start()
@@ -109,11 +117,13 @@ class Listener:
         try:
             channel.secure()
         except (AtollError, OSError) as error:
-            _log.warning("a data connection ends: %s", error)
+            self._refuse(channel, str(error))
             self._end(channel)
             return
         try:
             self._serve(channel)
+        except (AtollError, EOFError, OSError, MemoryError) as error:
+            self._refuse(channel, str(error) or "it ended before it was opened")
         except Exception:  # at what this peer has sent: it is not served any more, and the others are
             _log.exception("a data connection ends: what came on it cannot be handled")
         finally:
@@ -122,7 +132,16 @@ class Listener:
     def _end(self, channel: DataChannel) -> None:
         with self._lock:
             self._unopened.remove(channel)
+            self._addresses.pop(channel, None)
         channel.close()
+
+    def _refuse(self, channel: DataChannel, reason: str) -> None:
+        """Log why a connection that has not opened ends."""
+        with self._lock:
+            address = self._addresses.pop(channel, None)
+            line = None if address is None else self._refusals.line(address, reason, time.monotonic())
+        if line is not None:
+            _log.warning("%s", line)
 
     def _close_expired(self) -> int | None:
         """Closes what has not opened in time. Returns the time until the next may have to be closed, in ms."""
@@ -131,7 +150,7 @@ class Listener:
             late = self._unopened.expired(now)
             deadline = self._unopened.next_deadline()
         for channel in late:
-            _log.warning("a data connection was not opened in time")
+            self._refuse(channel, "its data connection was not opened in time")
             self._shut_down(channel)
         return None if deadline is None else max(1, int(1000 * (deadline - now)) + 1)
 

@@ -36,12 +36,14 @@ class Started(Event, frozen=True, tag=3):
 class ConnectionOpened(Event, frozen=True, tag=4):
     """Somebody connects. `secret` is drawn at random: that of the session that this connection may become.
 
-    `role` is that of a certificate (`security.roles`); "" where there is none, as on a unix socket.
+    `role` is that of a certificate (`security.roles`); "" where there is none, as on a unix socket. `address` is that
+    of the peer, or the user of a unix socket.
     """
 
     connection: int
     secret: str
     role: str = ""
+    address: str = ""
 
 
 class ConnectionLost(Event, frozen=True, tag=5):

@@ -9,7 +9,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from atoll.security.enrollment import ENROLL_SECONDS, Desk, FromJoiner, Renewal
+from atoll.security.enrollment import ENROLL_SECONDS, Desk, FromJoiner, NotEnrolled, Renewal
+from atoll.security.guesses import TOO_MANY, Guesses
 from atoll.security.roles import Role
 from atoll.security.start import load_authority
 from atoll.security.tokens import Tokens
@@ -32,15 +33,30 @@ class Joiners:
             {Role.CLIENT: tokens.client, Role.HOST: tokens.host},
             lambda said: tokens.tenant_of(said) is not None,
         )
+        self._guesses = Guesses()
         self.identity = Identity(authority.certificate_for(Role.CONTROLLER, _NAME))
-        Renewal(self.identity, lambda: authority.certificate_for(Role.CONTROLLER, _NAME))
+        self._renewal = Renewal(self.identity, lambda: authority.certificate_for(Role.CONTROLLER, _NAME))
 
     def serve(self, connection: Connection) -> None:
-        """Answers what a connection asks, which is to be soon."""
+        """Answers the one question of a connection, which is to come soon."""
         connection.name = "a process that joins"
         connection.expect(FromJoiner, partial(self._answer, connection))
         deadline = asyncio.get_running_loop().call_later(ENROLL_SECONDS, connection.close)
         connection.on_lost = lambda reason: deadline.cancel()
 
     def _answer(self, connection: Connection, message: Any) -> None:
-        connection.send(self._desk.answer(message))
+        now, peer = asyncio.get_running_loop().time(), connection.peer
+        if not self._guesses.may_try(peer, now):
+            answer: Any = NotEnrolled(TOO_MANY)
+        else:
+            answer = self._desk.answer(message)
+            if isinstance(answer, NotEnrolled):
+                self._guesses.wrong(peer, now)
+        if isinstance(answer, NotEnrolled):
+            connection.refuse(answer.reason)
+        connection.send(answer)
+        connection.close()
+
+    def close(self) -> None:
+        """The controller's certificate is not renewed any more."""
+        self._renewal.close()

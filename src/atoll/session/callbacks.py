@@ -68,14 +68,15 @@ class CallbackPort:
             relay.close()
 
     def _serve(self, channel: DataChannel) -> None:
+        opening = channel.receive_open()
+        relay = self._relays.get(opening.session)
+        if relay is None or not hmac.compare_digest(relay.where.secret.encode(), opening.secret.encode()):
+            raise AtollError("a connection for callbacks was refused: its secret is not the session's")
+        assert self._listener is not None
+        if not self._listener.opened(channel):
+            return
         try:
-            opening = channel.receive_open()
-            relay = self._relays.get(opening.session)
-            if relay is None or not hmac.compare_digest(relay.where.secret.encode(), opening.secret.encode()):
-                raise AtollError("a connection for callbacks was refused: its secret is not the session's")
-            assert self._listener is not None
-            if self._listener.opened(channel):
-                relay.serve(channel)
+            relay.serve(channel)
         except (AtollError, EOFError, OSError, MemoryError) as error:
             _log.warning("a connection for callbacks ends: %s", error)
 

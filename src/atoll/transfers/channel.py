@@ -32,6 +32,7 @@ from atoll.transfers.shared_chunks import SharedChunksEngine
 from atoll.transfers.sockets import SocketEngine
 from atoll.transfers.streams import STREAMS, StreamEngine
 from atoll.wire.address import Address
+from atoll.wire.framing import MAX_FIRST_FRAME
 from atoll.wire.stream import Stream, dial_stream
 from atoll.wire.tls.identity import Identity
 
@@ -250,7 +251,7 @@ class DataChannel:
 
     def receive_open(self) -> Open:
         """The peer's first frame. Raises FrameError for any other, and EOFError where the connection ends before."""
-        frame, descriptor = self._socket.read_frame(self._decoder)
+        frame, descriptor = self._socket.read_frame(self._decoder, MAX_FIRST_FRAME)
         if descriptor is not None:
             os.close(descriptor)
         if not isinstance(frame, Open):

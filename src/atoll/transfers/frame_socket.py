@@ -133,8 +133,10 @@ class FrameSocket:
 
     # ---- reading
 
-    def read_frame(self, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, int | None]:
-        """The next frame and the descriptor that came with it, which is the caller's to close.
+    def read_frame(self, decoder: msgspec.msgpack.Decoder[Any], limit: int = MAX_HEADER) -> tuple[Any, int | None]:
+        """Return the next frame, of at most `limit` bytes, and the descriptor that came with it.
+
+        The caller closes the descriptor.
 
         Raises EOFError where the connection ended, FrameError for bytes that are no frame, and BlockingIOError where
         nothing came within the time of `wake_after`.
@@ -153,7 +155,7 @@ class FrameSocket:
                 rest = bytearray(HEADER_BYTES - len(header))
                 self.read_into(memoryview(rest))
                 header += rest
-            body = bytearray(frame_length(header, MAX_HEADER))
+            body = bytearray(frame_length(header, limit))
             self.read_into(memoryview(body))
             self.frames_in += 1
             return decoder.decode(body), descriptor

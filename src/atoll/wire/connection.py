@@ -16,26 +16,25 @@ import asyncio
 import logging
 import socket
 import ssl
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.wire.framing import HEADER_BYTES, FrameDecoder, encode, piece_header
+from atoll.wire.framing import HEADER_BYTES, MAX_FIRST_FRAME, MAX_FRAME, FrameDecoder, encode, piece_header
 from atoll.wire.pieces import PIECE_BYTES, PieceQueue
 from atoll.wire.resumption.ledger import Counts
 from atoll.wire.resumption.messages import AnyLinkMessage, decode_link, encode_link
-from atoll.wire.sockets import keep_little_unsent, read_what_is_left, send_without_delay
+from atoll.wire.sockets import credentials, keep_little_unsent, peer_of, read_what_is_left, send_without_delay
 from atoll.wire.tls.errors import explained
 from atoll.wire.tls.identity import name_of, role_of
 from atoll.wire.tls.layer import TlsLayer
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
 
 _READ_SIZE = 64 * 1024
 MAX_UNSENT = 256 * 1024 * 1024
-_CREDENTIALS = struct.Struct("3i")
 _CLOSE_SECONDS = 5.0  # for what is queued to leave: a peer that is silent would be waited for for minutes
 
 
@@ -64,6 +63,9 @@ class Connection(asyncio.BufferedProtocol):
     has proved who it is where it has to: `peer_role` and `peer_name` are then known. All methods are for the loop's
     thread.
 
+    A connection that was accepted is one of the `unauthenticated` until `authenticated()` is called: its frames are
+    small, and it may be dropped.
+
     `on_link(message)` gets what the peer says about the connection itself, and `on_read()` comes after each read: both
     are for `wire.resumption`, which makes one connection of several such.
     """
@@ -76,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         *,
         name: str = "peer",
         on_made: Callable[[Connection], None] | None = None,
+        unauthenticated: UnauthenticatedConnections | None = None,
     ) -> None:
         self.name = name
         self.on_message = on_message
@@ -85,7 +88,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_role = self.peer_name = ""  # by its certificate; without TLS it has none
         self.is_broken = False  # it has ended by what one of the two did, not by the loss of its socket
         self._on_made = on_made
-        self._decoder = FrameDecoder(message_type, on_link=self._link)
+        self._unauthenticated = unauthenticated
+        self._decoder = self._new_decoder(message_type)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._read_buffer = bytearray(_READ_SIZE)
@@ -181,13 +185,30 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(PIECE_BYTES)  # type: ignore[attr-defined]
         certificate = transport.get_extra_info("peercert")
         self.peer_role, self.peer_name = role_of(certificate), name_of(certificate)
+        if self._unauthenticated is not None:
+            self._unauthenticated.add(self, self.peer)
         if self._on_made is not None:
             self._on_made(self)
         self._flush()
 
     def expect(self, message_type: Any, on_message: Callable[[Any], None]) -> None:
         """The peer's messages are of this type from now on; before the first of them."""
-        self._decoder, self.on_message = FrameDecoder(message_type, on_link=self._link), on_message
+        self._decoder, self.on_message = self._new_decoder(message_type), on_message
+
+    def _new_decoder(self, message_type: Any) -> FrameDecoder:
+        limit = MAX_FRAME if self._unauthenticated is None else MAX_FIRST_FRAME
+        return FrameDecoder(message_type, limit, on_link=self._link)
+
+    def authenticated(self) -> None:
+        """The peer has proved who it is: it may send large messages from now on, also the next one."""
+        if self._unauthenticated is not None:
+            self._unauthenticated.remove(self)
+            self._unauthenticated = None
+            self._decoder.limit = MAX_FRAME
+
+    @property
+    def is_authenticated(self) -> bool:
+        return self._unauthenticated is None
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._read_view
@@ -235,13 +256,25 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._closed = True
         self._large.clear()
+        if self._unauthenticated is not None:
+            self._unauthenticated.remove(self)
         if self._transport is not None:
             self._transport.abort()
         self.on_lost(reason)
 
     def _break(self, reason: str) -> None:
         self.is_broken = True
+        self.refuse(reason)
         self._lose(reason)
+
+    def drop(self, reason: str) -> None:
+        """Ends at once, as if the peer had closed."""
+        self._lose(reason)
+
+    def refuse(self, reason: str) -> None:
+        """Log why a peer that is not authenticated is refused; does nothing for one that is."""
+        if self._unauthenticated is not None and not self._closed:
+            self._unauthenticated.refused(self.peer, reason)
 
     def abort(self) -> None:
         """Closes at once, whatever is queued; `on_lost` is not called."""
@@ -258,6 +291,8 @@ class Connection(asyncio.BufferedProtocol):
         self._large.clear()
         self._flush()
         self._closed = True
+        if self._unauthenticated is not None:
+            self._unauthenticated.remove(self)
         if self._transport is not None:
             self._transport.close()
             self._loop.call_later(_CLOSE_SECONDS, self._transport.abort)
@@ -279,6 +314,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._host("peername")
 
     @property
+    def peer(self) -> str:
+        """The peer's address, or the user of a unix socket, for logs and bounds."""
+        return peer_of(self._transport.get_extra_info("socket")) if self._transport is not None else ""
+
+    @property
     def peer_port(self) -> int:
         """The port at which the peer was reached; 0 for a unix socket."""
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
@@ -290,8 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
         if sock is None or sock.family != socket.AF_UNIX:
             return 0
-        pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        return int(pid)
+        return credentials(sock)[0]
 
     def _host(self, which: str) -> str:
         name = self._transport.get_extra_info(which) if self._transport is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import ssl
 from collections.abc import Callable
@@ -17,8 +16,7 @@ from atoll.wire.sockets import attempts, bind, none_answered
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.layer import TlsLayer
 from atoll.wire.tls.stream import no_identity
-
-_log = logging.getLogger(__name__)
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 
 async def connect(
@@ -114,9 +112,15 @@ def _dialing(
     return TlsLayer(context, role, factory, timeout, who, on_secured)
 
 
-def _refused(error: ConnectError | None) -> None:
-    if error is not None:
-        _log.warning("a connection was not let in: %s", error)
+def _admitting(
+    context: ssl.SSLContext, factory: Callable[[], Connection], unauthenticated: UnauthenticatedConnections
+) -> TlsLayer:
+    def on_secured(error: ConnectError | None) -> None:
+        if error is not None:
+            unauthenticated.refused(layer.peer, str(error))
+
+    layer = TlsLayer(context, "", factory, HANDSHAKE_SECONDS, "a peer", on_secured, unauthenticated)
+    return layer
 
 
 def _reason(error: OSError) -> str:
@@ -126,14 +130,18 @@ def _reason(error: OSError) -> str:
 
 
 async def listen(
-    address: Address, factory: Callable[[], Connection], identity: Identity | None = None
+    address: Address,
+    factory: Callable[[], Connection],
+    identity: Identity | None = None,
+    unauthenticated: UnauthenticatedConnections | None = None,
 ) -> tuple[asyncio.Server, Address]:
     """Serves connections at `address` (port 0: any free port). Returns the server and where it listens.
 
-    With TLS a connection is made (`on_made`) once its handshake is done, which has to be in time. Raises AddressError
-    that names the address.
+    With TLS a connection is made (`on_made`) once its handshake is done, which has to be in time; until then it is one
+    of the `unauthenticated`, as those that `factory` makes may be. Raises AddressError that names the address.
     """
     loop = asyncio.get_running_loop()
+    waiting = unauthenticated or UnauthenticatedConnections()
     try:
         sock = bind(address)
         port = 0 if address.is_unix else sock.getsockname()[1]
@@ -143,9 +151,7 @@ async def listen(
             server = await loop.create_server(factory, sock=sock)
         else:
             assert identity is not None, "who listens with TLS has an identity"
-            server = await loop.create_server(
-                lambda: TlsLayer(identity.admitting, "", factory, HANDSHAKE_SECONDS, "a peer", _refused), sock=sock
-            )
+            server = await loop.create_server(lambda: _admitting(identity.admitting, factory, waiting), sock=sock)
     except OSError as error:
         raise AddressError(f"cannot listen at {address}: {_reason(error)}") from None
     return server, replace(address, port=port)

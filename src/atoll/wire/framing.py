@@ -24,6 +24,7 @@ from atoll.wire.pieces import PieceBuffer
 _LENGTH = struct.Struct("<I")
 HEADER_BYTES = _LENGTH.size
 MAX_FRAME = 64 * 1024 * 1024
+MAX_FIRST_FRAME = 16 * 1024  # until the peer is authenticated
 MAX_PIECE = 64 * 1024
 # Of a length: it is that of a piece, of the last one, of what is said about the connection.
 _PIECE, _LAST, _LINK = 1 << 31, 1 << 30, 1 << 29
@@ -73,18 +74,19 @@ class FrameDecoder:
 
     Not for several threads. Frames of more than `limit` bytes are an error, found before any of their bytes is kept,
     and so are messages in pieces that come to more: so it holds at most one of each. `pieced` of the messages came in
-    pieces. `on_link(content)` gets what is said about the connection, in its place among the messages.
+    pieces. `on_link(content)` gets what is said about the connection, in its place among the messages. `limit` may be
+    raised at any time, also while the messages of `feed` are read: it holds for the frames that follow.
     """
 
     def __init__(
         self, message_type: Any, limit: int = MAX_FRAME, on_link: Callable[[memoryview], None] | None = None
     ) -> None:
         self._decode = msgspec.msgpack.Decoder(message_type).decode
-        self._limit = limit
+        self.limit = limit
         self._on_link = on_link
         self.pieced = 0
         self._pending = bytearray()  # the start of a frame whose rest has not arrived
-        self._pieces = PieceBuffer(limit)
+        self._pieces = PieceBuffer()
 
     def feed(self, data: memoryview) -> Iterator[Any]:
         """The messages that `data` completes, in order. It may be overwritten once the iterator has ended.
@@ -97,12 +99,12 @@ class FrameDecoder:
             pending += data
             data = memoryview(pending)
         position, end = 0, len(data)
-        decode, limit, unpack = self._decode, self._limit, _LENGTH.unpack_from
+        decode, unpack = self._decode, _LENGTH.unpack_from
         try:
             while end - position >= HEADER_BYTES:
                 (length,) = unpack(data, position)
                 kind = 0
-                if length > limit:
+                if length > self.limit:
                     kind, length = self._special(length)
                 stop = position + HEADER_BYTES + length
                 if stop > end:
@@ -135,7 +137,7 @@ class FrameDecoder:
                 raise FrameError(f"a piece of {count} bytes is over the limit of {MAX_PIECE}")
             return kind, count
         if length & _KINDS != _LINK or length & ~_LINK > _MAX_LINK or self._on_link is None:
-            raise FrameError(f"a frame of {length} bytes is over the limit of {self._limit}")
+            raise FrameError(f"a frame of {length} bytes is over the limit of {self.limit}")
         return _LINK, length & ~_LINK
 
     def _take(self, kind: int, content: memoryview) -> bytearray | None:
@@ -144,7 +146,7 @@ class FrameDecoder:
             assert self._on_link is not None
             self._on_link(content)
             return None
-        whole = self._pieces.add(content, kind == _PIECE | _LAST)
+        whole = self._pieces.add(content, kind == _PIECE | _LAST, self.limit)
         self.pieced += whole is not None
         return whole
 

@@ -45,18 +45,20 @@ class PieceQueue:
 
 
 class PieceBuffer:
-    """Puts a message of at most `limit` bytes together. After an error it is of no use any more."""
+    """Puts messages together. After an error it is of no use any more."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._content = bytearray()
 
-    def add(self, piece: bytes | memoryview, is_last: bool) -> bytearray | None:
-        """The message, where this was its last piece. Raises FrameError for what no sender cuts."""
+    def add(self, piece: bytes | memoryview, is_last: bool, limit: int) -> bytearray | None:
+        """Return the message if this was its last piece.
+
+        Raises FrameError for a piece that no sender cuts, and if the message has more than `limit` bytes.
+        """
         if not piece:
             raise FrameError("a piece of a message has no bytes")
-        if len(self._content) + len(piece) > self._limit:
-            raise FrameError(f"a message in pieces is over the limit of {self._limit} bytes")
+        if len(self._content) + len(piece) > limit:
+            raise FrameError(f"a message in pieces is over the limit of {limit} bytes")
         self._content += piece
         if not is_last:
             return None

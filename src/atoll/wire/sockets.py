@@ -19,6 +19,7 @@ NEXT_SECONDS = 3.0
 # TCP_THIN_LINEAR_TIMEOUTS, for six attempts of a connection with little under way; and TCP_RTO_MAX_MS, of Linux 6.15.
 _RETRANSMIT = ((16, 1), (44, 1000))
 _UNSENT_BYTES = 64 * 1024
+_CREDENTIALS = struct.Struct("3i")
 # Who is silent is given up by leases. Left alone, the kernel does so after fifteen attempts, which are fifteen seconds.
 _GIVE_UP_SECONDS = 600
 
@@ -116,6 +117,24 @@ def free_address(host: str) -> str:
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.bind(where)
         return str(Address(host=host, port=sock.getsockname()[1]))
+
+
+def credentials(sock: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end of a unix socket, according to the kernel."""
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid), int(uid)
+
+
+def peer_of(sock: socket.socket | None) -> str:
+    """Return the IP address of the peer of a connected socket, or "user UID" if it is a unix socket; "" if unknown."""
+    if sock is None:
+        return ""
+    try:
+        if sock.family == socket.AF_UNIX:
+            return f"user {credentials(sock)[1]}"
+        return str(sock.getpeername()[0]).removeprefix("::ffff:")
+    except OSError:  # it has ended already
+        return ""
 
 
 def send_without_delay(sock: socket.socket) -> None:

@@ -54,7 +54,7 @@ class HostGroup:
         self._early: list[Any] | None = []
         self._has_joined = False  # and has handled what came before
         self._relay = Relay(self._send, to_controller)
-        self._pieces = PieceBuffer(MAX_FRAME)  # from the relay, by its link's thread
+        self._pieces = PieceBuffer()  # from the relay, by its link's thread
 
     # ---- what comes
 
@@ -81,7 +81,7 @@ class HostGroup:
         elif type(message) is m.MemberFailed:
             self._relay.failed(message)
         elif type(message) is m.Piece:
-            whole = self._pieces.add(message.content, message.is_last)
+            whole = self._pieces.add(message.content, message.is_last, MAX_FRAME)
             if whole is not None:
                 self.receive(whole)
         elif self._has_joined:

@@ -40,6 +40,7 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
+_MOST_RETRY_SECONDS = 30.0  # after refusals: what is misconfigured stays so until somebody changes it
 _CONNECT_SECONDS = 10.0
 EVERYWHERE = ("0.0.0.0", "::")
 _LEASE_LOOKS = 0.25  # seconds between two looks at the lease
@@ -75,6 +76,7 @@ class HostAgent:
         self._bind = ""  # at which its worker listens
         self._collectives = ""  # where the hosts of its island reach one another
         self._leaving = False
+        self._pause = _RETRY_SECONDS  # until the next attempt
         self._said: set[str] = set()  # of a controller that cannot be reached, since it could be
 
     # ---- its life
@@ -106,7 +108,7 @@ class HostAgent:
             await self._connect_to(address, seconds)
             if self._over.is_set():
                 return
-            await self._sleep(_RETRY_SECONDS)
+            await self._sleep(self._pause)
             if self._is_heard:
                 self._addresses.answered(address)
                 return
@@ -134,9 +136,11 @@ class HostAgent:
                 self._end(error)
             else:
                 self._say(str(error))
+                self._back_off()
             return
         except ConnectError as error:
             self._say(str(error))
+            self._pause = _RETRY_SECONDS  # nobody is there: it may come at any time
             return
         link.on_link = self._handle_link
         self._link = link
@@ -147,6 +151,8 @@ class HostAgent:
         unheard = self._loop.call_later(self._leases.seconds, self._unheard)
         await self._lost.wait()
         unheard.cancel()
+        if link.is_broken:
+            self._back_off()
         link.close()
         self._link = None
 
@@ -165,6 +171,10 @@ class HostAgent:
             await asyncio.wait_for(self._over.wait(), seconds)
         except TimeoutError:
             return
+
+    def _back_off(self) -> None:
+        """The cluster and this agent do not agree, which another attempt does not change."""
+        self._pause = min(2 * self._pause, _MOST_RETRY_SECONDS)
 
     def _say(self, text: str) -> None:
         """Once for each reason, not once for each attempt."""
@@ -236,6 +246,7 @@ class HostAgent:
             self._end(ClusterError(f"the cluster refuses this host: {status.message}"))
         else:
             self._say(status.message)
+            self._back_off()
             self._lost.set()
 
     def _do(self, message: Any) -> None:
@@ -257,7 +268,7 @@ class HostAgent:
 
     def _joined(self) -> None:
         if not self._is_heard:
-            self._is_heard = True
+            self._is_heard, self._pause = True, _RETRY_SECONDS
             self._worker.controller_is_at(self._dialed, self._controller)
         if self._said or not self._leases.has(_ENGINE):
             self._said.clear()

@@ -98,6 +98,7 @@ class AcceptedConnection(ResumableConnection):
         if self._grace is not None:
             self._grace.cancel()
         self.attempt = message.attempt
+        leg.authenticated()
         self.adopt(leg)
         self._acknowledged = self.received
         leg.send_link(Resumed(self._table.term, *self._acknowledged))
@@ -287,6 +288,7 @@ class ResumableConnections:
                 connection.lose(str(error))
 
     def _refuse(self, leg: Connection, reason: str, *, final: bool) -> None:
+        leg.refuse(f"its connection is not resumed: {reason}")
         leg.send_link(NotResumed(reason, final))
         leg.close()
 

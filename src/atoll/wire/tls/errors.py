@@ -21,6 +21,8 @@ _HAS_EXPIRED = 10
 _NOT_YET_VALID = 9
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21, 7, 30)
 _OTHER_NAME = 62
+# OpenSSL's reasons if what has arrived is no TLS.
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 
 # By the names of alerts: of this process's certificate, found by the peer.
 _ALERTS = {
@@ -50,10 +52,26 @@ def explained(error: BaseException, who: str, shaking_hands: bool = True) -> Con
     if isinstance(error, TimeoutError):
         return ConnectError(f"{who} did not finish the TLS handshake in time: it is overloaded, or {_NO_TLS}")
     if isinstance(error, ssl.SSLError) and reason not in ("UNEXPECTED_EOF_WHILE_READING", ""):
-        if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+        if reason in _NOT_TLS:
             return AccessError(f"{who} cannot be spoken to by TLS: {_NO_TLS}")
         return AccessError(f"the TLS handshake with {who} has failed: {reason}")
     return HandshakeCutError(f"{who} ended the TLS handshake: it is ending, or {_NO_TLS}")
+
+
+def not_admitted(error: BaseException, who: str) -> ConnectError:
+    """Return the error of a handshake with `who`, who has connected to this process: for its log."""
+    reason = getattr(error, "reason", None) or ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AccessError(f"{who} is not trusted: {error.verify_message}")
+    if reason in _NOT_TLS:
+        return AccessError(f"{who} speaks no TLS: it has --insecure (ATOLL_INSECURE), or is no process of Atoll")
+    if isinstance(error, TimeoutError):
+        return ConnectError(f"{who} did not finish the TLS handshake in time")
+    if isinstance(error, ssl.SSLError) and reason not in ("UNEXPECTED_EOF_WHILE_READING", ""):
+        if "ALERT" in reason:
+            return AccessError(f"{who} does not trust this process: {reason}")
+        return AccessError(f"the TLS handshake with {who} has failed: {reason}")
+    return HandshakeCutError(f"{who} ended the TLS handshake")
 
 
 def _of_verification(error: ssl.SSLCertVerificationError, who: str) -> str:

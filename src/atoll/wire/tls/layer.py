@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import ConnectError
-from atoll.wire.sockets import read_what_is_left, send_without_delay
-from atoll.wire.tls.errors import ALERT, explained
+from atoll.wire.sockets import peer_of, read_what_is_left, send_without_delay
+from atoll.wire.tls.errors import ALERT, explained, not_admitted
 from atoll.wire.tls.identity import server_name
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _READ_SIZE = 64 * 1024
 _LEAST_RECORD = 22  # bytes of a record of TLS 1.3 that has anything in it
@@ -25,7 +26,7 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     `role` is what the peer has to be, for who dials; "" for who was dialed. `on_secured(error)` is called once: with
     None when the handshake is done, else with what is wrong, and then the connection has ended. A handshake that is not
-    done within `seconds` is such an end.
+    done within `seconds` is such an end. An accepted connection is one of the `unauthenticated` until then.
     """
 
     def __init__(
@@ -36,8 +37,12 @@ class TlsLayer(asyncio.BufferedProtocol):
         seconds: float,
         who: str,
         on_secured: Callable[[ConnectError | None], None],
+        unauthenticated: UnauthenticatedConnections | None = None,
     ) -> None:
         self.protocol: Any = None
+        self._role = role
+        self._unauthenticated = unauthenticated
+        self.peer = ""  # address, of a connection that was accepted
         self._factory = factory
         self._who = who
         self._on_secured: Callable[[ConnectError | None], None] | None = on_secured
@@ -63,6 +68,9 @@ class TlsLayer(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             send_without_delay(sock)  # before the handshake, which waits for acknowledgements otherwise
+        if self._unauthenticated is not None:
+            self.peer = peer_of(sock)
+            self._unauthenticated.add(self, self.peer)
         self._shake_hands()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -109,7 +117,7 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._transport.close()
             return
         self._flush()
-        self._deadline.cancel()
+        self._forget()
         on_secured, self._on_secured = self._on_secured, None
         self.protocol = self._factory()
         self._plain = self.protocol.get_buffer(-1)
@@ -122,10 +130,22 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _fail(self, error: Exception) -> None:
-        self._deadline.cancel()
+        self._forget()
         on_secured, self._on_secured = self._on_secured, None
         if on_secured is not None:
-            on_secured(explained(error, self._who))
+            on_secured(explained(error, self._who) if self._role else not_admitted(error, self._who))
+
+    def _forget(self) -> None:
+        """The handshake is over: the connection above, if it is made, counts from now on."""
+        self._deadline.cancel()
+        if self._unauthenticated is not None:
+            self._unauthenticated.remove(self)
+
+    def drop(self, reason: str) -> None:
+        """End a connection whose handshake takes too long, or that exceeds a bound."""
+        self._forget()
+        self._on_secured = None
+        self._transport.abort()
 
     def _flush(self) -> None:
         encrypted = self._outgoing.read()

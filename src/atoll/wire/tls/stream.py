@@ -19,7 +19,7 @@ from typing import Any
 from atoll.errors import AccessError
 from atoll.wire.address import Address
 from atoll.wire.sockets import send_without_delay
-from atoll.wire.tls.errors import ALERT, explained
+from atoll.wire.tls.errors import ALERT, explained, not_admitted
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, name_of, role_of, server_name
 
 # So many bytes are encrypted at a time, and then sent: they are still in the processor's cache.
@@ -35,6 +35,7 @@ class TlsStream:
         self.socket = sock
         send_without_delay(sock)
         self.who = who
+        self._was_accepted = not role
         self.peer_role = ""
         self.peer_name = ""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -73,7 +74,7 @@ class TlsStream:
         except OSError as error:  # as SSLError and TimeoutError are
             with contextlib.suppress(OSError):  # an alert tells the peer why
                 self._flush(deadline, ALERT if isinstance(error, ssl.SSLError) else b"")
-            raise explained(error, self.who) from None
+            raise (not_admitted if self._was_accepted else explained)(error, self.who) from None
         certificate = self._tls.getpeercert()
         self.peer_role, self.peer_name = role_of(certificate), name_of(certificate)
 
