@@ -34,6 +34,11 @@ class FakeCall:
         self.sent: list[Any] = []
         self.finished: list[tuple[int, str]] = []
         self.paused = False
+        self.peer = "10.0.0.1"
+        self.is_admitted = False
+
+    def admit(self) -> None:
+        self.is_admitted = True
 
     @property
     def ended(self) -> bool:

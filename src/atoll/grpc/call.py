@@ -46,8 +46,8 @@ class Call:
     """
 
     __slots__ = (
-        "_ended", "_initial_sent", "_loop", "_reader", "_stream", "_traffic", "_waiters", "metadata", "on_closed",
-        "path",
+        "_admit", "_ended", "_initial_sent", "_loop", "_reader", "_stream", "_traffic", "_waiters", "metadata",
+        "on_closed", "path", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -56,18 +56,22 @@ class Call:
         path: str,
         metadata: Mapping[str, bytes],
         *,
-        max_message_bytes: int,
         traffic: Traffic,
+        admit: Callable[[], None] = ignore,
+        peer: str = "",
     ) -> None:
         self.path = path
         """The method's path: "/package.Service/Method"."""
         self.metadata = metadata
         """The request's headers, by lower-case name; values of "-bin" names are decoded."""
+        self.peer = peer
+        """The IP address of a client that is not admitted yet; "" for others, and on a unix socket."""
         self.on_closed: Callable[[], None] = ignore
         self._stream = stream
-        self._reader = stream.consumer = MessageReader(stream, max_message_bytes, traffic, self._failed)
+        self._reader = stream.consumer = MessageReader(stream, traffic, self._failed)
         stream.on_sent, stream.on_closed = self._sent, self._closed
         self._traffic = traffic
+        self._admit = admit
         self._loop = asyncio.get_running_loop()
         self._ended = False
         self._initial_sent = False
@@ -143,6 +147,14 @@ class Call:
             trailers = RESPONSE_HEADERS + trailers
         self._stream.end(trailers)
         self._release()
+
+    def admit(self) -> None:
+        """The client has proved who it is: its connection may stay, and carry large messages, also of this call.
+
+        Does nothing if the server asks for no such proof.
+        """
+        self._admit()
+        self._reader.adopt_limit()
 
     def pause(self) -> None:
         """Deliver no more messages, and let the client send no more than its window."""

@@ -30,12 +30,16 @@ _unpack_prefix = message_prefix.unpack_from
 
 
 class Traffic:
-    """Counters that all calls of a connection share, and its bound for messages that have not come whole."""
+    """Counters that all calls of a connection share, and its bounds for messages."""
 
-    __slots__ = ("calls", "incomplete_bytes", "max_incomplete_bytes", "messages_in", "messages_out")
+    __slots__ = (
+        "calls", "incomplete_bytes", "max_incomplete_bytes", "max_message_bytes", "messages_in", "messages_out",
+    )  # fmt: skip
 
-    def __init__(self, max_incomplete_bytes: int = 0) -> None:
+    def __init__(self, max_incomplete_bytes: int, max_message_bytes: int) -> None:
         self.calls = 0
+        self.max_message_bytes = max_message_bytes
+        """Of a call that begins now."""
         self.incomplete_bytes = 0
         self.max_incomplete_bytes = max_incomplete_bytes
         self.messages_in = 0
@@ -59,13 +63,11 @@ class MessageReader:
         "_size", "_stream", "_traffic", "on_end", "on_message",
     )  # fmt: skip
 
-    def __init__(
-        self, stream: Stream, max_message_bytes: int, traffic: Traffic, on_error: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, stream: Stream, traffic: Traffic, on_error: Callable[[Exception], None]) -> None:
         self.on_message: Callable[[bytes | memoryview], None] = ignore_message
         self.on_end: Callable[[], None] = ignore
         self._stream = stream
-        self._max_message_bytes = max_message_bytes
+        self._max_message_bytes = traffic.max_message_bytes
         self._traffic = traffic
         self._on_error = on_error
         self._closed = False
@@ -91,6 +93,10 @@ class MessageReader:
             asyncio.get_running_loop().call_soon(self._deliver_held)
         else:
             stream.grant()
+
+    def adopt_limit(self) -> None:
+        """Take messages of the size that the connection allows now."""
+        self._max_message_bytes = self._traffic.max_message_bytes
 
     def close(self) -> None:
         """Deliver nothing more, and free what was received."""

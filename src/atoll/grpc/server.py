@@ -20,6 +20,7 @@ import ssl as tls
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from atoll.grpc.call import Call
 from atoll.grpc.http2.connection import Http2Connection
@@ -33,6 +34,18 @@ from atoll.grpc.status import GrpcError, StatusCode
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Call], None]
+
+# Of a connection whose client is not admitted.
+FIRST_MESSAGE_BYTES = 16 << 10
+FIRST_CALLS = 8
+
+
+class Strangers(Protocol):
+    """What bounds connections whose clients are not admitted. It calls `drop(reason)` of those that are to end."""
+
+    def add(self, connection: Http2Connection, address: str) -> None: ...
+
+    def remove(self, connection: Http2Connection) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +73,9 @@ class GrpcServer:
     A handler is called with each call as soon as its headers have come; it sets the call's callbacks and
     returns. A path without a handler is answered UNIMPLEMENTED; a message of more than `max_message_bytes` ends
     its call with RESOURCE_EXHAUSTED. What one connection may cost is in `limits`; a connection beyond
-    `max_connections` is closed at once. All methods belong to the event loop's thread, on which the handlers
-    are called, too.
+    `max_connections` is closed at once. With `strangers`, a connection is one of them, with small messages and few
+    calls, until a handler has admitted its client by `Call.admit`. All methods belong to the event loop's thread, on
+    which the handlers are called, too.
     """
 
     def __init__(
@@ -71,12 +85,15 @@ class GrpcServer:
         max_message_bytes: int = 2**31 - 1,
         max_connections: int = 1024,
         limits: Limits | None = None,
+        strangers: Strangers | None = None,
     ) -> None:
         self._methods = dict(methods)
         self._max_message_bytes = max_message_bytes
         self._limits = limits or Limits()
         self._max_connections = max_connections
         self._connections: dict[Http2Connection, Traffic] = {}
+        self._strangers = strangers
+        self._not_admitted: dict[Traffic, Http2Connection] = {}
         self._closed = False
         self._past = GrpcStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0)
         """The counts of connections that are closed."""
@@ -150,7 +167,8 @@ class GrpcServer:
         self._servers.clear()
 
     def _connection(self) -> Http2Connection:
-        traffic = Traffic(self._limits.incomplete_bytes)
+        first = self._max_message_bytes if self._strangers is None else FIRST_MESSAGE_BYTES
+        traffic = Traffic(self._limits.incomplete_bytes, first)
         return Http2Connection(
             functools.partial(self._request, traffic),
             functools.partial(self._connection_made, traffic),
@@ -165,9 +183,20 @@ class GrpcServer:
         elif len(self._connections) > self._max_connections:
             log.info("a connection is refused: %d are open", self._max_connections)
             connection.abort()
+        elif self._strangers is not None:
+            self._not_admitted[traffic] = connection
+            self._strangers.add(connection, connection.peer)
+
+    def _admit(self, traffic: Traffic) -> None:
+        connection = self._not_admitted.pop(traffic, None)
+        if connection is not None and self._strangers is not None:
+            self._strangers.remove(connection)
+            traffic.max_message_bytes = self._max_message_bytes
 
     def _connection_lost(self, connection: Http2Connection) -> None:
         traffic, past = self._connections.pop(connection), self._past
+        if self._not_admitted.pop(traffic, None) is not None and self._strangers is not None:
+            self._strangers.remove(connection)
         self._past = replace(
             past,
             calls=past.calls + traffic.calls,
@@ -189,10 +218,14 @@ class GrpcServer:
             metadata = parse_metadata(headers)
         except GrpcError as error:
             metadata, fault = {}, error
-        call = Call(stream, path, metadata, max_message_bytes=self._max_message_bytes, traffic=traffic)
+        stranger = self._not_admitted.get(traffic)
+        peer = stranger.peer if stranger is not None else ""
+        call = Call(stream, path, metadata, traffic=traffic, admit=functools.partial(self._admit, traffic), peer=peer)
         handler = self._methods.get(path)
         if fault is not None:
             call.finish(fault.code, fault.message)
+        elif stranger is not None and len(stranger.streams) > FIRST_CALLS:
+            call.finish(StatusCode.RESOURCE_EXHAUSTED, f"over {FIRST_CALLS} calls of a client that has no session")
         elif handler is None:
             call.finish(StatusCode.UNIMPLEMENTED, f"no method {path}")
         else:

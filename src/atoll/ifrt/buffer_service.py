@@ -55,6 +55,7 @@ class BufferService:
         try:
             metadata = codec.parse(transport_pb2.HostBufferStoreMetadata, call.metadata.get(STORE_HEADER, b""))
             buffers = self._buffers_of(metadata.session_id)
+            call.admit()  # who knows the number is that session's client
             size = metadata.buffer_size
             if not 0 <= size <= MAX_HOST_BUFFER:
                 raise invalid(f"a host buffer of {size} bytes")
@@ -99,6 +100,7 @@ class BufferService:
             try:
                 request = codec.parse(transport_pb2.HostBufferLookup, bytes(data))
                 stored = self._buffers_of(request.session_id).read(request.handle)
+                call.admit()
                 if stored.descriptor >= 0:
                     stored = Stored([os.pread(stored.descriptor, stored.nbytes, 0)], stored.nbytes)
             except StatusError as error:

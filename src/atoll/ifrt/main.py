@@ -18,6 +18,7 @@ from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE, FailOnLoss
 from atoll.session.opening import PLATFORM_VARIABLE, SessionOpener
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address, check_may_listen, parse_address
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 
 async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
@@ -51,7 +52,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         callback_address=lambda: _beside(address, options.directory),
         on_session_end=stop.set if options.client else lambda: None,
     )
-    server = GrpcServer(service.methods())
+    server = GrpcServer(service.methods(), strangers=UnauthenticatedConnections())
     watch_in_loop(options.parent, stop.set)
     try:
         check_may_listen(address, token)

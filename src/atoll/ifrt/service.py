@@ -20,6 +20,7 @@ from atoll.ifrt.session import IfrtSession
 from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import session_pb2, transport_pb2
 from atoll.protocol.translation import codec
+from atoll.security.guesses import TOO_MANY, Guesses
 from atoll.session.callbacks import CallbackPort
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
@@ -51,6 +52,7 @@ class Service:
     ) -> None:
         self._open_session = open_session
         self._token = token
+        self._guesses = Guesses()
         self._buffers = BufferService(self._buffers_of, transfer_directory)
         self._callbacks = CallbackPort(callback_address)
         self._on_session_end = on_session_end
@@ -101,10 +103,11 @@ class Service:
                 raise StatusError(
                     Code.FAILED_PRECONDITION, f"protocol {metadata.version.protocol_version} is not spoken here"
                 )
-            self._check_token(metadata.initialization_data)
+            self._check_token(metadata.initialization_data, call.peer)
         except StatusError as error:
             _refuse(call, error.status)
             return
+        call.admit()
         call.on_half_close = call.finish
         call.pause()
         task = asyncio.get_running_loop().create_task(self._serve(call))
@@ -148,11 +151,15 @@ class Service:
         self._sessions[session.number] = session
         session.start()
 
-    def _check_token(self, data: Any) -> None:
+    def _check_token(self, data: Any, peer: str) -> None:
         if not self._token:
             return
         given = data.attributes["token"].string_value if "token" in data.attributes else b""
+        now = asyncio.get_running_loop().time()
+        if not self._guesses.may_try(peer, now):
+            raise StatusError(Code.UNAUTHENTICATED, TOO_MANY)
         if not hmac.compare_digest(given, self._token.encode()):
+            self._guesses.wrong(peer, now)
             raise StatusError(Code.UNAUTHENTICATED, "this proxy asks for a token: set ATOLL_TOKEN to the cluster's")
 
     def _end(self, session: IfrtSession) -> None:

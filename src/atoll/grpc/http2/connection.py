@@ -75,6 +75,12 @@ class Http2Connection(asyncio.BufferedProtocol):
             queued += self._transport.get_write_buffer_size()
         return queued
 
+    @property
+    def peer(self) -> str:
+        """The peer's IP address; "" for a unix socket."""
+        name = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     # Transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -298,6 +304,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._closing = self._receiver.stopped = True
         if self._transport is not None:
             self._transport.abort()
+
+    def drop(self, reason: str) -> None:
+        """End the connection for taking up too much."""
+        self.fail(ErrorCode.ENHANCE_YOUR_CALM, reason)
 
     def _handshake_overdue(self) -> None:
         self.fail(ErrorCode.SETTINGS_TIMEOUT, f"no settings within {self._limits.handshake_seconds} s")
