@@ -192,6 +192,7 @@ def test_versions_and_tokens_are_checked_before_a_session_opens(call, code):
         await stream(service(cluster.session, token="right"), call)
         call.ask()
         assert [status for status, _ in call.finished] == ([] if code is None else [code])
+        assert call.is_admitted == (code is None)
 
     play(work())
 

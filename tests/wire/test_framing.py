@@ -138,3 +138,20 @@ def test_a_header_states_the_length_within_the_limit() -> None:
     assert frame_length(frame_header(17)) == 17
     with pytest.raises(ConnectError, match="over the limit"):
         frame_length(frame_header(MAX_FRAME + 1))
+
+
+@pytest.mark.parametrize("body", [b"\x92\x01\xa2\xff\xfe", b"\x91" * 100_000 + b"\x01", b"\xc1"])
+def test_what_msgpack_cannot_decode_is_a_frame_error(body: bytes) -> None:
+    """Text that is no UTF-8, deep nesting, and a byte that has no meaning."""
+    decoder = FrameDecoder(Any)
+    with pytest.raises(FrameError, match="no message"):
+        list(decoder.feed(memoryview(frame_header(len(body)) + body)))
+
+
+def test_a_limit_that_is_raised_holds_for_the_next_frame_of_the_same_bytes() -> None:
+    decoder = FrameDecoder(Note, 30)
+    found = []
+    for message in decoder.feed(memoryview(frame(Note("x")) + frame(Note("y" * 100)))):
+        found.append(message)
+        decoder.limit = 1000
+    assert found == [Note("x"), Note("y" * 100)]

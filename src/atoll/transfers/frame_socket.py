@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
-from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
+from atoll.wire.framing import HEADER_BYTES, NO_MESSAGE, frame_header, frame_length
 from atoll.wire.stream import SocketStream, Stream
 
 MAX_HEADER = 1 << 20
@@ -162,7 +162,7 @@ class FrameSocket:
         except BaseException as error:
             if descriptor is not None:
                 os.close(descriptor)
-            if isinstance(error, msgspec.MsgspecError):
+            if isinstance(error, NO_MESSAGE):
                 raise FrameError(f"not a data frame: {error}") from None
             raise
 

@@ -33,6 +33,9 @@ _MAX_LINK = 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 
+# What decoding raises for bytes that are no message: the latter two for text that is no UTF-8, and for deep nesting.
+NO_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 # The header of a frame of so many bytes.
 frame_header: Callable[[int], bytes] = _LENGTH.pack
 
@@ -117,7 +120,7 @@ class FrameDecoder:
                     else:
                         position = stop
                         continue
-                except msgspec.MsgspecError as error:
+                except NO_MESSAGE as error:
                     raise FrameError(f"a frame that is no message: {error}") from None
                 position = stop
                 yield message

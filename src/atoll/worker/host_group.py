@@ -15,7 +15,7 @@ import msgspec
 
 from atoll.errors import FrameError
 from atoll.protocol import messages as m
-from atoll.wire.framing import MAX_FRAME
+from atoll.wire.framing import MAX_FRAME, NO_MESSAGE
 from atoll.wire.pieces import PieceBuffer
 from atoll.worker.relay import Relay, SendToHost
 
@@ -27,7 +27,7 @@ def decoded(content: Any) -> m.InGroup:
     """What a host of the group has sent. Raises FrameError for what is no message."""
     try:
         message: m.InGroup = _decode(content)
-    except msgspec.MsgspecError as error:
+    except NO_MESSAGE as error:
         raise FrameError(f"a host of the group sent what is no message: {error}") from None
     return message
 

@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import count
 
-import msgspec
-
 from atoll._version import __version__
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
 from atoll.cluster.processes.local_process import describe_exit
@@ -28,6 +26,7 @@ from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
 from atoll.protocol import messages as m
 from atoll.wire.address import Address, parse_address
+from atoll.wire.framing import NO_MESSAGE
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +175,7 @@ class HostsEngine:
         known = self._connections.get(agent)
         try:
             message = m.read_from_agent(content)
-        except msgspec.MsgspecError as error:
+        except NO_MESSAGE as error:
             _log.error("a host agent sent what is no message: %s", error)
             self._refuse(agent, "this is no message of a host agent's")
             return

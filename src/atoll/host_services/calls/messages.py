@@ -16,6 +16,7 @@ import msgspec
 
 from atoll.errors import FrameError
 from atoll.transfers.channel import FIRST_IN_PLACE
+from atoll.wire.framing import NO_MESSAGE
 
 # Feeds from here on are calls. Those of a host count from `first_call(host)`, whose own number is for its notices.
 _FIRST_CALL = FIRST_IN_PLACE
@@ -123,7 +124,7 @@ def decode(content: Any) -> tuple[Any, list[int]]:
         if position > whole.nbytes:
             raise FrameError("a call shorter than it says")
         message = _decoder.decode(whole[_LENGTH.size : position])
-    except (struct.error, msgspec.MsgspecError) as error:
+    except (struct.error, *NO_MESSAGE) as error:
         raise FrameError(f"no call: {error}") from None
     offsets = []
     for each in message.arrays:
