@@ -29,7 +29,7 @@ class _Sender:
 
 
 def reader_for(stream: Stream, traffic: Traffic, on_error: Callable[[Exception], None]) -> MessageReader:
-    return MessageReader(stream, MAX_MESSAGE, traffic, on_error)
+    return MessageReader(stream, traffic, on_error)
 
 
 def feed(reader: MessageReader, body: bytes, direct: bool) -> None:
@@ -63,7 +63,7 @@ def test_the_same_messages_come_however_the_body_is_cut_and_paused(
     contents = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
     body = b"".join(map(message, contents))
     seen: list[bytes | str] = []
-    traffic = Traffic(10 * MAX_MESSAGE)
+    traffic = Traffic(10 * MAX_MESSAGE, MAX_MESSAGE)
 
     async def run() -> None:
         stream = Stream(_Sender(), 1, WINDOW, WINDOW)
@@ -113,7 +113,9 @@ def test_a_body_that_cannot_be_read_is_an_error_once(body: bytes, code: StatusCo
     errors: list[Exception] = []
 
     async def run() -> None:
-        reader = reader_for(Stream(_Sender(), 1, WINDOW, WINDOW), Traffic(MAX_MESSAGE - 1), lambda error: fail(error))
+        reader = reader_for(
+            Stream(_Sender(), 1, WINDOW, WINDOW), Traffic(MAX_MESSAGE - 1, MAX_MESSAGE), lambda error: fail(error)
+        )
 
         def fail(error: Exception) -> None:
             errors.append(error)
@@ -132,7 +134,7 @@ def test_a_body_that_cannot_be_read_is_an_error_once(body: bytes, code: StatusCo
 
 def test_memory_that_is_not_to_be_had_is_an_error_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[Exception] = []
-    traffic = Traffic(MAX_MESSAGE)
+    traffic = Traffic(MAX_MESSAGE, MAX_MESSAGE)
 
     def no_memory(*arguments: object) -> None:
         raise MemoryError
