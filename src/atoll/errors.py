@@ -29,6 +29,7 @@ it into that exception, so the message says what failed, where, and what to do n
 from __future__ import annotations
 
 import enum
+import os
 import traceback
 
 import msgspec
@@ -215,10 +216,8 @@ def shortened(text: str) -> str:
 
 
 def traceback_of(error: BaseException, own: str) -> str:
-    """The exception with its traceback, from the user's first line on: that is after the frames of files that begin
-    with `own`.
-    """
+    """Return the exception with its traceback, without the outermost frames that are in the directory `own`."""
     lines = error.__traceback__
-    while lines is not None and lines.tb_frame.f_code.co_filename.startswith(own):
+    while lines is not None and lines.tb_frame.f_code.co_filename.startswith(own + os.sep):
         lines = lines.tb_next
     return "".join(traceback.format_exception(type(error), error, lines)).rstrip()

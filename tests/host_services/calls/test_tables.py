@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import atoll
 from atoll.errors import ConnectError
 from atoll.host_services.calls.messages import GREETING, ArrayType, Call, Raised, Returned, decode, encode, first_call
 from atoll.host_services.calls.tables import CallbackTable
@@ -91,6 +93,17 @@ def test_what_a_callable_raises_is_sent_with_the_users_frames_alone():
     assert "in stumbles" in message.text
     assert message.text.endswith("SystemExit: mine")
     assert "atoll/host_services/calls/tables.py" not in message.text
+
+
+def test_frames_of_a_directory_whose_name_begins_with_that_of_the_package_are_the_users():
+    namespace: dict[str, Any] = {}
+    exec(
+        compile("def stumbles(): raise ValueError('mine')", f"{os.path.dirname(atoll.__file__)}_addons/a.py", "exec"),
+        namespace,
+    )
+
+    message, _ = answer(namespace["stumbles"])
+    assert "atoll_addons/a.py" in message.text
 
 
 def test_a_number_that_nobody_has_is_answered():
