@@ -18,6 +18,7 @@ def blocks() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a dozen processes that import JAX, one after the other
 def test_the_tutorial_runs_from_its_first_command_to_its_last(tmp_path: Path, short_directory: Path) -> None:
     commands = "\n".join(blocks()).replace("pip install .\n", "")
     environment = {
@@ -33,7 +34,6 @@ def test_the_tutorial_runs_from_its_first_command_to_its_last(tmp_path: Path, sh
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
     )
     assert ran.returncode == 0, ran.stderr
     for shown in ("285.0", "[3. 3. 3.]", "atoll.transfer", "Mesh"):
