@@ -17,7 +17,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough restarts machines tensorflow pipelines ray matrix check docs bench conformance soak protos clean
+.PHONY: help demo test quick thorough restarts machines tensorflow pipelines ray matrix check docs bench conformance soak protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,8 +25,11 @@ help:  ## List the targets
 demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluster
 	JAX_PLATFORMS=atoll $(BIN)/python examples/gpt.py $(ARGS)
 
-test: $(VENV)/.test  ## Run the test suite
+test: $(VENV)/.test  ## Run the test suite, or a part of it: make test ARGS=tests/wire
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+quick: $(VENV)/.test  ## Run the tests that start no cluster: two minutes
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not cluster and not slow and not hypothesis" $(ARGS)
 
 thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not at all: tests of properties, mixes of clients
 	ATOLL_TEST_THOROUGHNESS=20 ATOLL_ORDER_SECONDS=60 $(BIN)/python -m pytest -m "hypothesis or thorough" --timeout 3600 --numprocesses $(WORKERS) $(ARGS)

@@ -22,7 +22,7 @@ from tests.conftest import ScriptResult, start_process
 from tests.lines import next_line
 
 COMMAND = [sys.executable, "-m", "atoll.operate.command"]
-DEADLINE = 90.0  # seconds, for any one command
+DEADLINE = 300.0  # seconds, for any one command
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return line.strip()
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 300.0) -> bool:
     """Whether `holds` becomes true in time."""
     deadline = time.monotonic() + seconds
     while not holds():

@@ -57,6 +57,8 @@ import psutil  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+from tests.cpu_time import CpuTime  # noqa: E402
+from tests.forked_process import FORKING, Popen  # noqa: E402
 from tests.thoroughness import TIMES, examples  # noqa: E402
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ _guardian = subprocess.Popen(
 )
 _guardian.returncode = 0  # it ends after this process, which does not wait for it
 
-LEAK_SECONDS = 10.0
+LEAK_SECONDS = 60.0
 # One for all connections, which finds out within two seconds that it has nothing to watch: looked for at the end.
 _OF_THE_PROCESS = frozenset({"atoll-silence"})
 # They help to copy, and end with the process.
@@ -189,11 +191,30 @@ def _no_thread_leaks() -> Iterator[None]:
 def _no_process_or_folder_leaks() -> Iterator[None]:
     # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
     yield
+    FORKING.end()
     found = gone(leaked_processes) + gone(leaked_folders) + gone(lambda: leaked_threads(shared=_COPIERS))
     for process in processes_with("ATOLL_TEST_RUN", RUN):
         process.kill()
     shutil.rmtree(RUNTIME, ignore_errors=True)
     assert not found, "left behind by this run:\n" + "\n".join(found)
+
+
+# Fixtures of tests that start clusters: where workers keep programs, and one of all tests in `tests/end_to_end`.
+_OF_CLUSTERS = frozenset({"program_cache", "forks_processes"})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu", action="store_true", help="print the CPU time of each file's tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--cpu"):
+        config.pluginmanager.register(CpuTime(config), "cpu-time")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if _OF_CLUSTERS & set(getattr(item, "fixturenames", ())):
+        item.add_marker("cluster")
 
 
 @pytest.hookimpl(trylast=True)
@@ -273,7 +294,7 @@ def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4
 
 def start_process(command: Sequence[str], environment: dict[str, str], folder: Path) -> subprocess.Popen[str]:
     """Starts a command in `folder`, in a process group of its own; what it says is for the test to read."""
-    return subprocess.Popen(
+    return Popen(
         command,
         env=environment,
         cwd=folder,
@@ -290,7 +311,7 @@ def start_process(command: Sequence[str], environment: dict[str, str], folder: P
 def run_script(short_directory: Path, program_cache: Path) -> RunScript:
     """Runs a Python script on an embedded cluster, to its end.
 
-        result = run_script(code_or_path, *arguments, islands="1x1x4", env={}, timeout=90.0)
+        result = run_script(code_or_path, *arguments, islands="1x1x4", env={}, timeout=300.0)
 
     `code_or_path` is the script's text (indented as one likes) or a Path; a value of None in `env` unsets a
     variable. The script runs in a process group of its own, which is killed at the deadline; the test fails
@@ -303,7 +324,7 @@ def run_script(short_directory: Path, program_cache: Path) -> RunScript:
         *arguments: str,
         islands: str = "1x1x4",
         env: dict[str, str | None] | None = None,
-        timeout: float = 90.0,
+        timeout: float = 300.0,
     ) -> ScriptResult:
         nonlocal count
         count += 1

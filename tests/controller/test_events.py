@@ -129,7 +129,7 @@ def test_another_process_decides_the_same(tmp_path):
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert ended.stdout.split() == expected, ended.stderr
 

@@ -69,7 +69,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool],
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(copy / "src"), str(copy)))},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=300,
     )
     said = re.findall(r"^(PASSED|FAILED|ERROR) (\S+?\.py)", ran.stdout, re.MULTILINE)
     passed, not_passed = ({path for word, path in said if (word == "PASSED") == is_one} for is_one in (True, False))
@@ -92,6 +92,6 @@ def test_the_extension_of_a_guide_is_clean(guide: str) -> None:
                 input=block.text,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=300,
             )
             assert checked.returncode == 0, checked.stdout

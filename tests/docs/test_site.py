@@ -19,6 +19,7 @@ PAGES = [page for page in PAGES if "_build" not in page.parts]
 MOST_WORDS_OF_THE_GLOSSARY = 60
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # twenty seconds of CPU time, which take long beside other load
 def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(

@@ -21,5 +21,5 @@ threads.start("work", work)
 
 
 def test_a_script_that_ends_waits_for_what_is_under_way() -> None:
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=True)
     assert ended.stdout == "over\n"

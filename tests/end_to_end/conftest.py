@@ -5,6 +5,7 @@ Test modules must not import this one, or `tests.conftest`: children import them
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -20,12 +21,20 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 from tests.end_to_end.script_process import Script, StartScript
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.forked_process import FORKING
 
 
 def _standing(islands: str) -> dict[str, str]:
     """Where a cluster stands for children that ask for these islands (`tests/machines`), what leads a client there."""
     found = os.environ.get(f"ATOLL_TEST_CLUSTER_{islands.upper()}", "")
     return {"ATOLL_JOIN": found} if found else {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the module's processes from one that has imported JAX, unless the module is marked `executed`."""
+    with contextlib.nullcontext() if request.node.get_closest_marker("executed") else FORKING.on():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +75,8 @@ def shared_python(program_cache: Path) -> Iterator[Callable[[str], RemotePython]
     def find(islands: str) -> RemotePython:
         those = started.setdefault(islands, [])
         if not those or those[-1].process.poll() is not None:
-            those.append(_start(folder / f"{islands}-{len(those)}", program_cache, islands))
+            with FORKING.on():
+                those.append(_start(folder / f"{islands}-{len(those)}", program_cache, islands))
         return those[-1]
 
     yield find

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.forked_process import Popen
+
 _PAUSE = 0.1  # before it is started again: systemd's own
 _DISMISS_SECONDS = 5.0
 _END_SECONDS = 30.0
@@ -37,7 +39,7 @@ class HostAgent:
 
     def _run(self) -> None:
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
+            self._process = Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         if self._process.wait() == 0:  # it was dismissed

@@ -21,6 +21,7 @@ from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
 from tests.end_to_end.two_islands import train
+from tests.forked_process import children
 
 _STEPS = 40
 # On a machine that is busy with other things.
@@ -119,7 +120,7 @@ def answers(cluster: StandingCluster) -> float:
 
 
 def controller_of(engine: psutil.Process) -> psutil.Process:
-    (found,) = (each for each in engine.children() if "atoll.controller_process.main" in each.cmdline())
+    (found,) = (each for each in children(engine.pid) if "atoll.controller_process.main" in each.cmdline())
     return found
 
 

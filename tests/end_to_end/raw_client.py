@@ -12,7 +12,7 @@ from atoll.ifrt.buffer_service import STORE_HEADER
 from atoll.ifrt.service import SERVICE, SESSION_HEADER
 from atoll.protocol.ifrt import session_pb2, shardings_pb2, transport_pb2, values_pb2
 
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 300.0
 Status = tuple[int, str]
 
 

@@ -20,9 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tests.forked_process import Popen
+
 ROOT = Path(__file__).parents[2]
-CALL_SECONDS = 60.0
-_END_SECONDS = 30.0
+CALL_SECONDS = 300.0
+_END_SECONDS = 120.0
 
 
 class RemoteError(Exception):
@@ -43,7 +45,7 @@ class RemotePython:
         self.folder = folder
         self._errors = folder / "stderr"
         with open(self._errors, "wb") as errors:
-            self.process = subprocess.Popen(
+            self.process = Popen(
                 [sys.executable, "-m", __name__, str(theirs[0]), str(ours[1])],
                 env=environment | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
                 cwd=folder,

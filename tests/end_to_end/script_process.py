@@ -13,12 +13,13 @@ from pathlib import Path
 
 import psutil
 
+from tests.forked_process import Popen, children
 from tests.lines import next_line
 
 # What the project promises.
 GONE_SECONDS = 2.0
 # On top of it, for a machine that does other things at the same time. The tests' own looking around is in it.
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 60.0
 
 
 class Script:
@@ -30,7 +31,7 @@ class Script:
         path.write_text(textwrap.dedent(code))
         self._errors = folder / "stderr"
         with open(self._errors, "wb") as errors:
-            self.process = subprocess.Popen(
+            self.process = Popen(
                 [sys.executable, str(path)],
                 env=environment,
                 cwd=folder,
@@ -50,7 +51,7 @@ class Script:
     def processes(self) -> dict[str, psutil.Process]:
         """Its descendants, by the module that each runs."""
         found = {}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        for child in children(self.process.pid, recursive=True):
             found[child.cmdline()[3]] = child
         return found
 

@@ -26,9 +26,10 @@ from atoll.security.kept import new_environment
 from atoll.security.start import host_join_file, join_file
 from atoll.wire.address import parse_address
 from tests.end_to_end.host_agents import HostAgent
+from tests.forked_process import Popen, children
 
-START_SECONDS = 60.0
-_END_SECONDS = 15.0
+START_SECONDS = 300.0
+_END_SECONDS = 120.0
 
 
 class StandingCluster:
@@ -83,7 +84,7 @@ class StandingCluster:
     def _start(self, module: str, options: Any, kind: type[Any]) -> Any:
         readable, writable = os.pipe()
         with open(self._log, "ab") as log:
-            process = subprocess.Popen(
+            process = Popen(
                 command(module, msgspec.structs.replace(options, ready_fd=writable)),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -159,7 +160,7 @@ class StandingCluster:
 
     def processes(self) -> dict[str, psutil.Process]:
         """The controller and the workers, by module and pid."""
-        return {f"{each.cmdline()[3]} {each.pid}": each for each in psutil.Process(self._children[0].pid).children()}
+        return {f"{each.cmdline()[3]} {each.pid}": each for each in children(self._children[0].pid)}
 
     def worker(self, host: int, join: JoinString | None = None) -> psutil.Process:
         """The worker of that host, as the controller knows it."""

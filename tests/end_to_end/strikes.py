@@ -14,6 +14,7 @@ import psutil
 from tests.end_to_end.lost_controller import answers, controller, controller_of, taken_over
 from tests.end_to_end.remote_python import RemotePython
 from tests.end_to_end.standing_cluster import StandingCluster
+from tests.forked_process import children
 
 _READY_SECONDS = 120.0
 CONTROLLER = "controller"
@@ -85,7 +86,7 @@ class Strikes:
     def _strike_proxy(self) -> float:
         """The script's own, which is its child."""
         struck = time.monotonic()
-        proxies = (each for each in psutil.Process(self._script.pid).children() if "atoll.ifrt.main" in each.cmdline())
+        proxies = (each for each in children(self._script.pid) if "atoll.ifrt.main" in each.cmdline())
         next(proxies).kill()
         return struck
 

@@ -447,7 +447,7 @@ def test_an_exit_handler_that_is_older_than_jax_can_compute(start_script: StartS
         """
     )
     assert script.line() == "[0.0, 1.0, 2.0] [1.0, 2.0, 3.0] [0.0, 2.0, 4.0]"
-    assert script.process.wait(30) == 0
+    assert script.process.wait(300) == 0
     assert script.errors() == ""
 
 

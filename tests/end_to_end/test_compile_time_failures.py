@@ -18,7 +18,7 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 30.0
-BACK_SECONDS = 30.0
+BACK_SECONDS = 300.0
 
 entered = threading.Semaphore(0)
 partitions: list[Any] = []

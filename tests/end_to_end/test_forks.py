@@ -39,7 +39,7 @@ still_there(child)
         islands="1x1x4",
     )
     assert script.line() == STILL_THERE
-    assert script.process.wait(30) == 0
+    assert script.process.wait(300) == 0
     assert script.errors() == ""
 
 
@@ -101,7 +101,7 @@ print(total.tolist())
         islands="1x1x4",
     )
     assert script.line() == "[190.0, 190.0, 190.0, 190.0]"
-    assert script.process.wait(30) == 0
+    assert script.process.wait(300) == 0
 
 
 def test_a_child_that_leaves_a_block_of_connect_leaves_the_parents_cluster_whole(start_script: StartScript) -> None:
@@ -127,4 +127,4 @@ with atoll.connect(islands="1x1x2"):
 """,
     )
     assert script.line() == "[[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]] 262144.0"
-    assert script.process.wait(30) == 0
+    assert script.process.wait(300) == 0

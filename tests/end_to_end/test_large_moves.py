@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.forked_process import children
 
 MIB, GIB = 1 << 20, 1 << 30
 # In MiB, beside those of the suite.
@@ -75,9 +76,7 @@ def corners(nbytes: int, devices: int, *spec: Any) -> list[tuple[int, int, int, 
 def peaks(python: RemotePython) -> dict[int, int]:
     """The most memory that each worker has had, in bytes."""
     workers = [
-        child.pid
-        for child in psutil.Process(python.process.pid).children(recursive=True)
-        if "atoll.worker.main" in child.cmdline()
+        child.pid for child in children(python.process.pid, recursive=True) if "atoll.worker.main" in child.cmdline()
     ]
     lines = {pid: dict(each.split(":", 1) for each in _status(pid)) for pid in workers}
     return {pid: int(status["VmHWM"].split()[0]) * 1024 for pid, status in lines.items()}

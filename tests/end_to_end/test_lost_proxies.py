@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.end_to_end.script_process import StartScript
+
+pytestmark = pytest.mark.executed  # it kills processes
 
 # One call is under way while the proxy is killed, another comes after that.
 SCRIPT = """
@@ -48,7 +52,7 @@ def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_
     for _ in range(2):
         assert script.line() == "True True"
         assert script.line() == "True 2"
-    assert script.process.wait(30) == 0
+    assert script.process.wait(300) == 0
     script.assert_gone()
     said = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
     assert len(said) == 2, script.errors()

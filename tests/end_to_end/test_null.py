@@ -20,7 +20,7 @@ from atoll.session.bare import BareClient, call, program, sharded, transfer
 from tests.cluster_process import User
 
 SCALAR = ("uint8", (4,))
-DEADLINE = 30.0
+DEADLINE = 300.0
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.script_process import GONE_SECONDS, GRACE_SECONDS, Script, StartScript
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 
 WORKING = """
 import time
@@ -122,6 +122,7 @@ def test_an_embedded_cluster_ends_with_the_block_of_connect(start_script: StartS
         time.sleep(600)
         """,
         JAX_PLATFORMS="cpu",
+        ATOLL_TEST_EXECUTED="1",
     )
     assert script.line() == "2 3.0 2", script.errors()
     assert script.line() == "0 cpu", script.errors()

@@ -23,7 +23,7 @@ _TENANTS = (
 )
 # A device has not enough for the arrays of both. To sum one up takes twice its memory, and a little more.
 _DEVICE, _OF_LOW, _OF_HIGH = 52 * MIB, 16 * MIB, 40 * MIB
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 300.0
 
 
 # ---- what scripts do

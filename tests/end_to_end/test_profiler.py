@@ -128,7 +128,7 @@ def test_a_profile_ends_with_the_script_that_forgot_it(
         "import jax; jax.profiler.start_trace('/tmp/never-written'); import os; os._exit(0)",
         ATOLL_ADDRESS=shared.address,
     )
-    script.process.wait(60)
+    script.process.wait(300)
     shared.until(lambda report: len(report["sessions"]) == 2, 20)
     alice.call(traced, str(tmp_path), "after_a_script")
     assert len(files_of(tmp_path)) == 3
@@ -156,5 +156,5 @@ def test_null_devices_have_no_profile(start_script: StartScript, tmp_path: Path)
     script = start_script(
         f"import jax; jax.profiler.start_trace({str(tmp_path)!r})", ATOLL_PLATFORM="null", JAX_TRACEBACK_FILTERING="off"
     )
-    script.process.wait(60)
+    script.process.wait(300)
     assert "UNIMPLEMENTED: null devices compute nothing" in script.errors()

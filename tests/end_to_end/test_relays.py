@@ -13,9 +13,13 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.end_to_end.test_failures import BACK_SECONDS, LEASE_SECONDS, TOLD_SECONDS, begin, compute, fresh, lose
 from tests.end_to_end.test_order import collectives
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("ATOLL_TEST_MACHINES"), reason="the short form is tests/controller/test_world.py, with relays"
-)
+pytestmark = [
+    pytest.mark.executed,
+    pytest.mark.skipif(
+        not os.environ.get("ATOLL_TEST_MACHINES"),
+        reason="the short form is tests/controller/test_world.py, with relays",
+    ),
+]
 SECONDS = 5.0
 
 

@@ -18,9 +18,10 @@ import pytest
 from tests.end_to_end.lost_controller import Clients, check, controller, controller_of, taken_over
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
+from tests.forked_process import children
 
 TAKEOVERS = int(os.environ.get("ATOLL_TEST_TAKEOVERS", "0"))
-pytestmark = pytest.mark.skipif(not TAKEOVERS, reason="make restarts")
+pytestmark = [pytest.mark.executed, pytest.mark.skipif(not TAKEOVERS, reason="make restarts")]
 
 
 def test_a_standby_goes_on_where_the_controller_is_killed(
@@ -51,7 +52,7 @@ def test_a_controller_that_could_not_be_heard_for_a_while_ends_when_its_standby_
     earlier = next(
         each
         for child in cluster._children
-        for each in psutil.Process(child.pid).children()
+        for each in children(child.pid)
         if "atoll.controller_process.main" in each.cmdline()
     )
     cluster.start_standby(module_directory / "standby-of-the-silent")

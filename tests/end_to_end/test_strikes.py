@@ -25,7 +25,7 @@ from tests.end_to_end.struck_training import train_through
 
 STEPS = int(os.environ.get("ATOLL_TEST_STRIKE_STEPS", "0"))
 SECONDS = float(os.environ.get("ATOLL_TEST_STRIKE_SECONDS", "4"))
-pytestmark = pytest.mark.skipif(not STEPS, reason="make restarts")
+pytestmark = [pytest.mark.executed, pytest.mark.skipif(not STEPS, reason="make restarts")]
 _PAUSE = 0.25  # between steps: those of a model that is larger than a test's
 _END_SECONDS = 600.0
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
@@ -18,8 +19,8 @@ from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPytho
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 1.5
-SHARED_SECONDS = 3.0  # in which two clients share the devices
-SLICE, SLICES = 200_000_000, 10  # ns: the two seconds of these that are looked at
+LAUNCHES = 100  # of each of two clients that share the devices
+HANG_SECONDS = 300.0
 MB = 1 << 20
 
 
@@ -50,6 +51,13 @@ def busy(spans: Iterable[Span], begin: float, end: float) -> float:
     return sum(max(0.0, min(span.ended, end) - max(span.started, begin)) for span in spans)
 
 
+def until_there(path: Path) -> None:
+    deadline = time.monotonic() + HANG_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
 def user(start_python: StartPython, cluster: StandingCluster, name: str) -> RemotePython:
     return start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN=token_of(name))
 
@@ -59,8 +67,6 @@ def user(start_python: StartPython, cluster: StandingCluster, name: str) -> Remo
 
 def compute(loops: int, seconds: float) -> tuple[int, int]:
     """Steps of so many loops each, with others in line behind the one that runs. (its process, how many)"""
-    import os
-
     import jax
     import jax.numpy as jnp
 
@@ -76,6 +82,42 @@ def compute(loops: int, seconds: float) -> tuple[int, int]:
         count += 1
     x.block_until_ready()
     return os.getpid(), count
+
+
+launched: list[Any] = []
+
+
+def launch_ahead(count: int) -> None:
+    """Launch so many steps without waiting for any."""
+    import jax
+    import jax.numpy as jnp
+
+    step = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, lambda _, v: jnp.sin(v) + 1.0, x))
+    x = jnp.zeros(4096, jnp.float32)
+    for _ in range(count):
+        x = step(x)
+        launched.append(x)
+
+
+def wait_for_all() -> int:
+    """Wait for what was launched ahead, and return this process's id."""
+    while launched:
+        launched.pop().block_until_ready()
+    return os.getpid()
+
+
+def hold_the_device(directory: str) -> None:
+    """Run a program that ends once there is a file "released" in the directory."""
+    import jax
+    import jax.numpy as jnp
+
+    def hold(x: Any) -> Any:
+        (Path(directory) / "held").touch()
+        until_there(Path(directory) / "released")
+        return x
+
+    x = jnp.zeros(16, jnp.float32)
+    jax.jit(lambda x: jax.pure_callback(hold, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1.0)(x).block_until_ready()
 
 
 def calls_now_and_then(loops: int, count: int) -> list[float]:
@@ -126,25 +168,28 @@ def test_nobody_computes_without_a_token(start_python: StartPython, cluster: Sta
     assert user(start_python, cluster, "small").call(double) == 42.0
 
 
-def test_device_time_goes_by_shares(start_python: StartPython, cluster: StandingCluster) -> None:
+def test_device_time_goes_by_shares(start_python: StartPython, cluster: StandingCluster, tmp_path: Path) -> None:
     clients = [user(start_python, cluster, name) for name in ("small", "large")]
     for client in clients:
-        client.call(compute, 400, 0.1)
+        client.call(launch_ahead, 1)
+        client.call(wait_for_all)
+    service = user(start_python, cluster, "service")
+    service.begin(hold_the_device, str(tmp_path))
+    until_there(tmp_path / "held")
+    # All launches are in line before the first of them begins, however slow the machine is.
     for client in clients:
-        client.begin(compute, 400, SHARED_SECONDS)
-    pids = [client.finish()[0] for client in clients]
+        client.call(launch_ahead, LAUNCHES)
+    (tmp_path / "released").touch()
+    service.finish()
+    pids = [client.call(wait_for_all) for client in clients]
     number = {each["pid"]: each["id"] for each in cluster.report()["sessions"]}
     spans = request_trace(parse_address(cluster.address), cluster.token).spans
-    by_session = [[span for span in spans if span.session == number[pid]] for pid in pids]
-    # Before and after this each has the devices for itself for a while: they compile, and drain.
-    end = min(each[-1].ended for each in by_session) - 300_000_000
-    small, large = (
-        np.array([busy(each, end - (i + 1) * SLICE, end - i * SLICE) for i in range(SLICES)]) for each in by_session
-    )
-    # The shares hold while both have work in line: the median of slices leaves out when a busy machine kept one of
-    # the two clients from launching.
-    ratios = large / small
-    assert 2.4 < np.median(ratios) < 3.6, ratios
+    held = max(span.ended for span in spans if span.session == number[service.pid])
+    by_session = [[span for span in spans if span.session == number[pid] and span.started >= held] for pid in pids]
+    # Each has work in line until the first of them has no more.
+    end = min(max(span.ended for span in each) for each in by_session)
+    small, large = (busy(each, held, end) for each in by_session)
+    assert 2.0 < large / small < 4.5, (small, large)
 
 
 def test_what_is_of_a_higher_priority_waits_for_no_line(start_python: StartPython, cluster: StandingCluster) -> None:

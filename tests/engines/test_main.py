@@ -19,6 +19,6 @@ def test_an_engine_whose_client_ends_before_the_cluster_is_up_ends_quietly_and_l
     directory = short_directory / "cluster"
     directory.mkdir()
     options = EngineOptions(ClusterSettings("1x1x1"), str(directory), parent=client.pid)
-    ended = subprocess.run(command("atoll.engines.main", options), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command("atoll.engines.main", options), capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert not directory.exists()

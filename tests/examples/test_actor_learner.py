@@ -18,7 +18,7 @@ from tests.quick_xla import quick
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, POLES, RATE = 12, 16, 5e-3
-DEADLINE = 110.0
+DEADLINE = 300.0
 TRAINED = """
 import json, sys
 import atoll

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import script_environment, start_process
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "checkpoints.py"
-DEADLINE = 60.0
+DEADLINE = 300.0
 
 
 def losses(lines: list[str]) -> dict[int, str]:

@@ -12,7 +12,7 @@ from tests.quick_xla import quick
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10
-DEADLINE = 110.0
+DEADLINE = 300.0
 
 # The losses of both ways, and the bytes of rows that hosts received.
 BOTH = """

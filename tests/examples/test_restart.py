@@ -20,7 +20,7 @@ from tests.conftest import script_environment
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "restart.py"
 STEPS, EVERY, KILLED_AFTER = 21, 5, 13
-DEADLINE = 100.0
+DEADLINE = 300.0
 
 Start = Callable[[Path], "subprocess.Popen[str]"]
 

@@ -99,7 +99,7 @@ def test_a_host_joins_by_the_string_for_hosts_and_not_by_that_for_clients(user: 
     files = [user.runtime / name for name in ("join", "join-hosts")]
     options = ("--listen", address, "--join-file", str(files[0]), "--host-join-file", str(files[1]))
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
-    assert eventually(files[1].exists, 30)
+    assert eventually(files[1].exists)
     refused = user.atoll("host", "--join", str(files[0])).stderr
     assert "this join string is for a client, and a host was asked for" in refused
     assert "--host-join-file" in refused
@@ -121,7 +121,7 @@ def test_tenants_have_join_strings_of_their_own_and_none_of_them_is_a_hosts(user
     options = ("--listen", address, "--tenants", str(folder / "tenants.toml"))
     options += ("--join-file", str(folder / "join-{tenant}"), "--host-join-file", str(files["hosts"]))
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
-    assert eventually(lambda: all(file.exists() for file in files.values()), 30)
+    assert eventually(lambda: all(file.exists() for file in files.values()))
     for name in ("red", "default"):
         assert "a host was asked for" in user.atoll("host", "--join", str(files[name])).stderr
     host = user.start_atoll("host", ATOLL_JOIN=str(files["hosts"]))

@@ -49,5 +49,5 @@ def test_a_run_that_is_killed_leaves_no_cluster(tmp_path: Path) -> None:
     assert runtime.exists()
     os.kill(run.pid, signal.SIGKILL)
     run.communicate()
-    assert eventually(lambda: processes_with("ATOLL_MARK_OF_A_TEST", mark) == [], 30.0)
+    assert eventually(lambda: processes_with("ATOLL_MARK_OF_A_TEST", mark) == [])
     assert eventually(lambda: not runtime.exists())

@@ -67,6 +67,6 @@ def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_p
         island = json.loads(user.atoll(*status).stdout)["islands"][0]
         return island["state"] == "ready" and island["hosts"][0]["pid"] != lost["pid"]
 
-    assert eventually(is_back, 30), "a worker that starts now finds the standby"
+    assert eventually(is_back), "a worker that starts now finds the standby"
     user.atoll("down", "--name", "spare").check()
     assert eventually(lambda: user.leftovers() == []), user.leftovers()

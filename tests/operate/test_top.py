@@ -79,7 +79,7 @@ def test_in_a_terminal_it_goes_on_until_it_is_ended(owner: User):
         assert "Islands" in shown
         process.send_signal(signal.SIGTERM)
         read_until(terminal, lambda text: False)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
     finally:
         os.close(terminal)
         process.kill()

@@ -21,6 +21,8 @@ from atoll.pipelines.schedule import Schedule
 from tests.end_to_end.remote_python import RemotePython
 from tests.pipelines import models
 
+pytestmark = pytest.mark.slow
+
 DEVICES = np.array(jax.devices()[:4])
 MESHES = [Mesh(DEVICES[:2], ("data",)), Mesh(DEVICES[2:], ("data",))]
 ROWS = PartitionSpec("data")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_SECONDS = 30.0
+_SECONDS = 300.0
 
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None or not find_spec("websockets") or not find_spec("nicegui"),

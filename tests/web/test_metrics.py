@@ -24,7 +24,7 @@ from tests.web.cluster import ScriptedSource, serving
 
 PROMETHEUS = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
-_MOST_SECONDS = 60.0
+_MOST_SECONDS = 300.0
 
 
 def get(url: str, **headers: str) -> tuple[int, str, str]:
@@ -179,9 +179,9 @@ def test_a_real_prometheus_scrapes_them(up: User, tmp_path: Path):
                 found = json.loads(text)["data"]["result"] if status == 200 else []
                 return found[0]["value"][1] if found else None
 
-            assert eventually(lambda: value("up") == "1", 60.0)
-            assert eventually(lambda: value('sum(atoll_island_state{state="ready"})') == "2", 20.0)
+            assert eventually(lambda: value("up") == "1")
+            assert eventually(lambda: value('sum(atoll_island_state{state="ready"})') == "2")
             assert float(value('atoll_controller_messages_total{direction="in"}') or 0) > 0
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(300)

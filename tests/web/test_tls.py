@@ -32,7 +32,7 @@ from tests.cluster_process import User, free_port
 from tests.web.browser import browser, needs_browser
 from tests.web.cluster import ScriptedSource, serving
 
-_SECONDS = 30.0
+_SECONDS = 300.0
 
 
 def believing(authority: bytes) -> ssl.SSLContext:

@@ -259,7 +259,7 @@ class Behaviours:
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
         )
         lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("[")]
         found = {name: outcome or "" for name, outcome in lines}

@@ -19,7 +19,7 @@ from atoll.transfers.shared_memory import SharedMemoryPiece
 from atoll.transfers.sockets import SocketPiece
 from tests.end_to_end.standing_cluster import StandingCluster
 
-CLOSED_SECONDS = 30.0
+CLOSED_SECONDS = 300.0
 
 
 def connected(address: str) -> socket.socket:

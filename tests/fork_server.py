@@ -1,0 +1,208 @@
+"""The fork server of a run of the suite: it imports what most processes import, then forks one for each request.
+
+It runs as a script, without a backend of JAX and without threads. See `tests.forked_process`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import fcntl
+import gc
+import importlib
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+gc.disable()
+_PATH = sys.path[1:]  # without the directory of this script
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from tests import forked_process, process_title  # noqa: E402
+
+_PRELOADED = (
+    "jax",
+    "jax.numpy",
+    "pytest",
+    "atoll.controller_process.main",
+    "atoll.engines.main",
+    "atoll.engines.local",
+    "atoll.ifrt.main",
+    "atoll.operate.command",
+    "atoll.worker.main",
+    "atoll.devices.xla.start",
+)
+_DESCRIPTORS_FROM = 512  # above those that a request names
+
+
+def main(address: str, ready: int) -> None:
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    sys.path[:] = _PATH
+    gc.collect()
+    gc.freeze()
+    can_fork = len(os.listdir("/proc/self/task")) == 1
+    with contextlib.suppress(OSError):
+        process_title.show([*sys.orig_argv], os.environ)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(64)
+    forked_process.FORKING.use(address)
+    with socket.socket(fileno=ready) as pipe:
+        pipe.send(b"1" if can_fork else b"0")
+    request, descriptors, connection = _serve(listener)
+    _become(request, descriptors, connection)
+    sys.exit(_run(request))
+
+
+def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], int]:
+    """Fork processes until the process that started this one ends.
+
+    Returns the request, its descriptors and the connection in each forked process.
+    """
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    connections: dict[int, tuple[int, socket.socket]] = {}  # by the pidfd
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:
+                os._exit(0)
+            if key.fileobj is listener:
+                connection, _ = listener.accept()
+                try:
+                    request, descriptors = forked_process.receive_request(connection)
+                except (OSError, EOFError):
+                    connection.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    _kept.append(selector)
+                    for other in (listener, *(each for _, each in connections.values())):
+                        other.detach()
+                    return request, descriptors, connection.detach()
+                for each in descriptors:
+                    os.close(each)
+                watched = os.pidfd_open(pid)
+                connections[watched] = (pid, connection)
+                selector.register(watched, selectors.EVENT_READ)
+            else:
+                pid, connection = connections.pop(key.fd)
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                forked_process.send_number(connection, -1 - os.waitpid(pid, 0)[1])
+                connection.close()
+
+
+# Owners of descriptors that are closed: they must not close others of the same numbers.
+_kept: list[Any] = []
+
+
+def _run(request: forked_process.Request) -> int:
+    """Run what was requested to its end, and return the exit status."""
+    try:
+        _execute(request)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        lines = error.__traceback__
+        while lines is not None and lines.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
+            lines = lines.tb_next
+        sys.excepthook(type(error), error.with_traceback(lines), lines)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        return 1
+    return 0
+
+
+def _become(request: forked_process.Request, descriptors: list[int], connection: int) -> None:
+    """Make of this process the one that was requested, up to its first instruction."""
+    if request.new_session:
+        os.setsid()
+    answer = fcntl.fcntl(connection, fcntl.F_DUPFD, 2 * _DESCRIPTORS_FROM)
+    _place(descriptors, request.descriptors, answer)
+    os.chdir(request.directory)
+    process_title.show(request.command, request.environment)
+    with socket.socket(fileno=answer) as waiting:
+        forked_process.send_number(waiting, os.getpid())
+    os.environ.clear()
+    os.environ.update(request.environment)
+    del os.environ[forked_process.PARENT]  # an executed child would have it, too
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    unbuffered = "PYTHONUNBUFFERED" in request.environment
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False, buffering=1 if unbuffered else -1)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    sys.argv = [request.script or request.module, *request.arguments]
+    sys.orig_argv = list(request.command)
+    first = os.path.dirname(request.script) if request.script else request.directory
+    search = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+    sys.path[:] = ([] if request.safe_path else [first]) + search + _PATH
+    importlib.invalidate_caches()
+    random.seed()
+    _configure_jax(request.environment)
+    subprocess.Popen = forked_process.Popen  # type: ignore[misc]
+    gc.enable()
+
+
+def _place(descriptors: list[int], numbers: tuple[int, ...], kept: int) -> None:
+    """Give the descriptors these numbers, and close all others but `kept`."""
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD, _DESCRIPTORS_FROM) for each in descriptors]
+    for each, number in zip(high, numbers, strict=True):
+        os.dup2(each, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in (*numbers, kept):
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _configure_jax(environment: dict[str, str]) -> None:
+    """Set what JAX would have read from the environment when it was imported."""
+    import jax
+    import numpy as np
+
+    values: dict[str, Any] = jax.config.values
+    for name, text in environment.items():
+        option = name.lower()
+        if name.startswith("JAX_") and option in values:
+            jax.config.update(option, _parsed(text, values[option]))
+    np.random.seed()
+
+
+def _parsed(text: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return text.lower() in ("y", "yes", "t", "true", "on", "1")
+    if isinstance(value, int | float):
+        return type(value)(text)
+    return text
+
+
+def _execute(request: forked_process.Request) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = main
+    if request.module:
+        sys.modules.pop(request.module, None)  # it was imported, and runs anew
+        runpy._run_module_as_main(request.module)  # type: ignore[attr-defined]
+        return
+    source = Path(request.script).read_bytes()
+    main.__dict__.update(__file__=request.script, __spec__=None, __cached__=None)
+    exec(compile(source, request.script, "exec", dont_inherit=True), main.__dict__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

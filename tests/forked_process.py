@@ -1,0 +1,307 @@
+"""Processes of Python that are forked from one that has imported JAX, in place of `subprocess.Popen`.
+
+A start of Python that imports JAX takes a second of CPU time, and the suite starts hundreds. `Popen` sends commands
+such as `[sys.executable, "-m", "atoll.worker.main", OPTIONS]` to the fork server of the run (`tests.fork_server`).
+All other commands, and those with an environment that Python reads at its start, are executed as usual. Processes
+that were forked start others in the same way. Processes of the modules in `tests/end_to_end` are forked, but for those
+of modules that are marked `executed`, since they kill processes or look at how processes start.
+
+A forked process has the command line and the environment of its command in `/proc`. Its parent there is the fork
+server; `children` finds it by the variable `ATOLL_TEST_PARENT`. For a test that is about the start or the parents
+of processes, `ATOLL_TEST_EXECUTED=1` in the environment of a command has it and what it starts executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PARENT = "ATOLL_TEST_PARENT"
+EXECUTED = "ATOLL_TEST_EXECUTED"
+_ROOT = Path(__file__).resolve().parents[1]
+# Modules that may run in a forked process. What runs users' code is executed, since it is isolated from its parent, and
+# so are commands that start or end clusters, which find processes by their parents.
+_MODULES = frozenset(
+    {
+        "atoll.controller_process.main",
+        "atoll.engines.main",
+        "atoll.ifrt.main",
+        "atoll.worker.main",
+        "tests.end_to_end.remote_python",
+    }
+)
+# Commands of `atoll` that start no process.
+_COMMANDS = frozenset({"check", "status", "tenants", "usage"})
+# Variables that Python, the dynamic linker or malloc reads before the first module is imported.
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_")
+_WITHOUT_EFFECT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
+# Options of `subprocess.Popen` that a forked process supports.
+_PLAIN = frozenset(
+    {
+        "env",
+        "cwd",
+        "stdin",
+        "stdout",
+        "stderr",
+        "pass_fds",
+        "start_new_session",
+        "text",
+        "errors",
+        "encoding",
+        "bufsize",
+    }
+)
+_LENGTH = struct.Struct("<q")
+_MOST_DESCRIPTORS = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """A process to be forked: a module, or a script where `module` is empty."""
+
+    command: tuple[str, ...]
+    module: str
+    script: str
+    arguments: tuple[str, ...]
+    safe_path: bool
+    environment: dict[str, str]
+    directory: str
+    descriptors: tuple[int, ...]  # the numbers that the descriptors sent with the request have in the process
+    new_session: bool
+
+
+class ForkServer:
+    """The fork server of this process. It ends with `close`, or with this process."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.mkdtemp(prefix="at-")
+        address = f"{self._directory}/fork.sock"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+        ready, theirs = socket.socketpair()
+        with ready, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_ROOT / "tests" / "fork_server.py"), address, str(theirs.fileno())],
+                env=environment,
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+            theirs.close()
+            self.address = address if ready.recv(1) == b"1" else ""  # it may not be able to: see `fork_server`
+
+    def close(self) -> None:
+        """End the server. Processes that it has forked run on."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _Forking:
+    """Whether processes are forked, and from which server."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: ForkServer | None = None
+        self._address = ""  # of another process's server
+        self._is_on = False
+
+    def use(self, address: str) -> None:
+        """Fork all processes from a server of another process."""
+        self._address, self._is_on = address, True
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Fork processes within the block. The server is started with the first, and stays until `end`."""
+        before, self._is_on = self._is_on, True
+        try:
+            yield
+        finally:
+            self._is_on = before
+
+    def address(self) -> str:
+        """Where the server listens; "" if processes are executed."""
+        if not self._is_on or self._address:
+            return self._address
+        with self._lock:
+            if self._server is None:
+                self._server = ForkServer()
+            return self._server.address
+
+    def end(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+FORKING = _Forking()
+
+
+def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
+    """Return the live children of process `pid`, executed or forked."""
+    found = {each.pid: each for each in psutil.Process(pid).children()}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(PARENT) == str(pid) and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = process
+    if recursive:
+        for each in list(found.values()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found |= {child.pid: child for child in children(each.pid, recursive=True)}
+    return list(found.values())
+
+
+def _request(
+    command: Sequence[str], environment: Mapping[str, str], directory: str, new_session: bool
+) -> Request | None:
+    """Return the request for a command, or None if it has to be executed."""
+    if environment.get(EXECUTED):
+        return None
+    own = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
+    read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+    for name in _WITHOUT_EFFECT:
+        own.pop(name, None)
+        read.pop(name, None)
+    paths = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+    if own != read or any((Path(each) / "sitecustomize.py").exists() for each in paths):
+        return None
+    if not command or command[0] != sys.executable:
+        return None
+    rest = list(command[1:])
+    safe_path = bool(rest) and rest[0] == "-P"
+    rest = rest[safe_path:]
+    module = script = ""
+    if len(rest) >= 2 and rest[0] == "-m" and _may_fork(rest[1:]):
+        module, rest = rest[1], rest[2:]
+    elif rest and rest[0].endswith(".py") and os.path.isabs(rest[0]):
+        script, rest = rest[0], rest[1:]
+    else:
+        return None
+    return Request(
+        tuple(command),
+        module,
+        script,
+        tuple(rest),
+        safe_path,
+        {**environment, PARENT: str(os.getpid())},
+        directory,
+        (),
+        new_session,
+    )
+
+
+def _may_fork(module_and_arguments: Sequence[str]) -> bool:
+    module, *arguments = module_and_arguments
+    return module in _MODULES or (
+        module == "atoll.operate.command" and arguments[:1] != [] and arguments[0] in _COMMANDS
+    )
+
+
+class Popen(subprocess.Popen[Any]):
+    """Like `subprocess.Popen`, but forks the process where that is possible."""
+
+    _exit: socket.socket | None = None
+
+    def __init__(self, args: Any, *others: Any, **options: Any) -> None:
+        self._request: Request | None = None
+        self._keep: tuple[int, ...] = tuple(options.get("pass_fds", ()))
+        if not others and isinstance(args, list | tuple) and set(options) <= _PLAIN:
+            self._request = _request(
+                [os.fsdecode(each) for each in args],
+                options.get("env") or os.environ,
+                os.path.abspath(os.fsdecode(options.get("cwd") or ".")),
+                bool(options.get("start_new_session")),
+            )
+        if self._request is not None and not FORKING.address():
+            self._request = None
+        super().__init__(args, *others, **options)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        if self._request is None:
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
+        # At these positions from CPython 3.11 to 3.13.
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = arguments[10:16]
+        standard = [own if given == -1 else given for own, given in ((0, p2cread), (1, c2pwrite), (2, errwrite))]
+        self.pid, self._exit = _fork(self._request, standard, self._keep)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+    def _status(self, wait: bool) -> int | None:
+        """Return the wait status once the process has ended."""
+        assert self._exit is not None
+        try:
+            data = self._exit.recv(_LENGTH.size, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        self._exit.close()
+        return -1 - int(_LENGTH.unpack(data)[0]) if data else signal.SIGKILL  # the fork server was killed
+
+    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
+        if self._exit is None:
+            return super()._internal_poll(_deadstate)  # type: ignore[misc,no-any-return]
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                if self.returncode is None and (status := self._status(wait=False)) is not None:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._exit is None:
+            return super()._try_wait(wait_flags)  # type: ignore[misc,no-any-return]
+        status = self._status(wait=not wait_flags & os.WNOHANG)
+        return (0, 0) if status is None else (self.pid, status)
+
+
+def _fork(request: Request, standard: Sequence[int], keep: Sequence[int]) -> tuple[int, socket.socket]:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(FORKING.address())
+    data = pickle.dumps(replace(request, descriptors=(0, 1, 2, *keep)))
+    sent = [*standard, *keep]
+    socket.send_fds(connection, [_LENGTH.pack(len(data))], sent)
+    connection.sendall(data)
+    (pid,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+    if pid < 0:
+        raise OSError(f"the forked process ended at its start: {request.command}")
+    return pid, connection
+
+
+def _receive(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise OSError("the fork server has ended")
+        data += part
+    return data
+
+
+def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
+    """Return a request and its descriptors; for the fork server."""
+    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_DESCRIPTORS)
+    request: Request = pickle.loads(_receive(connection, _LENGTH.unpack(head)[0]))
+    return request, list(descriptors)
+
+
+def send_number(connection: socket.socket, number: int) -> None:
+    """Send the pid, or, for the wait status, the number -1 - status; for the fork server."""
+    with contextlib.suppress(OSError):
+        connection.sendall(_LENGTH.pack(number))
