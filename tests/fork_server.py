@@ -5,6 +5,7 @@ It runs as a script, without a backend of JAX and without threads. See `tests.fo
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import fcntl
@@ -18,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,23 @@ def main(address: str, ready: int) -> None:
         pipe.send(b"1" if can_fork else b"0")
     request, descriptors, connection = _serve(listener)
     _become(request, descriptors, connection)
-    sys.exit(_run(request))
+    status = _run(request)
+    if request.script:
+        sys.exit(status)
+    _exit(status)
+
+
+def _exit(status: int) -> None:
+    """End the process as Python does, but without taking the interpreter apart.
+
+    That writes to most of the pages that the process shares with the server: 0.13 s of CPU time.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], int]:

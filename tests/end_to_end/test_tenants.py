@@ -141,7 +141,7 @@ def allocate_without_end(seconds: float) -> int:
     import jax.numpy as jnp
 
     errors, end, kept = 0, time.monotonic() + seconds, []
-    while time.monotonic() < end or (not errors and time.monotonic() < end + 30):
+    while time.monotonic() < end or (not errors and time.monotonic() < end + HANG_SECONDS):
         try:
             kept.append(jnp.ones((1 << 18,), jnp.float32) + len(kept))
             kept[-1].block_until_ready()
@@ -206,9 +206,10 @@ def test_what_is_of_a_higher_priority_waits_for_no_line(start_python: StartPytho
 
 def test_a_tenant_at_its_quota_disturbs_nobody(start_python: StartPython, cluster: StandingCluster) -> None:
     greedy, other = user(start_python, cluster, "small"), user(start_python, cluster, "large")
-    other.call(compute, 40, 0.5)
+    other.call(launch_ahead, 1)
     greedy.begin(allocate_without_end, SECONDS)
-    assert other.call(compute, 40, SECONDS)[1] > 50
+    other.call(launch_ahead, LAUNCHES)
+    other.call(wait_for_all)
     assert greedy.finish() > 0
 
 
