@@ -80,6 +80,59 @@ def it_refuses_buffer_callbacks(rig: Rig) -> None:
     refuses(rig, call, "calls back into the client's Python", devices=(0,))
 
 
+def module_of(body: str) -> Any:
+    """A module whose function main takes and returns four numbers, with `%y` from the body."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    with mlir.make_ir_context():
+        return ir.Module.parse(
+            f"""module @blocks {{
+              func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+                %t = stablehlo.create_token : !stablehlo.token
+                {body}
+                return %y : tensor<4xf32>
+              }}
+            }}"""
+        )
+
+
+@BEHAVIOURS.add
+def it_refuses_infeed_and_outfeed(rig: Rig) -> None:
+    infeed = """%y, %u = "stablehlo.infeed"(%t) <{infeed_config = "", layout = [[0]]}>
+        : (!stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)"""
+    outfeed = """%u = "stablehlo.outfeed"(%x, %t) <{outfeed_config = ""}>
+        : (tensor<4xf32>, !stablehlo.token) -> !stablehlo.token
+        %y = stablehlo.add %x, %x : tensor<4xf32>"""
+    for body, name in ((infeed, "stablehlo.infeed"), (outfeed, "stablehlo.outfeed")):
+        _, status = rig.compile(module_of(body))
+        says(status, Code.UNIMPLEMENTED, name, "jax.pure_callback")
+
+
+@BEHAVIOURS.add
+def it_refuses_sends_and_receives_without_a_callback(rig: Rig) -> None:
+    handle = "channel_handle = #stablehlo.channel_handle<handle = 7, type = {}>, is_host_transfer = true"
+    send = f"""%u = "stablehlo.send"(%x, %t) <{{{handle.format(2)}}}>
+        : (tensor<4xf32>, !stablehlo.token) -> !stablehlo.token
+        %y = stablehlo.add %x, %x : tensor<4xf32>"""
+    receive = f"""%y, %u = "stablehlo.recv"(%t) <{{{handle.format(3)}}}>
+        : (!stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)"""
+    for body, name in ((send, "stablehlo.send"), (receive, "stablehlo.recv")):
+        _, status = rig.compile(module_of(body))
+        says(status, Code.UNIMPLEMENTED, name)
+
+
+@BEHAVIOURS.add
+def it_refuses_to_write_an_address_where_there_is_no_room_for_it(rig: Rig) -> None:
+    import jax
+
+    def call(x: Any) -> Any:
+        return jax.ffi.ffi_call("atoll_address", jax.ShapeDtypeStruct((4,), np.float32))(x)
+
+    _, status = rig.compile(rig.lower(call, spec()))
+    says(status, Code.INVALID_ARGUMENT, "atoll_address")
+
+
 @BEHAVIOURS.add
 def it_compiles_programs_that_only_bear_the_name_of_such_a_call(rig: Rig) -> None:
     def InspectSharding(x: Any) -> Any:

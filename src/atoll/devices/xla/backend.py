@@ -11,18 +11,18 @@ import jax
 import numpy as np
 from jax._src import array as jax_array
 from jax._src import compiler, monitoring
-from jax._src.interpreters import mlir
 from jax._src.layout import Format, Layout
-from jax._src.lib import _jax, cpu_sparse, lapack
+from jax._src.lib import _jax, cpu_sparse
 from jax._src.lib import xla_client as xc
-from jax._src.lib.mlir import ir
 from jax.sharding import SingleDeviceSharding
 
 from atoll.devices.device import Assignment
-from atoll.devices.xla import addresses, client_callbacks, compile_calls, island
+from atoll.devices.xla import addresses, compile_calls, island
 from atoll.devices.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.devices.xla.batch_threads import batch_threads
 from atoll.devices.xla.callback_stubs import Held, stubs
+from atoll.devices.xla.compilation import Source, context, prepare
+from atoll.devices.xla.description import describe
 from atoll.devices.xla.executable import Executable
 from atoll.devices.xla.gate import Gates
 from atoll.devices.xla.jax_cache import compiling_for
@@ -35,13 +35,15 @@ from atoll.protocol.profiles import Recording
 from atoll.transfers.dtypes import numpy_dtype
 
 _cache_hit = threading.local()
-_LAPACK = b"lapack_"  # what the names of linear algebra's custom calls begin with, in programs lowered elsewhere
-_lapack_begins = threading.Lock()
 
 
 def _note_event(event: str, **_: Any) -> None:
     if event == "/jax/compilation_cache/cache_hits":
         _cache_hit.seen = True
+
+
+def _calling(program: bytes, options: bytes, callbacks: Callbacks) -> Source:
+    return Source(program, options, len(callbacks), callbacks.channels)
 
 
 def _register_sparse_operations() -> None:
@@ -105,46 +107,34 @@ class XlaBackend:
         XLA raises, with the text that stock JAX shows.
         """
         started = time.monotonic()
-        parsed = xc.CompileOptions.ParseFromString(options)
-        grid = np.array([[self._island[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
-        ids = np.array([[device.id for device in row] for row in grid], dtype=np.int32)
-        parsed.device_assignment = xc.DeviceAssignment.create(ids)
-        parsed.compile_portable_executable = False
-        count = 0 if callbacks is None else len(callbacks)
-        flat = tuple(grid.flatten())
-        if _LAPACK in program:
-            with _lapack_begins:
-                lapack._lapack.initialize()  # imports SciPy: not before a program calls it
-        context = mlir.make_ir_context()
-        with context:
-            module = _jax.mlir.deserialize_portable_artifact(program, context)
-            calls = compile_calls.CompileCalls(callbacks, grid.shape[1])
-            channels = () if callbacks is None else callbacks.channels
-            signatures = client_callbacks.find(program, module, count, calls.replace, channels)
-            calls.mark(module)
-            if "sym_name" not in module.operation.attributes:  # JAX asks for it
-                module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
+        grid = self._grid(assignment)
+        with context():
+            source = Source(program, options) if callbacks is None else _calling(program, options, callbacks)
+            prepared = prepare(source, grid, callbacks)
             _cache_hit.seen = False
             held = None
-            devices = xc.DeviceList(flat)
             if callbacks is not None:  # such a program is its session's alone: no cache has it
                 held = Held(callbacks)
-                with calls.asking():
-                    loaded = compiler.backend_compile_and_load(
-                        self.client, module, devices, parsed, stubs(held, callbacks, signatures, self.client)
-                    )
+                host_callbacks = stubs(held, callbacks, prepared.signatures, self.client)
+                loaded = prepared.compile(self.client, grid.flatten(), host_callbacks)
             else:
+                devices = xc.DeviceList(tuple(grid.flatten()))
                 with compiling_for(tenant):
-                    loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], devices)
+                    loaded = compiler.compile_or_get_cached(
+                        self.client, prepared.module, grid, prepared.options, [], devices
+                    )
+        executable = self._executable(loaded, grid, callbacks, held)
+        return executable, bool(_cache_hit.seen), time.monotonic() - started
+
+    def _grid(self, assignment: Assignment) -> Any:
+        return np.array([[self._island[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
+
+    def _executable(self, loaded: Any, grid: Any, callbacks: Callbacks | None, held: Held | None) -> Executable:
+        flat = tuple(grid.flatten())
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
         ordinals = tuple(self.devices.index(device) for device in here)
-        return (
-            Executable(
-                loaded, here, ordinals, self._gates if count and len(here) == 1 else None, held, len(flat) > len(here)
-            ),
-            bool(_cache_hit.seen),
-            time.monotonic() - started,
-        )
+        gates = self._gates if callbacks and len(here) == 1 else None
+        return Executable(loaded, describe(loaded, here[0]), here, ordinals, gates, held, len(flat) > len(here))
 
     # ---- arrays
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax._src.lib import xla_client as xc
 
-from atoll.devices.xla.client_callbacks import Signature
+from atoll.devices.compilers.messages import Signature
 from atoll.errors import StatusError, unimplemented
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.calls.calls import ClientError

@@ -9,18 +9,18 @@ those are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax._src.lib.mlir import ir
 
+from atoll.devices.compilers.messages import Signature
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, callback_index, result_types
-from atoll.host_services.calls.host_transfers import NAMES, RECEIVE, SEND, HostTransfers
-from atoll.ir.types import ShardType
+from atoll.host_services.calls.host_transfers import INFEED, NAMES, OUTFEED, RECEIVE, SEND, HostTransfers
 from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
 from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING
 from atoll.protocol.messages import HostChannels
+from atoll.protocol.questions import ADDRESS_CALL
 
 _CALLBACKS = (
     "xla_ffi_python_cpu_callback",
@@ -38,19 +38,6 @@ _POINTERS = "xla_buffer_python_"
 _BYTECODE, _NAMES = b"ML\xefR", (b"custom_call", *NAMES)
 
 
-@dataclass(frozen=True)
-class Signature:
-    """What a callable has to return, or to write into the buffers that it takes.
-
-    With `channels`, XLA has to be told what it takes, too: its `operands`.
-    """
-
-    results: tuple[ShardType, ...] = ()
-    takes_buffers: bool = False
-    operands: tuple[ShardType, ...] = ()
-    channels: HostChannels | None = None
-
-
 # Replaces the key in an operation with such a target, or raises StatusError.
 Replace = Callable[[Any, str], None]
 
@@ -61,18 +48,24 @@ def refused(operation: Any, target: str) -> None:
 
 
 def find(
-    program: bytes, module: Any, count: int, replace: Replace = refused, channels: Sequence[HostChannels] = ()
+    program: bytes,
+    module: Any,
+    count: int,
+    replace: Replace = refused,
+    channels: Sequence[HostChannels] = (),
+    refuse_peers: bool = False,
 ) -> list[Signature]:
     """The signature of each of the client's `count` callables, by its index. Has `replace` change what calls the
     client while XLA compiles. With `channels`, each callable has its own, and no index.
 
     `program` is the module's serialized form: most programs have no custom calls. Raises UNIMPLEMENTED, with advice,
-    where the module calls its client in another way, and INVALID_ARGUMENT where it calls what there is not.
+    where the module calls its client in another way, and INVALID_ARGUMENT where it calls what there is not. Raises
+    UNIMPLEMENTED also for operations that wait for a host that sends nothing; see `HostTransfers`.
     """
     results = [Signature()] * (0 if channels else count)
     if not channels and program.startswith(_BYTECODE) and not any(name in program for name in _NAMES):
         return results
-    transfers = HostTransfers(channels)
+    transfers = HostTransfers(channels, refuse_peers)
     errors: list[StatusError] = []
     seen: set[int] = set()
 
@@ -80,7 +73,7 @@ def find(
         try:
             if operation.name == "stablehlo.custom_call":
                 _add(operation, results, seen, replace)
-            elif operation.name in (SEND, RECEIVE):
+            elif operation.name in (SEND, RECEIVE, INFEED, OUTFEED):
                 transfers.add(operation)
         except StatusError as error:
             errors.append(error)
@@ -103,6 +96,8 @@ def _add(operation: Any, results: list[Signature], seen: set[int], replace: Repl
     if target in _WHILE_COMPILING:
         replace(operation, target)
         return
+    if target == ADDRESS_CALL:
+        _check_address_call(operation)
     if target not in _CALLBACKS and target != BUFFER_CALLBACK:
         return
     if not results:  # jaxlib's client refuses them unless the plug-in has taken the callables out
@@ -115,3 +110,12 @@ def _add(operation: Any, results: list[Signature], seen: set[int], replace: Repl
         raise invalid(f"the program calls callback {index} for results of different types")
     seen.add(index)
     results[index] = signature
+
+
+def _check_address_call(operation: Any) -> None:
+    """Raise INVALID_ARGUMENT unless the call has the one operand and the result that this host writes to memory."""
+    results = [str(each.type) for each in operation.results]
+    if len(operation.operands) != 1 or results != ["tensor<2xui32>"]:
+        raise invalid(
+            f"{ADDRESS_CALL} takes one array and returns tensor<2xui32>, not {', '.join(results) or 'nothing'}"
+        )

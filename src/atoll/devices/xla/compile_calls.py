@@ -12,7 +12,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
@@ -22,7 +22,6 @@ from jax._src.lib.mlir import ir
 from atoll.devices.xla.client_callbacks import PARTITIONING, find
 from atoll.devices.xla.transformations import mark, transforming
 from atoll.errors import StatusError, invalid, unimplemented
-from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.calls.calls import ClientError
 from atoll.host_services.calls.client_errors import wrapped
 from atoll.host_services.calls.compile_calls import Questions
@@ -40,14 +39,24 @@ from atoll.protocol.compile_calls import (
 from atoll.protocol.translation.xla_objects import sharding_from_bytes, sharding_to_bytes
 
 
+class AskedClient(Protocol):
+    """The client that a compilation asks: the `keys` that it has announced, and a way to call the callable of a key."""
+
+    @property
+    def keys(self) -> tuple[bytes, ...]: ...
+
+    def ask(self, key: bytes, request: bytes) -> bytes:
+        """Return the answer. Blocks. Raises ClientError if the callable raises, and StatusError without an answer."""
+
+
 class CompileCalls:
     """Those of one compilation, over `devices` devices. Keep it until XLA has compiled."""
 
-    def __init__(self, callbacks: Callbacks | None, devices: int) -> None:
-        self._keys = callbacks.keys if callbacks is not None else ()
+    def __init__(self, client: AskedClient | None, devices: int) -> None:
+        self._keys = client.keys if client is not None else ()
         self._devices = devices
-        if callbacks is not None:
-            self._questions = Questions(callbacks.ask)
+        if client is not None:
+            self._questions = Questions(client.ask)
         self._transformations = [key for key in self._keys if key.startswith(TRANSFORMATION)]
         self._mark = b""
         self._partitionings: list[bytes] = []

@@ -21,8 +21,18 @@ from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.messages import HostChannels
 
 SEND, RECEIVE = "stablehlo.send", "stablehlo.recv"
-# Of the two in the portable form of a module, where their versions follow.
-NAMES = (b"send_v", b"recv_v")
+INFEED, OUTFEED = "stablehlo.infeed", "stablehlo.outfeed"
+# Names of these operations in the portable form of a module, where a version number follows each.
+NAMES = (b"send_v", b"recv_v", b"infeed_v", b"outfeed_v")
+
+_NO_HOST = (
+    "a program on a cluster has no infeed or outfeed, and would occupy its devices forever. Pass arrays as arguments "
+    "and results, or use jax.pure_callback or jax.experimental.io_callback"
+)
+_NO_PEERS = (
+    "programs on a cluster with tenants may not send between devices: a send without a matching receive occupies its "
+    "device. Use a collective such as jax.lax.ppermute"
+)
 
 
 @dataclass(frozen=True)
@@ -41,28 +51,38 @@ class SendAndReceive:
 
 
 class HostTransfers:
-    """The types of what a module sends on its callables' channels, and receives."""
+    """The types of what a module sends on its callables' channels, and receives.
 
-    def __init__(self, channels: Sequence[HostChannels]) -> None:
+    With `refuse_peers`, a module may not send from one device to another either: a program whose send has no matching
+    receive occupies its device until the session ends.
+    """
+
+    def __init__(self, channels: Sequence[HostChannels], refuse_peers: bool = False) -> None:
+        self._refuses_peers = refuse_peers
         self._sends = {channel for each in channels for channel in each.sends}
         self._receives = {channel for each in channels for channel in each.receives}
         self._types: dict[int, ShardType] = {}
 
     def add(self, operation: Any) -> None:
-        """Adds a send or receive; those between devices are XLA's alone.
+        """Add an infeed, outfeed, send or receive.
 
-        Raises UNIMPLEMENTED for the host's where no callable has its channel: its device would wait for ever.
+        Raises UNIMPLEMENTED for an infeed or outfeed, and for a transfer with the host on a channel that no callable
+        has: the device would wait forever. Transfers between devices are for XLA, unless they are refused.
         """
         from jax._src.lib.mlir import ir
         from jax._src.lib.mlir.dialects import hlo
 
+        if operation.name in (INFEED, OUTFEED):
+            raise unimplemented(f"{operation.name}: {_NO_HOST}")
         attributes = operation.attributes
         if "is_host_transfer" not in attributes or not ir.BoolAttr(attributes["is_host_transfer"]).value:
+            if self._refuses_peers:
+                raise unimplemented(f"{operation.name}: {_NO_PEERS}")
             return
         channel = hlo.ChannelHandle(attributes["channel_handle"]).handle
         sends = operation.name == SEND
         if channel not in (self._sends if sends else self._receives):
-            raise unimplemented(CALLBACK_ADVICE)
+            raise unimplemented(f"{operation.name}: {CALLBACK_ADVICE}")
         arrays = list(operation.operands if sends else operation.results)[:-1]  # the last is a token
         if len(arrays) != 1:
             raise invalid(f"the program has {len(arrays)} arrays on channel {channel} to its host, not one")

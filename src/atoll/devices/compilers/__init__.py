@@ -1,0 +1,1 @@
+"""What describes compiled programs to a worker."""

@@ -1,0 +1,130 @@
+"""What a worker needs to know about an executable besides the executable itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.lib import xla_client as xc
+
+from atoll.devices.compilers.messages import Description
+from atoll.protocol.messages import FunctionInfo, OutputInfo
+from atoll.transfers.dtypes import numpy_dtype
+
+
+def describe(loaded: Any, device: Any) -> Description:
+    """Describe an executable that is loaded on `device`, possibly among other devices."""
+    module = loaded.hlo_modules()[0]
+    program = xc.XlaComputation(module.as_serialized_hlo_module_proto()).program_shape()
+    result = program.result_shape()
+    parameters = tuple(_dtype_and_shape(shape) for shape in program.parameter_shapes())
+    outputs = tuple(
+        _dtype_and_shape(shape) for shape in (list(result.tuple_shapes()) if result.is_tuple() else [result])
+    )
+    kinds = loaded.get_output_memory_kinds()
+    output_kinds = tuple(kinds[0]) if kinds else (device.default_memory().kind,) * len(outputs)
+    stats = loaded.get_compiled_memory_stats()
+    parameter_shardings = loaded.get_parameter_shardings()
+    output_shardings = loaded.get_output_shardings()
+    layouts = _layouts(loaded.get_output_layouts) or (b"",) * len(outputs)
+    info = FunctionInfo(
+        name=module.name,
+        fingerprint=loaded.fingerprint or b"",
+        parameter_shardings=None
+        if parameter_shardings is None
+        else tuple(s.SerializeToString() for s in parameter_shardings),
+        parameter_layouts=_layouts(loaded.get_parameter_layouts),
+        outputs=tuple(
+            OutputInfo(
+                dtype,
+                shape,
+                None if output_shardings is None else output_shardings[i].SerializeToString(),
+                output_kinds[i],
+                layouts[i],
+            )
+            for i, (dtype, shape) in enumerate(outputs)
+        ),
+        donated=_donated_inputs(module.to_string()),
+        memory_stats={name: int(getattr(stats, name)) for name in _MEMORY_STATS if hasattr(stats, name)},
+        generated_code_bytes=int(loaded.size_of_generated_code_in_bytes()),
+        parameters=parameters,
+    )
+    return Description(
+        info,
+        _unusual(loaded.get_parameter_layouts, parameters, device),
+        _unusual(loaded.get_output_layouts, outputs, device),
+        int(stats.temp_size_in_bytes),
+    )
+
+
+_MEMORY_STATS = (
+    "generated_code_size_in_bytes",
+    "argument_size_in_bytes",
+    "output_size_in_bytes",
+    "alias_size_in_bytes",
+    "temp_size_in_bytes",
+    "peak_memory_in_bytes",
+    "host_generated_code_size_in_bytes",
+    "host_argument_size_in_bytes",
+    "host_output_size_in_bytes",
+    "host_alias_size_in_bytes",
+    "host_temp_size_in_bytes",
+)
+
+
+def _dtype_and_shape(shape: Any) -> tuple[str, tuple[int, ...]]:
+    if shape.is_token():
+        return "token", ()
+    return np.dtype(shape.numpy_dtype()).name, tuple(shape.dimensions())
+
+
+def _layouts(get: Any) -> tuple[bytes, ...]:
+    try:
+        return tuple(str(layout).encode() for layout in get())
+    except jax.errors.JaxRuntimeError:  # XLA gives none where there are tokens among the arrays
+        return ()
+
+
+def _unusual(
+    get: Any, types: tuple[tuple[str, tuple[int, ...]], ...], device: Any
+) -> tuple[tuple[int, ...] | None, ...]:
+    """The arrays' layouts, major to minor; None where it is the platform's default."""
+    texts = _layouts(get)
+    if len(texts) != len(types):
+        return (None,) * len(types)
+    unusual: list[tuple[int, ...] | None] = []
+    for text, (dtype, shape) in zip(texts, types, strict=True):
+        if len(shape) < 2:
+            unusual.append(None)
+            continue
+        order = _major_to_minor(text.decode())
+        default = _major_to_minor(str(device.client.get_default_layout(numpy_dtype(dtype), shape, device)))
+        unusual.append(None if order == default else order)
+    return tuple(unusual)
+
+
+def _major_to_minor(text: str) -> tuple[int, ...]:
+    """Of XLA's text of a layout, such as {1,0:T(8,128)}."""
+    order = text.strip("{}").partition(":")[0]
+    return tuple(int(part) for part in reversed(order.split(",")) if part)
+
+
+def _donated_inputs(text: str) -> tuple[int, ...]:
+    """Which parameters the module writes its outputs over; from the header of XLA's text.
+
+    Parameters that a caller offers but that no output fits stay the caller's.
+    """
+    header = text[: text.find("\n")]
+    start = header.find("input_output_alias=")
+    if start < 0:
+        return ()
+    depth, position = 0, header.index("{", start)
+    end = position
+    while True:
+        depth += (header[end] == "{") - (header[end] == "}")
+        if depth == 0:
+            break
+        end += 1
+    chunks = header[position + 1 : end].split("(")[1:]
+    return tuple(sorted({int(chunk.split(",")[0]) for chunk in chunks}))
