@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from atoll.devices.compilers.messages import CompiledProgram
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.meeting import KeyValues
 from atoll.ir.plan import LocalArray
@@ -105,18 +106,39 @@ class LoadedFunction(Protocol):
         """The compiled program, to be read by people. Any thread, may take a while."""
 
 
+class ProgramLoader(Protocol):
+    """The part of a backend for programs that compiler processes have compiled (`devices.compilers`).
+
+    `compiler` names what compiles in such a process, as "module:callable" for a `devices.compilers.process.Compiler`,
+    and `compiler_devices` is how many devices it gets.
+    """
+
+    compiler: str
+    compiler_devices: int
+
+    def load(
+        self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None
+    ) -> LoadedFunction:
+        """Load a program on this host's devices. Compilers, several at a time.
+
+        Raises StatusError for a program that does not fit.
+        """
+
+
 class DeviceBackend(Protocol):
     """One host's devices. Made once, in the worker's process, before the worker says that it is ready.
 
     `max_in_flight` is how many runs may be enqueued on this host and not completed: the controller keeps the least of
     an island's hosts as the island's window. `platform` is what JAX shows as the devices' platform. `key_values` are
-    what the hosts of an island of several tell one another.
+    what the hosts of an island of several tell one another. Programs of tenants are compiled apart if there is a
+    `loader`; it is None if reading a program cannot end this process.
     """
 
     platform: str
     platform_version: str
     max_in_flight: int
     key_values: KeyValues | None
+    loader: ProgramLoader | None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         """The devices, by ordinal."""

@@ -9,9 +9,8 @@ from collections.abc import Callable, Container
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
-from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.dispatch.outbox import Outbox
-from atoll.errors import OK, Status, StatusError, invalid
+from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.checks import island_problem
 from atoll.scheduling.functions import FunctionRegistry, Registration, function_name, hosts_of
@@ -101,10 +100,12 @@ class Compilation:
         assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in locations)
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
         content = session.function_requests[function].content
-        tenant = "" if session.tenant.name == DEFAULT_NAME else session.tenant.name
-        compile_ = m.Compile(name, session.number, feed, assignment, content, again, tenant)
+        tenant = session.tenant
+        compile_ = m.Compile(
+            name, session.number, feed, assignment, content, again, tenant.host_name, tenant.settings.share
+        )
         now = self._outbox.seconds
-        delay = self._offenses.compile_delay(session.tenant, now)
+        delay = self._offenses.compile_delay(tenant, now)
         for host in sorted(hosts):
             if delay:
                 self._delayed[session.number, host, feed] = now + delay, compile_
@@ -163,10 +164,17 @@ class Compilation:
             self._warm(session.number, name)
 
     def drop_reference(self, name: str) -> None:
-        """A session or program refers to the function no more; with the last reference the hosts drop it."""
+        """A session or program refers to the function no more; with the last reference the hosts drop it.
+
+        A host that compiles it may stop, and then answers nothing. So nobody waits for its answer.
+        """
         if self.functions.release(name):
             for host in self._resources.hosts:
                 self._outbox.to_host(host, m.DropFunction(name))
+            for each in self.functions.abandon(name, self._resources.hosts):
+                if each.session in self._sessions:
+                    status = Status(Code.CANCELLED, "the function was released before it was compiled")
+                    self._outbox.to_session(each.session, m.FunctionReady(each.function, status, b""))
 
     def is_waiting(self, session: int) -> bool:
         """Whether something is being compiled for the session."""

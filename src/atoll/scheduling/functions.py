@@ -7,6 +7,7 @@ an island, whichever session of a tenant sends it. The controller never looks in
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from atoll.cluster.locations import DeviceLocation, MemoryRequirement
@@ -87,6 +88,13 @@ class FunctionRegistry:
             if not registration.pending:
                 done.append(registration)
         return done
+
+    def abandon(self, name: str, hosts: Iterable[int]) -> list[Registration]:
+        """None of these hosts answers for the function any more. Returns the registrations that waited."""
+        abandoned: dict[int, Registration] = {}
+        for host in hosts:
+            abandoned.update({id(each): each for each in self.waiting.pop((name, host), ())})
+        return list(abandoned.values())
 
 
 def hosts_of(locations: DeviceAssignment) -> set[int]:

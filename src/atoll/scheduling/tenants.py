@@ -24,10 +24,16 @@ class Tenant:
     launches: int = 0  # in flight
     running: int = 0  # gangs that have their memory and have not ended
     memory: Ledger | None = None  # what of all memory its sessions have, where tenants are told apart
+    is_one_of_several: bool = False  # the cluster has tenants besides `default`
 
     @property
     def name(self) -> str:
         return self.settings.name
+
+    @property
+    def host_name(self) -> str:
+        """The name under which hosts compile its programs apart from others'; "" if the cluster has no tenants."""
+        return self.name if self.is_one_of_several else ""
 
     @property
     def is_operator(self) -> bool:
@@ -68,9 +74,9 @@ class Tenants:
     """All tenants, by name. `default` is always there: who has the cluster's own token."""
 
     def __init__(self, settings: Iterable[TenantSettings] = ()) -> None:
-        self.by_name = {each.name: Tenant(each, memory=Ledger()) for each in settings}
+        self.by_name = {each.name: _one_of_several(each) for each in settings}
         self.are_told_apart = bool(self.by_name)
-        self.by_name.setdefault(DEFAULT_NAME, Tenant(DEFAULT_TENANT))
+        self.by_name.setdefault(DEFAULT_NAME, Tenant(DEFAULT_TENANT, is_one_of_several=self.are_told_apart))
 
     @property
     def default(self) -> Tenant:
@@ -94,7 +100,7 @@ class Tenants:
         if tenant is None:
             if len(self.by_name) >= MOST_TENANTS:
                 raise StatusError(Code.RESOURCE_EXHAUSTED, f"there are {MOST_TENANTS} tenants, and no more may be")
-            tenant = self.by_name[settings.name] = Tenant(settings, memory=Ledger())
+            tenant = self.by_name[settings.name] = _one_of_several(settings)
         else:
             tenant.settings = settings
         return tenant
@@ -107,6 +113,10 @@ class Tenants:
         if tenant is None:
             raise not_found(f"there is no tenant {name}")
         return tenant
+
+
+def _one_of_several(settings: TenantSettings) -> Tenant:
+    return Tenant(settings, memory=Ledger(), is_one_of_several=True)
 
 
 def without_tokens(settings: TenantSettings) -> TenantSettings:

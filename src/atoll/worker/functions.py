@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from atoll.cluster.processes.bugs import start_in
-from atoll.devices.device import DeviceBackend, LoadedFunction
+from atoll.devices.compilers.fork_server import CompilerCrashedError
+from atoll.devices.compilers.messages import CompileProgram
+from atoll.devices.device import DeviceBackend, LoadedFunction, ProgramLoader
 from atoll.errors import OK, Status, StatusError, invalid, not_found
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.calls.calls import Calls
@@ -22,6 +24,7 @@ from atoll.host_services.profiles.programs import Programs
 from atoll.host_services.python.sessions import PythonSessions
 from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
 from atoll.transfers.inbox import Inbox
+from atoll.worker.compilers import Compilation, Compilers
 from atoll.worker.type_keys import TypeKeys
 
 COMPILE_THREADS = 2
@@ -60,7 +63,8 @@ class Function:
 class Functions:
     """Compiled functions by name. `report` is called from the threads of `pool`, which compile.
 
-    `calls` carries what functions call in their clients' processes.
+    `calls` carries what functions call in their clients' processes. `compilers` compile what tenants send; without
+    them, it is compiled here.
     """
 
     def __init__(
@@ -72,8 +76,10 @@ class Functions:
         pool: Pool | None = None,
         calls: Calls | None = None,
         python: PythonSessions | None = None,
+        compilers: Compilers | None = None,
     ) -> None:
         self.python = python or PythonSessions(None)
+        self._compilers = compilers
         self._backend = backend
         self._inbox = inbox
         self._keys = keys
@@ -85,6 +91,7 @@ class Functions:
         self._functions: dict[str, Function] = {}
         self._info: dict[str, tuple[bytes, str]] = {}  # encoded, and the name that its client gave it
         self._compiling: dict[str, list[Compile]] = {}
+        self._apart: dict[str, Compilation] = {}  # of those, what compilers compile
         self.programs = Programs()
         self.with_callbacks = 0  # how many functions of this host call their clients
         self._idle: OrderedDict[str, None] = OrderedDict()
@@ -118,6 +125,9 @@ class Functions:
             if source.is_python:
                 self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
                 return
+            if message.tenant and self._compilers is not None and self._backend.loader is not None:
+                self._compile_apart(message, source, self._compilers, self._backend.loader)
+                return
         except Exception as error:
             self._end(message, None, status_of(error))
             return
@@ -127,19 +137,63 @@ class Functions:
             self._compile(message, source)
 
     def _compile(self, message: Compile, source: FunctionSource) -> None:
-        status, seconds, cached = OK, 0.0, False
-        function: Function | None = None
-        info: FunctionInfo | None = None
         try:
-            callbacks = self._callbacks(source, sum(map(len, message.assignment)))
+            callbacks = self._callbacks(source, message)
             loaded, cached, seconds = self._backend.compile(
                 source.program, source.options, message.assignment, callbacks, message.tenant
             )
-            info = loaded.info()
             function = Function(loaded, self._keys, callbacks)
+            self._end(message, function, OK, loaded.info(), seconds, cached)
         except Exception as error:
-            status = status_of(error)
-        self._end(message, function, status, info, seconds, cached)
+            self._end(message, None, status_of(error))
+
+    def _compile_apart(
+        self, message: Compile, source: FunctionSource, compilers: Compilers, loader: ProgramLoader
+    ) -> None:
+        """Queue the program for a compiler process. Raises RESOURCE_EXHAUSTED."""
+
+        def work(compilation: Compilation) -> None:
+            function, info, status, crashed = None, None, OK, False
+            try:
+                function = self._compiled_apart(compilation, message, source, loader)
+                info = function.loaded.info()
+            except Exception as error:
+                status, crashed = status_of(error), isinstance(error, CompilerCrashedError)
+            with self._lock:
+                if self._apart.get(message.function) is not compilation:
+                    return  # it was canceled
+            self._end(message, function, status, info, compilation.seconds, crashed=crashed)
+
+        with self._lock:
+            if message.function in self._dropped:
+                self._forget_compiling(message.function)
+                return
+            self._apart[message.function] = compilers.submit(
+                message.tenant, message.share, message.session, bool(source.keys), work
+            )
+
+    def _compiled_apart(
+        self, compilation: Compilation, message: Compile, source: FunctionSource, loader: ProgramLoader
+    ) -> Function:
+        """Have the program compiled in a compiler process, and load it."""
+        callbacks = self._callbacks(source, message)
+        request = CompileProgram(
+            source.program,
+            source.options,
+            len(message.assignment),
+            len(message.assignment[0]),
+            self._backend.platform,
+            0 if callbacks is None else len(callbacks),
+            source.keys,
+            source.channels,
+        )
+        ask = callbacks.ask if callbacks is not None and source.keys else None
+        program = compilation.compile(request, ask, f"program {message.content[:12]}")
+        if program.description is None:  # it was only checked: its devices' code can be made here only
+            loaded, _, _ = self._backend.compile(source.program, source.options, message.assignment, callbacks)
+        else:
+            loaded = loader.load(program, message.assignment, callbacks)
+        return Function(loaded, self._keys, callbacks)
 
     def _end(
         self,
@@ -149,10 +203,12 @@ class Functions:
         info: FunctionInfo | None = None,
         seconds: float = 0.0,
         cached: bool = False,
+        crashed: bool = False,
     ) -> None:
         encoded = b"" if info is None else msgspec.msgpack.encode(info)
         with self._lock:
             others = self._compiling.pop(message.function, [])
+            self._apart.pop(message.function, None)
             if function is not None and info is not None:
                 for each in (message, *others):
                     self.programs.compiled(message.function, info.name, each.session)
@@ -167,7 +223,26 @@ class Functions:
         scratch = 0 if function is None else function.loaded.scratch_bytes
         calls_client = function is not None and bool(function.callbacks)
         name = "" if info is None else info.name
-        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name))
+        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name, crashed))
+
+    def _forget_compiling(self, name: str) -> None:
+        """No session waits for it any more. The caller has the lock."""
+        self._dropped.discard(name)
+        for other in self._compiling.pop(name, ()):
+            self._inbox.drop(other.session, other.feed)
+
+    def open(self, session: int, tenant: str) -> None:
+        """A session begins."""
+        self.python.begin(session)
+        if tenant and self._compilers is not None:
+            self._compilers.open(session)
+
+    def close(self, session: int) -> None:
+        """A session has ended. Its functions are dropped one by one."""
+        self.python.close(session)
+        self.programs.close(session)
+        if self._compilers is not None:
+            self._compilers.close(session)
 
     def _loaded_python(self, function: str, status: Status) -> None:
         with self._lock:
@@ -200,9 +275,10 @@ class Functions:
         finally:
             done()
 
-    def _callbacks(self, source: FunctionSource, devices: int) -> Callbacks | None:
+    def _callbacks(self, source: FunctionSource, message: Compile) -> Callbacks | None:
         if not source.callbacks or self._calls is None:
             return None
+        devices = sum(map(len, message.assignment))
         return Callbacks(self._calls, source.session, source.callbacks, devices > 1, source.keys, source.channels)
 
     def get(self, name: str) -> Function:
@@ -225,10 +301,15 @@ class Functions:
     def drop(self, name: str) -> None:
         """No session refers to the function now; it stays until many others have been dropped after it.
 
-        One that calls its client goes at once: to be called when its session's runs have been enqueued.
+        One that calls its client goes at once: to be called when its session's runs have been enqueued. Of one that a
+        compiler process compiles, the process is killed, and nothing is reported.
         """
         with self._lock:
-            if name in self._compiling:
+            apart = self._apart.pop(name, None)
+            if apart is not None:
+                self._forget_compiling(name)
+                apart.cancel()
+            elif name in self._compiling:
                 self._dropped.add(name)
             elif self.python.session_of(name) is not None:
                 self.python.drop(name)

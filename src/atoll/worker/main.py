@@ -19,6 +19,8 @@ from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging, starting
 from atoll.cluster.processes.starting import StartSigns
+from atoll.devices.compilers.fork_server import CompilerServer
+from atoll.devices.compilers.limits import limits_from_environment
 from atoll.devices.device import DeviceBackend
 from atoll.devices.kinds import kind_of
 from atoll.errors import AccessError, AtollError, ConnectError
@@ -37,6 +39,7 @@ from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.tls.identity import Identity
 from atoll.worker.asides import Asides
+from atoll.worker.compilers import Compilers
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
 from atoll.worker.host_group import HostGroup
@@ -101,7 +104,7 @@ class Worker:
                 backend.key_values,
             )
         )
-        functions = Functions(backend, inbox, keys, report, calls=calls, python=python)
+        functions = Functions(backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend))
         network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)
         asides = Asides(backend, inbox, data_port, options.host, steps.readers, report)
@@ -134,6 +137,14 @@ class Worker:
             return
         _log.error("the controller is silent: this worker ends")
         os._exit(LAPSED_STATUS)
+
+
+def compilers_of(backend: DeviceBackend) -> Compilers | None:
+    """Return the compilers of tenants' programs for these devices. Raises SettingsError."""
+    loader = backend.loader
+    if loader is None:
+        return None
+    return Compilers(CompilerServer(loader.compiler, loader.compiler_devices, limits_from_environment()))
 
 
 def rank_of(options: WorkerOptions) -> int:

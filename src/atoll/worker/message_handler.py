@@ -71,13 +71,12 @@ class MessageHandler:
                     self._execute(each)
             case m.OpenStore():
                 self._execute(message)
-                self._functions.python.begin(message.session)
+                self._functions.open(message.session, message.tenant)
                 self._data_port.open_session(message.session, message.secret)
             case m.CloseStore():
                 self._execute(message)
                 self._data_port.close_session(message.session)
-                self._functions.python.close(message.session)
-                self._functions.programs.close(message.session)
+                self._functions.close(message.session)
                 self._recorder.close(message.session)
                 self._asides.close_session(message.session)
             case m.SendAside():

@@ -77,7 +77,7 @@ class Hosts:
         for info in ready.devices:
             self._memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
         for session in self._sessions.values():
-            self._outbox.to_host(host.number, m.OpenStore(session.number, session.secret))
+            self._outbox.to_host(host.number, m.OpenStore(session.number, session.secret, session.tenant.host_name))
         self._programs.host_joined(host.number)
         if self._resources.has_all_hosts(ready.island):
             self._lifecycle.hosts_joined(ready.island)

@@ -63,7 +63,7 @@ class Sessions:
         self._sessions[number] = session
         self._connections.sessions[number] = connection
         for host in self._resources.hosts:
-            self._outbox.to_host(host, m.OpenStore(number, secret))
+            self._outbox.to_host(host, m.OpenStore(number, secret, tenant.host_name))
         first = self._resources.hosts[virtual[0].host]
         addresses = self._resources.addresses()
         self._outbox.to_session(

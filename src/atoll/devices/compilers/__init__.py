@@ -1,1 +1,1 @@
-"""What describes compiled programs to a worker."""
+"""Compiler processes: a host compiles tenants' programs there, so a crash costs nobody else anything."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.devices.device import Assignment, Layout
+from atoll.devices.device import Assignment, Layout, ProgramLoader
 from atoll.devices.null.arrays import NullArray, NullShard, bytes_of, wait_for
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.moments import Clock, Moment, Work, all_of
@@ -54,6 +54,7 @@ class NullBackend:
     platform = "null"
     platform_version = "null devices"
     key_values: KeyValues | None = None
+    loader: ProgramLoader | None = None  # its programs are msgpack
     max_in_flight = 24  # as XLA's, whose devices these stand for
 
     def __init__(self, host: int, devices: int, model: NullModel, clock: Clock, collectives: Collectives) -> None:

@@ -16,17 +16,19 @@ from jax._src.lib import _jax, cpu_sparse
 from jax._src.lib import xla_client as xc
 from jax.sharding import SingleDeviceSharding
 
-from atoll.devices.device import Assignment
+from atoll.devices.compilers.messages import CompiledProgram, Description
+from atoll.devices.device import Assignment, ProgramLoader
 from atoll.devices.xla import addresses, compile_calls, island
 from atoll.devices.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.devices.xla.batch_threads import batch_threads
 from atoll.devices.xla.callback_stubs import Held, stubs
-from atoll.devices.xla.compilation import Source, context, prepare
+from atoll.devices.xla.compilation import Source, context, load_executable, prepare
 from atoll.devices.xla.description import describe
 from atoll.devices.xla.executable import Executable
 from atoll.devices.xla.gate import Gates
 from atoll.devices.xla.jax_cache import compiling_for
 from atoll.devices.xla.profiler import begin_profile
+from atoll.errors import Code, StatusError
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.meeting import KeyValues
 from atoll.ir.plan import LocalArray
@@ -59,6 +61,7 @@ class XlaBackend:
 
     # XLA's CPU client can deadlock its thread pool with more than 32; the other platforms' clients wait beyond that.
     max_in_flight = 24
+    compiler = "atoll.devices.xla.compiler:XlaCompiler"
 
     def __init__(self) -> None:
         with batch_threads():
@@ -68,6 +71,9 @@ class XlaBackend:
         self.client = self.devices[0].client
         self.platform: str = self.client.platform
         self.platform_version: str = self.client.platform_version
+        self.loader: ProgramLoader | None = self
+        # A compiler process is no part of an island: it has all devices by itself.
+        self.compiler_devices = sum(map(len, self._island)) if self.platform == "cpu" else 1
         monitoring.register_event_listener(_note_event)
         compile_calls.register()
         addresses.register()
@@ -123,18 +129,35 @@ class XlaBackend:
                     loaded = compiler.compile_or_get_cached(
                         self.client, prepared.module, grid, prepared.options, [], devices
                     )
-        executable = self._executable(loaded, grid, callbacks, held)
+        executable = self._executable(loaded, grid, None, callbacks, held)
         return executable, bool(_cache_hit.seen), time.monotonic() - started
+
+    def load(self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None) -> Executable:
+        """Load what a compiler process has compiled."""
+        if program.description is None or len(program.signatures) != (0 if callbacks is None else len(callbacks)):
+            raise StatusError(
+                Code.INTERNAL, "a compiler process has answered with something else than it was asked for"
+            )
+        grid = self._grid(assignment)
+        held = None if callbacks is None else Held(callbacks)
+        host_callbacks = (
+            [] if held is None or callbacks is None else stubs(held, callbacks, program.signatures, self.client)
+        )
+        loaded = load_executable(self.client, program.executable, grid, host_callbacks)
+        return self._executable(loaded, grid, program.description, callbacks, held)
 
     def _grid(self, assignment: Assignment) -> Any:
         return np.array([[self._island[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
 
-    def _executable(self, loaded: Any, grid: Any, callbacks: Callbacks | None, held: Held | None) -> Executable:
+    def _executable(
+        self, loaded: Any, grid: Any, description: Description | None, callbacks: Callbacks | None, held: Held | None
+    ) -> Executable:
         flat = tuple(grid.flatten())
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
         ordinals = tuple(self.devices.index(device) for device in here)
         gates = self._gates if callbacks and len(here) == 1 else None
-        return Executable(loaded, describe(loaded, here[0]), here, ordinals, gates, held, len(flat) > len(here))
+        description = description or describe(loaded, here[0])
+        return Executable(loaded, description, here, ordinals, gates, held, len(flat) > len(here))
 
     # ---- arrays
 

@@ -54,9 +54,7 @@ class Prepared:
             )
 
 
-def prepare(
-    source: Source, grid: Any, asked: AskedClient | None, refuse_peers: bool = False
-) -> Prepared:
+def prepare(source: Source, grid: Any, asked: AskedClient | None, refuse_peers: bool = False) -> Prepared:
     """Read a program for the devices `grid[replica][partition]`. Call this in the MLIR context of `context()`.
 
     Raises StatusError for a program that may not run here, and what MLIR raises for a program that it cannot read.
@@ -85,3 +83,21 @@ def _initialize_lapack(program: bytes) -> None:
     if _LAPACK in program:
         with _lapack_begins:
             lapack._lapack.initialize()
+
+
+def load_executable(client: Any, serialized: bytes, grid: Any, host_callbacks: Sequence[Any] = ()) -> Any:
+    """Load what `serialize` of an executable has returned on the client's devices `grid[replica][partition]`.
+
+    Nothing of the options with which it was compiled is read.
+    """
+    options = xc.CompileOptions()
+    options.num_replicas, options.num_partitions = grid.shape
+    options.device_assignment = xc.DeviceAssignment.create(
+        np.array([[device.id for device in row] for row in grid], dtype=np.int32)
+    )
+    options.executable_build_options.debug_options.xla_dump_to = ""  # or XLA reads where to in the executable
+    _initialize_lapack(serialized)
+    devices = xc.DeviceList(tuple(grid.flatten()))
+    if host_callbacks:
+        return client.deserialize_executable(serialized, devices, options, host_callbacks=list(host_callbacks))
+    return client.deserialize_executable(serialized, devices, options)

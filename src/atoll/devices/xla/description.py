@@ -1,4 +1,4 @@
-"""What a worker needs to know about an executable besides the executable itself."""
+"""The properties of an executable that a worker needs besides the executable itself."""
 
 from __future__ import annotations
 

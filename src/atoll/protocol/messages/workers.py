@@ -273,6 +273,7 @@ class OpenStore(Message, frozen=True, tag=26):
 
     session: int
     secret: str
+    tenant: str = ""  # whose programs are compiled apart: see `Compile`
 
 
 class CloseStore(Message, frozen=True, tag=27):

@@ -1,0 +1,144 @@
+"""Compiles programs in a compiler process, for CPU devices like those of its worker; for others, only checks them.
+
+The process has as many devices as the worker's island, all of them its own. XLA's code for a CPU names no device and no
+process, so the worker loads it on whichever devices the program is for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lib import _jax
+from jax._src.lib import xla_client as xc
+from jax._src.lib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from atoll.devices.compilers.messages import CompiledProgram, CompileProgram, Description
+from atoll.devices.compilers.process import Asking
+from atoll.devices.xla.backend import XlaBackend
+from atoll.devices.xla.compilation import Source, context, load_executable, prepare
+from atoll.devices.xla.description import describe
+
+# Compiled before a tenant's first program: MLIR's dialects and LLVM take long once.
+_FIRST = """
+module @first {
+  func.func public @main(%x: tensor<f32>) -> tensor<f32> {
+    %y = stablehlo.add %x, %x : tensor<f32>
+    return %y : tensor<f32>
+  }
+}
+"""
+# A worker loads on threads with a stack of 2 MiB or more. What overruns a smaller one must do so here.
+_LOADING_STACK = 1 << 20
+_MOST_TEXT = 300
+# How far a user's line is looked for.
+_MOST_OPERATIONS, _MOST_DEPTH = 100, 20
+
+
+class XlaCompiler:
+    """See `devices.compilers.process.Compiler`."""
+
+    def __init__(self, devices: int) -> None:
+        jax.config.update("jax_num_cpu_devices", devices)
+        self._backend = XlaBackend()
+        threading.stack_size(_LOADING_STACK)  # of the threads that this module starts
+        with context():
+            version = stablehlo.get_minimum_version()
+            first = _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(ir.Module.parse(_FIRST)), version)
+        request = CompileProgram(first, xc.CompileOptions().SerializeAsString(), 1, 1, "cpu")
+        self.compile(request, None, lambda name, line: None)
+
+    def compile(
+        self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
+    ) -> CompiledProgram:
+        grid = self._grid(request)
+        source = Source(request.program, request.options, request.callbacks, request.channels)
+        with context():
+            prepared = prepare(source, grid, asking, refuse_peers=True)
+            begun(*_name_and_line(prepared.module))
+            signatures = tuple(prepared.signatures)
+            if request.platform != "cpu":
+                _verify(prepared.module)
+                return CompiledProgram(b"", None, signatures)
+            _dump_nothing(prepared.options)
+            executable = prepared.compile(self._backend.client, grid.flatten(), _stand_ins(request.callbacks))
+            serialized = executable.serialize()
+            del executable
+        return CompiledProgram(serialized, self._rehearse(serialized, grid, request.callbacks), signatures)
+
+    def _grid(self, request: CompileProgram) -> Any:
+        count = request.replicas * request.partitions
+        devices = self._backend.devices[:count] if request.platform == "cpu" else self._backend.devices[:1] * count
+        return np.array(devices, dtype=object).reshape(request.replicas, request.partitions)
+
+    def _rehearse(self, serialized: bytes, grid: Any, callbacks: int) -> Description:
+        """Do all that the worker does with the executable: whatever of it ends a process ends this one."""
+        outcome: list[Description | Exception] = []
+
+        def load() -> None:
+            try:
+                loaded = load_executable(self._backend.client, serialized, grid, _stand_ins(callbacks))
+                description = describe(loaded, grid.flat[0])
+                loaded.cost_analysis()
+                for module in loaded.hlo_modules():
+                    module.to_string()
+                outcome.append(description)
+            except Exception as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
+
+
+def _stand_ins(count: int) -> list[Any]:
+    """In place of a client's callables, which only the worker calls."""
+
+    def stand_in(*_: Any) -> Any:
+        raise NotImplementedError
+
+    return [stand_in] * count
+
+
+def _verify(module: Any) -> None:
+    """Turn the module into XLA's own form, as its compilation begins."""
+    _jax.mlir.mlir_module_to_xla_computation(mlir.module_to_bytecode(module), False, False)
+
+
+def _dump_nothing(options: Any) -> None:
+    """Keep XLA from writing files to a directory of the client's choice."""
+    options.executable_build_options.debug_options.xla_dump_to = ""
+    options.env_option_overrides = [each for each in options.env_option_overrides if "dump" not in each[0]]
+
+
+def _name_and_line(module: Any) -> tuple[str, str]:
+    """The module's name, and the user's line that its first operation with a known one comes from; "" if none has."""
+    name = ir.StringAttr(module.operation.attributes["sym_name"]).value
+    lines = (
+        line
+        for function in module.body.operations
+        for region in function.regions  # a mesh of Shardy has none
+        for block in region.blocks
+        for operation in itertools.islice(block.operations, _MOST_OPERATIONS)
+        if (line := _line(operation.location))
+    )
+    return name[:_MOST_TEXT], next(lines, "")[:_MOST_TEXT]
+
+
+def _line(location: Any) -> str:
+    """Such as "train.py:12"; "" for a location that is in no file, or with a JAX whose locations do not say."""
+    for _ in range(_MOST_DEPTH):
+        if (file := getattr(location, "filename", None)) is not None:
+            return f"{file}:{location.start_line}"
+        within = [getattr(location, name, None) for name in ("callee", "child_loc")]
+        location = next((each for each in (*within, *getattr(location, "locations", ())[:1]) if each is not None), None)
+    return ""

@@ -1,0 +1,158 @@
+"""The order in which a host compiles for its tenants. Pure: the caller brings the time.
+
+Each tenant has a queue. A free place goes to the tenant that has used the least compile time for its share, like a
+device. So that a tenant's long compilations delay no other tenant, there are spare places: only a tenant that compiles
+nothing at the moment gets one. A compilation that waits for its client's answer occupies no place.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from atoll.errors import Code, StatusError
+
+PLACES = 2
+MOST_PLACES = 8  # with the spare ones
+# Of one tenant: compilations that may wait for their client at once, in all, and of one session. A callback may compile
+# a program that asks its client in turn.
+MOST_ASKING, MOST_ASKING_OF_A_SESSION = 16, 4
+MOST_QUEUED = 16_384  # of one tenant
+
+
+class State(enum.Enum):
+    """QUEUED -> RUNNING, then RUNNING <-> ASKING. A compilation that has ended or was canceled is not in the queue."""
+
+    QUEUED = enum.auto()
+    RUNNING = enum.auto()
+    ASKING = enum.auto()
+
+
+@dataclass
+class _Compilation:
+    tenant: _Tenant
+    session: int
+    may_ask: bool
+    state: State = State.QUEUED
+    since: float = 0.0  # when it got the place that it has
+    seconds: float = 0.0  # for which it had places before
+
+
+@dataclass
+class _Tenant:
+    name: str
+    share: float
+    used: float = 0.0  # seconds of places per share
+    queue: deque[int] = field(default_factory=deque)
+    started: set[int] = field(default_factory=set)
+
+
+class CompileQueue:
+    """Compilations by number. Call `start` after each change."""
+
+    def __init__(self, places: int = PLACES, most_places: int = MOST_PLACES) -> None:
+        self._places = places
+        self._most_places = most_places
+        self._compilations: dict[int, _Compilation] = {}
+        self._tenants: dict[str, _Tenant] = {}  # those that have a compilation, and others while any has one
+
+    def add(self, number: int, tenant: str, share: float, session: int, may_ask: bool = False) -> None:
+        """Add a compilation to its tenant's queue. `may_ask`: it asks its client while it runs.
+
+        Raises RESOURCE_EXHAUSTED if the queue is full.
+        """
+        record = self._tenants.get(tenant)
+        if record is None or not (record.queue or record.started):
+            # Time in which a tenant compiled nothing is no credit.
+            least = min((each.used for each in self._tenants.values() if each.queue or each.started), default=0.0)
+            record = self._tenants.setdefault(tenant, _Tenant(tenant, share))
+            record.used = max(record.used, least)
+        if len(record.queue) >= MOST_QUEUED:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{MOST_QUEUED} programs of tenant {tenant} wait to be compiled")
+        record.share = share
+        record.queue.append(number)
+        self._compilations[number] = _Compilation(record, session, may_ask)
+
+    def start(self, now: float) -> list[int]:
+        """Return the compilations that start now, and let them run."""
+        started = []
+        while (number := self._next(now)) is not None:
+            each = self._compilations[number]
+            each.tenant.queue.remove(number)
+            each.tenant.started.add(number)
+            each.state, each.since = State.RUNNING, now
+            started.append(number)
+        return started
+
+    def ask(self, number: int, now: float) -> None:
+        """The compilation waits for its client: its place is free."""
+        each = self._compilations.get(number)
+        if each is not None and each.state is State.RUNNING:
+            self._charge(each, now)
+            each.state = State.ASKING
+
+    def answered(self, number: int, now: float) -> None:
+        """The compilation continues. It does not wait for a place, since it has memory and a process."""
+        each = self._compilations.get(number)
+        if each is not None and each.state is State.ASKING:
+            each.state, each.since = State.RUNNING, now
+
+    def end(self, number: int, now: float) -> float:
+        """Remove a compilation, in any state. Returns the seconds for which it had a place; 0 if it is not here."""
+        each = self._compilations.pop(number, None)
+        if each is None:
+            return 0.0
+        self._charge(each, now)
+        tenant = each.tenant
+        tenant.started.discard(number)
+        if each.state is State.QUEUED:
+            tenant.queue.remove(number)
+        if not self._compilations:
+            self._tenants.clear()
+        return each.seconds
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many compilations there are per state."""
+        counts = dict.fromkeys((state.name.lower() for state in State), 0)
+        for each in self._compilations.values():
+            counts[each.state.name.lower()] += 1
+        return counts
+
+    def _charge(self, each: _Compilation, now: float) -> None:
+        if each.state is State.RUNNING:
+            each.seconds += now - each.since
+            each.tenant.used += (now - each.since) / each.tenant.share
+            each.since = now
+
+    def _next(self, now: float) -> int | None:
+        """The compilation that gets the next place, if one is free for it."""
+        running = {tenant.name: self._running(tenant) for tenant in self._tenants.values()}
+        count = sum(map(len, running.values()))
+        if count >= self._most_places:
+            return None
+        best: tuple[float, int, int] | None = None
+        for tenant in self._tenants.values():
+            own = running[tenant.name]
+            if count >= self._places and own:
+                continue
+            number = self._first(tenant)
+            if number is not None:
+                used = tenant.used + sum(now - each.since for each in own) / tenant.share
+                best = min(best or (used, len(own), number), (used, len(own), number))
+        return None if best is None else best[2]
+
+    def _running(self, tenant: _Tenant) -> list[_Compilation]:
+        started = (self._compilations[number] for number in tenant.started)
+        return [each for each in started if each.state is State.RUNNING]
+
+    def _first(self, tenant: _Tenant) -> int | None:
+        """The first in the tenant's queue that may start: one that asks its client only if few others do."""
+        asking = [self._compilations[number].session for number in tenant.started if self._compilations[number].may_ask]
+        for number in tenant.queue:
+            each = self._compilations[number]
+            if not each.may_ask:
+                return number
+            if len(asking) < MOST_ASKING and asking.count(each.session) < MOST_ASKING_OF_A_SESSION:
+                return number
+        return None

@@ -1,0 +1,195 @@
+"""Compiles for tenants in compiler processes: in fair order, in processes that belong to one session each.
+
+Each compilation that runs has a thread of the worker, which waits for its process. It ends with its session, or when it
+is canceled: its process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from atoll.devices.compilers.fork_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
+from atoll.devices.compilers.messages import CompiledProgram, CompileProgram, Rejected
+from atoll.errors import Code, StatusError
+from atoll.worker.compile_queue import CompileQueue
+
+# Processes that have nothing to do. The one that has waited for the longest time ends first.
+MOST_IDLE = 8
+
+
+class Compilation:
+    """One program that is compiled, or waits to be. Any thread may cancel it; its own thread does the rest."""
+
+    def __init__(self, compilers: Compilers, number: int, session: int, work: Callable[[Compilation], None]) -> None:
+        self.number = number
+        self.session = session
+        self.work = work
+        self.seconds = 0.0  # for which it had a place; once it was compiled
+        self._compilers = compilers
+        self._lock = threading.Lock()
+        self._process: CompilerProcess | None = None
+        self._is_canceled = False
+
+    def compile(
+        self, request: CompileProgram, ask: Callable[[bytes, bytes], bytes] | None, name: str
+    ) -> CompiledProgram:
+        """Compile a program, which errors call `name` as long as they do not know its own.
+
+        Raises StatusError, and CompilerCrashedError if the process ends.
+        """
+        process = self._compilers.take(self.session)
+        with self._lock:
+            self._process = process
+            if self._is_canceled:
+                process.kill()
+        asked = None if ask is None else Asked(ask, self._waits)
+        takes_more = False
+        try:
+            finished = process.compile(request, asked, name)
+            takes_more = not finished.retires
+        except CompilerCrashedError:
+            with self._lock:
+                if self._is_canceled:
+                    raise StatusError(Code.CANCELLED, "no session needs the program now") from None
+            raise
+        finally:
+            with self._lock:
+                self._process = None
+            self._compilers.give_back(self.session, process, takes_more)
+            self.seconds = self._compilers.end(self)
+        if isinstance(finished.outcome, Rejected):
+            finished.outcome.status.raise_if_error()
+            raise StatusError(Code.INTERNAL, "a compiler process has rejected a program without a reason")
+        return finished.outcome
+
+    def cancel(self) -> None:
+        """Nobody needs it. If it has not started, its `work` is never called."""
+        with self._lock:
+            self._is_canceled = True
+            if self._process is not None:
+                self._process.kill()
+        self._compilers.cancel(self)
+
+    def _waits(self, waits: bool) -> None:
+        self._compilers.waits(self, waits)
+
+
+class Compilers:
+    """The compiler processes of a host. For any thread.
+
+    A session's process compiles its programs one after the other. A session has more than one only while it compiles
+    several at a time.
+    """
+
+    def __init__(self, server: CompilerServer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server = server
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._queue = CompileQueue()
+        self._numbers = itertools.count(1)
+        self._queued: dict[int, Compilation] = {}
+        self._sessions: set[int] = set()  # those that are open
+        self._idle: OrderedDict[CompilerProcess, int] = OrderedDict()  # with their sessions, the oldest first
+
+    def open(self, session: int) -> None:
+        """A session of a tenant begins, and may compile soon."""
+        with self._lock:
+            self._sessions.add(session)
+        threading.Thread(target=self._prepare, name="atoll-compile-prepare", daemon=True).start()
+
+    def close(self, session: int) -> None:
+        """The session has ended: its processes end, at the latest with what they compile for other sessions."""
+        with self._lock:
+            self._sessions.discard(session)
+            ended = [process for process, its in self._idle.items() if its == session]
+            for process in ended:
+                del self._idle[process]
+        for process in ended:
+            process.close()
+
+    def submit(
+        self, tenant: str, share: float, session: int, may_ask: bool, work: Callable[[Compilation], None]
+    ) -> Compilation:
+        """Call `work`, which compiles and reports, on a thread of its own, when it is the tenant's turn.
+
+        Raises RESOURCE_EXHAUSTED if too many wait.
+        """
+        compilation = Compilation(self, next(self._numbers), session, work)
+        with self._lock:
+            self._queue.add(compilation.number, tenant, share, session, may_ask)
+            self._queued[compilation.number] = compilation
+        self._start()
+        return compilation
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many compilations there are per state, and how many processes are idle."""
+        with self._lock:
+            return self._queue.statistics() | {"idle processes": len(self._idle)}
+
+    def _prepare(self) -> None:
+        with contextlib.suppress(OSError):  # the first compilation says so
+            self._server.prepare()
+
+    # ---- for compilations
+
+    def take(self, session: int) -> CompilerProcess:
+        """A process of the session. Raises UNAVAILABLE if none can be started."""
+        with self._lock:
+            for process in [process for process, its in self._idle.items() if its == session]:
+                del self._idle[process]
+                if not process.has_ended:
+                    return process
+                process.close()
+        try:
+            return self._server.take()
+        except OSError as error:
+            raise StatusError(Code.UNAVAILABLE, f"no compiler process can be started on this host: {error}") from None
+
+    def give_back(self, session: int, process: CompilerProcess, takes_more: bool) -> None:
+        ended = process
+        with self._lock:
+            if takes_more and session in self._sessions:
+                self._idle[process] = session
+                if len(self._idle) <= MOST_IDLE:
+                    return
+                ended, _ = self._idle.popitem(last=False)
+        ended.close()
+
+    def waits(self, compilation: Compilation, waits: bool) -> None:
+        with self._lock:
+            change = self._queue.ask if waits else self._queue.answered
+            change(compilation.number, self._clock())
+        self._start()
+
+    def cancel(self, compilation: Compilation) -> None:
+        """Remove it from the queue if it has not started."""
+        with self._lock:
+            is_queued = self._queued.pop(compilation.number, None) is not None
+        if is_queued:
+            self.end(compilation)
+
+    def end(self, compilation: Compilation) -> float:
+        """Let the next one have its place. Returns for how many seconds it had one."""
+        with self._lock:
+            seconds = self._queue.end(compilation.number, self._clock())
+        self._start()
+        return seconds
+
+    # ---- its threads
+
+    def _start(self) -> None:
+        with self._lock:
+            started = [self._queued.pop(number) for number in self._queue.start(self._clock())]
+        for each in started:
+            threading.Thread(target=self._run, args=(each,), name="atoll-compile-apart", daemon=True).start()
+
+    def _run(self, compilation: Compilation) -> None:
+        try:
+            compilation.work(compilation)
+        finally:
+            self.end(compilation)

@@ -1,0 +1,43 @@
+"""Modules that end a process which compiles them, and some that take long. In MLIR's text form."""
+
+from __future__ import annotations
+
+RECURSION = """module @rec {{ func.func public @main(%x: tensor<f32>) -> tensor<f32> {{
+  %c = stablehlo.constant dense<{0}.0> : tensor<f32>
+  %y = func.call @main(%c) : (tensor<f32>) -> tensor<f32>
+  return %y : tensor<f32> }} }}"""
+# XLA expects two results.
+TOP_K = """module @top {{ func.func public @main(%x: tensor<16xf32>) -> tensor<{0}xf32> {{
+  %y = stablehlo.custom_call @TopK(%x) : (tensor<16xf32>) -> tensor<{0}xf32>
+  return %y : tensor<{0}xf32> }} }}"""
+_IDENTITY = "func.func public @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"
+
+
+def nested_modules(depth: int) -> str:
+    return "module {" * depth + "}" * depth
+
+
+def nested_attributes(depth: int) -> str:
+    return f"module attributes {{a = {'[' * depth}{']' * depth}}} {{ {_IDENTITY} }}"
+
+
+def nested_tuples(depth: int) -> str:
+    kind = "tuple<" * depth + "tensor<f32>" + ">" * depth
+    return f"""module {{ func.func public @main(%x: {kind}) -> tensor<f32> {{
+      %c = stablehlo.constant dense<1.0> : tensor<f32>
+      return %c : tensor<f32> }} }}"""
+
+
+def large(number: int, operations: int) -> str:
+    """A module of so many operations, which XLA cannot make fewer."""
+    lines = ["%v0 = stablehlo.add %x, %c : tensor<64xf32>"]
+    for i in range(1, operations):
+        if i % 2:
+            lines.append(f"%v{i} = stablehlo.{'sine' if i % 3 else 'exponential'} %v{i - 1} : tensor<64xf32>")
+        else:
+            lines.append(f"%v{i} = stablehlo.multiply %v{i - 1}, %v{max(0, i - 7)} : tensor<64xf32>")
+    body = "\n".join(lines)
+    return f"""module @large{number} {{ func.func public @main(%x: tensor<64xf32>) -> tensor<64xf32> {{
+      %c = stablehlo.constant dense<{number}.5> : tensor<64xf32>
+      {body}
+      return %v{operations - 1} : tensor<64xf32> }} }}"""
