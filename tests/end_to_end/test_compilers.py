@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
+import psutil
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from atoll.cluster.tenants import TenantSettings, token_hash
 from tests.devices.compilers import hostile
+from tests.end_to_end import test_callbacks as callbacks
+from tests.end_to_end import test_compile_time_callbacks as compile_time
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
@@ -76,9 +80,11 @@ def compile_module(text: str) -> None:
     loaded.local_devices()  # waits for the outcome
 
 
-def compile_large(first: int, count: int, operations: int) -> None:
-    for number in range(first, first + count):
-        compile_module(hostile.large(number, operations))
+def compile_at_once(numbers: range, operations: int) -> None:
+    """Compile so many large modules, all at the same time."""
+    with ThreadPoolExecutor(len(numbers)) as threads:
+        for outcome in [threads.submit(compile_module, hostile.large(each, operations)) for each in numbers]:
+            outcome.result()
 
 
 def add_half(value: float) -> float:
@@ -92,6 +98,19 @@ def worker_processes(cluster: StandingCluster) -> list[str]:
     return sorted(cluster.processes())
 
 
+def compilers(cluster: StandingCluster) -> list[psutil.Process]:
+    """The compiler processes of all hosts."""
+    servers = [child for worker in cluster.processes().values() for child in worker.children()]
+    return [process for server in servers for process in server.children()]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_crash_of_the_compiler_is_an_error_of_that_compilation_alone(
     cluster: StandingCluster, ana: RemotePython, ben: RemotePython
 ) -> None:
@@ -100,8 +119,57 @@ def test_a_crash_of_the_compiler_is_an_error_of_that_compilation_alone(
     for number in range(6):
         with pytest.raises(RemoteError, match=r"rec .*cannot be compiled: the compiler process ended by SIGSEGV"):
             ana.call(compile_module, hostile.RECURSION.format(number))
-        with pytest.raises(RemoteError, match="cannot be compiled: the compiler process ended by SIG"):
+        with pytest.raises(RemoteError, match="cannot be compiled: the compiler process ended by SIGABRT"):
             ana.call(compile_module, hostile.TOP_K.format(3 + number))
     assert ben.call(kept_sum) == 24
     assert ana.call(add_half, 0.5) == 2.5
     assert worker_processes(cluster) == before
+
+
+def test_what_would_block_its_device_is_refused(ana: RemotePython) -> None:
+    for text, name in ((hostile.INFEED, "stablehlo.infeed"), (hostile.SEND, "stablehlo.send")):
+        with pytest.raises(RemoteError, match=f"UNIMPLEMENTED: {name}"):
+            ana.call(compile_module, text)
+    assert ana.call(add_half, 1.5) == 3.5
+
+
+def test_others_compile_beside_the_long_compilations_of_a_tenant_which_end_with_its_session(
+    cluster: StandingCluster, user: Callable[[str], RemotePython], ben: RemotePython
+) -> None:
+    assert ben.call(add_half, 2.5) == 4.5
+    busy = user("ana")
+    assert busy.call(add_half, 2.5) == 4.5
+    before = {process.pid for process in compilers(cluster)}
+    busy.begin(compile_at_once, range(4), 20_000)
+    until(lambda: any(process.pid not in before for process in compilers(cluster)))
+    for value in range(3, 6):
+        assert ben.call(add_half, float(value)) == value + 2
+    during = {process.pid for process in compilers(cluster)}
+    busy.process.kill()
+    until(lambda: len(during - {process.pid for process in compilers(cluster)}) >= 2)
+    with pytest.raises(AssertionError, match="the child ended"):
+        busy.finish()  # its modules were not compiled yet
+    assert ben.call(add_half, 6.0) == 8.0
+
+
+def test_callbacks_of_tenants_have_their_values(ana: RemotePython) -> None:
+    callbacks.test_callbacks_have_their_values_under_all_transformations(ana)
+    callbacks.test_an_exception_arrives_with_its_own_traceback_and_no_other(ana)
+    callbacks.test_callables_are_forgotten_with_their_functions(ana)
+
+
+@pytest.mark.parametrize("with_shardy", [True, False])
+def test_a_tenant_says_what_each_device_computes(ana: RemotePython, with_shardy: bool) -> None:
+    result, asked = ana.call(compile_time.partitioned, with_shardy)
+    rows = np.repeat(np.arange(2, dtype=np.float32), 2)[:, None]
+    np.testing.assert_array_equal(result, (2 * np.arange(32, dtype=np.float32).reshape(4, 8) + rows).T)
+    assert set(asked) == ({"partition"} if with_shardy else {"partition", "infer", "propagate"})
+
+
+def test_a_tenant_is_asked_while_its_programs_are_compiled(ana: RemotePython) -> None:
+    shown = ana.call(compile_time.inspected)
+    assert [(name, spec) for name, spec, _ in shown] == compile_time.EXPECTED
+    compile_time.test_what_a_rule_raises_is_the_error_of_the_compilation(ana, "infer", False)
+    compile_time.test_what_is_raised_over_a_sharding_is_the_error_of_the_compilation(ana)
+    compile_time.test_a_function_is_called_while_it_is_compiled_and_while_it_runs(ana)
+    compile_time.test_a_callback_of_a_compilation_uses_the_cluster(ana)

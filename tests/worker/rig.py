@@ -46,9 +46,9 @@ def copying(count: int, shape: tuple[int, ...] = (4,)) -> Exchange:
 
 
 class Rig:
-    """An executor of its own session, and what it reports."""
+    """An executor of its own session, and what it reports. With a `tenant`, its programs are compiled apart."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tenant: str = "") -> None:
         from atoll.devices.xla.backend import XlaBackend
         from atoll.peers.data_port import DataPort
         from atoll.transfers.inbox import Inbox
@@ -56,6 +56,7 @@ class Rig:
         from atoll.worker.executor_thread import ExecutorThread
         from atoll.worker.functions import Functions
         from atoll.worker.host_network import DataPortNetwork
+        from atoll.worker.main import compilers_of
         from atoll.worker.step_runner import StepRunner
         from atoll.worker.type_keys import TypeKeys
 
@@ -64,7 +65,9 @@ class Rig:
         keys = TypeKeys()
         self.inbox = Inbox(lambda session, feed: None)
         self.port = DataPort(Address(path=str(directory / "data.sock")), self.inbox)
-        self.functions = Functions(self.backend, self.inbox, keys, self.report)
+        self._tenant = tenant
+        compilers = compilers_of(self.backend) if tenant else None
+        self.functions = Functions(self.backend, self.inbox, keys, self.report, compilers=compilers)
         network = DataPortNetwork(self.backend, self.port, 0)
         steps = StepRunner(self.backend, self.functions, self.port, network, keys)
         self.asides = Asides(self.backend, self.inbox, self.port, 0, steps.readers, self.report)
@@ -126,7 +129,7 @@ class Rig:
         feed = self.feed(msgspec.msgpack.encode(source))
         name = f"function {feed}"
         assignment = (tuple((0, ordinal) for ordinal in devices),)
-        self.functions.compile(m.Compile(name, self.session, feed, assignment))
+        self.functions.compile(m.Compile(name, self.session, feed, assignment, tenant=self._tenant))
         return name, self.reports.get(timeout=SECONDS).status
 
     # ---- runs
@@ -252,10 +255,10 @@ class Behaviours:
     def names(self) -> list[str]:
         return list(self._behaviours)
 
-    def outcomes(self) -> dict[str, str]:
+    def outcomes(self, tenant: str = "") -> dict[str, str]:
         """Plays all in a child process: "ok" or a traceback for each name, and for "" how the process ended."""
         child = subprocess.run(
-            [sys.executable, "-m", self._module],
+            [sys.executable, "-m", self._module, tenant],
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
@@ -270,7 +273,7 @@ class Behaviours:
         """The child's part."""
         sys.setswitchinterval(5e-4)
         with tempfile.TemporaryDirectory(prefix="at-") as directory:
-            rig = Rig(Path(directory))
+            rig = Rig(Path(directory), sys.argv[1])
             for name, play in self._behaviours.items():
                 print(json.dumps([name, None]), flush=True)
                 rig.open_session()

@@ -177,9 +177,9 @@ def it_compiles_a_module_without_a_name(rig: Rig) -> None:
     assert rig.shard(result).tolist() == [2, 2, 2, 2], report
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, str]:
-    return BEHAVIOURS.outcomes()
+@pytest.fixture(scope="module", params=["", "ana"], ids=["in the worker", "in a compiler process"])
+def outcomes(request: Any) -> dict[str, str]:
+    return BEHAVIOURS.outcomes(request.param)
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS.names)

@@ -10,6 +10,16 @@ RECURSION = """module @rec {{ func.func public @main(%x: tensor<f32>) -> tensor<
 TOP_K = """module @top {{ func.func public @main(%x: tensor<16xf32>) -> tensor<{0}xf32> {{
   %y = stablehlo.custom_call @TopK(%x) : (tensor<16xf32>) -> tensor<{0}xf32>
   return %y : tensor<{0}xf32> }} }}"""
+INFEED = """module @wait { func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %t = stablehlo.create_token : !stablehlo.token
+  %y, %u = "stablehlo.infeed"(%t) <{infeed_config = "", layout = [[0]]}>
+    : (!stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
+  return %y : tensor<4xf32> } }"""
+SEND = """module @wait { func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %t = stablehlo.create_token : !stablehlo.token
+  %u = "stablehlo.send"(%x, %t) <{channel_handle = #stablehlo.channel_handle<handle = 7, type = 1>}>
+    : (tensor<4xf32>, !stablehlo.token) -> !stablehlo.token
+  return %x : tensor<4xf32> } }"""
 _IDENTITY = "func.func public @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"
 
 
