@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from atoll.devices.compilers.messages import CompiledProgram
+from atoll.devices.compilers.messages import CompiledProgram, CompileProgram
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.meeting import KeyValues
 from atoll.ir.plan import LocalArray
@@ -115,6 +115,12 @@ class ProgramLoader(Protocol):
 
     compiler: str
     compiler_devices: int
+
+    def find(self, request: CompileProgram, tenant: str) -> CompiledProgram | None:
+        """Return the program if it was kept for this tenant, without reading it. Compilers."""
+
+    def keep(self, request: CompileProgram, tenant: str, program: CompiledProgram) -> None:
+        """Keep a program that a compiler process has compiled for this tenant. Compilers."""
 
     def load(
         self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None

@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.devices.compilers.fork_server import CompilerCrashedError
-from atoll.devices.compilers.messages import CompileProgram
+from atoll.devices.compilers.messages import CompiledProgram, CompileProgram
 from atoll.devices.device import DeviceBackend, LoadedFunction, ProgramLoader
 from atoll.errors import OK, Status, StatusError, invalid, not_found
 from atoll.host_services.calls.callbacks import Callbacks
@@ -150,12 +150,30 @@ class Functions:
     def _compile_apart(
         self, message: Compile, source: FunctionSource, compilers: Compilers, loader: ProgramLoader
     ) -> None:
-        """Queue the program for a compiler process. Raises RESOURCE_EXHAUSTED."""
+        """Load the program from the cache, or queue it for a compiler process. Raises RESOURCE_EXHAUSTED."""
+        callbacks = self._callbacks(source, message)
+        request = CompileProgram(
+            source.program,
+            source.options,
+            len(message.assignment),
+            len(message.assignment[0]),
+            self._backend.platform,
+            0 if callbacks is None else len(callbacks),
+            source.keys,
+            source.channels,
+        )
+        kept = loader.find(request, message.tenant)
+        if kept is not None:
+            function = Function(loader.load(kept, message.assignment, callbacks), self._keys, callbacks)
+            self._end(message, function, OK, function.loaded.info(), cached=True)
+            return
 
         def work(compilation: Compilation) -> None:
             function, info, status, crashed = None, None, OK, False
             try:
-                function = self._compiled_apart(compilation, message, source, loader)
+                ask = callbacks.ask if callbacks is not None and source.keys else None
+                program = compilation.compile(request, ask, f"program {message.content[:12]}")
+                function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
                 info = function.loaded.info()
             except Exception as error:
                 status, crashed = status_of(error), isinstance(error, CompilerCrashedError)
@@ -172,28 +190,19 @@ class Functions:
                 message.tenant, message.share, message.session, bool(source.keys), work
             )
 
-    def _compiled_apart(
-        self, compilation: Compilation, message: Compile, source: FunctionSource, loader: ProgramLoader
-    ) -> Function:
-        """Have the program compiled in a compiler process, and load it."""
-        callbacks = self._callbacks(source, message)
-        request = CompileProgram(
-            source.program,
-            source.options,
-            len(message.assignment),
-            len(message.assignment[0]),
-            self._backend.platform,
-            0 if callbacks is None else len(callbacks),
-            source.keys,
-            source.channels,
-        )
-        ask = callbacks.ask if callbacks is not None and source.keys else None
-        program = compilation.compile(request, ask, f"program {message.content[:12]}")
-        if program.description is None:  # it was only checked: its devices' code can be made here only
-            loaded, _, _ = self._backend.compile(source.program, source.options, message.assignment, callbacks)
-        else:
-            loaded = loader.load(program, message.assignment, callbacks)
-        return Function(loaded, self._keys, callbacks)
+    def _loaded(
+        self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
+    ) -> LoadedFunction:
+        """Load what a compiler process has compiled. If it could only check the program, compile it here."""
+        loader = self._backend.loader
+        if program.description is None or loader is None:
+            loaded, _, _ = self._backend.compile(
+                request.program, request.options, message.assignment, callbacks, message.tenant
+            )
+            return loaded
+        loaded = loader.load(program, message.assignment, callbacks)
+        loader.keep(request, message.tenant, program)
+        return loaded
 
     def _end(
         self,

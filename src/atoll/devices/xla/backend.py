@@ -16,17 +16,18 @@ from jax._src.lib import _jax, cpu_sparse
 from jax._src.lib import xla_client as xc
 from jax.sharding import SingleDeviceSharding
 
-from atoll.devices.compilers.messages import CompiledProgram, Description
+from atoll.devices.compilers.messages import CompiledProgram, CompileProgram, Description
 from atoll.devices.device import Assignment, ProgramLoader
 from atoll.devices.xla import addresses, compile_calls, island
 from atoll.devices.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.devices.xla.batch_threads import batch_threads
 from atoll.devices.xla.callback_stubs import Held, stubs
 from atoll.devices.xla.compilation import Source, context, load_executable, prepare
+from atoll.devices.xla.compiled_programs import CompiledPrograms
 from atoll.devices.xla.description import describe
 from atoll.devices.xla.executable import Executable
 from atoll.devices.xla.gate import Gates
-from atoll.devices.xla.jax_cache import compiling_for
+from atoll.devices.xla.jax_cache import Programs, compiling_for
 from atoll.devices.xla.profiler import begin_profile
 from atoll.errors import Code, StatusError
 from atoll.host_services.calls.callbacks import Callbacks
@@ -63,7 +64,7 @@ class XlaBackend:
     max_in_flight = 24
     compiler = "atoll.devices.xla.compiler:XlaCompiler"
 
-    def __init__(self) -> None:
+    def __init__(self, programs: Programs | None = None) -> None:
         with batch_threads():
             self.devices: tuple[Any, ...] = tuple(jax.local_devices())
         self._island = island.devices_by_host()
@@ -72,6 +73,7 @@ class XlaBackend:
         self.platform: str = self.client.platform
         self.platform_version: str = self.client.platform_version
         self.loader: ProgramLoader | None = self
+        self._compiled = CompiledPrograms(programs, self.devices)
         # A compiler process is no part of an island: it has all devices by itself.
         self.compiler_devices = sum(map(len, self._island)) if self.platform == "cpu" else 1
         monitoring.register_event_listener(_note_event)
@@ -131,6 +133,12 @@ class XlaBackend:
                     )
         executable = self._executable(loaded, grid, None, callbacks, held)
         return executable, bool(_cache_hit.seen), time.monotonic() - started
+
+    def find(self, request: CompileProgram, tenant: str) -> CompiledProgram | None:
+        return self._compiled.find(request, tenant)
+
+    def keep(self, request: CompileProgram, tenant: str, program: CompiledProgram) -> None:
+        self._compiled.keep(request, tenant, program)
 
     def load(self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None) -> Executable:
         """Load what a compiler process has compiled."""

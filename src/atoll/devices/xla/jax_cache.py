@@ -22,7 +22,9 @@ _log = logging.getLogger(__name__)
 _tenant: contextvars.ContextVar[str] = contextvars.ContextVar("atoll_tenant", default="")
 
 
-class _Programs(Protocol):
+class Programs(Protocol):
+    """Contents by key and tenant, on disk. `get` returns nothing that was not stored by `put`."""
+
     def get(self, key: str, tenant: str = "") -> bytes | None: ...
 
     def put(self, key: str, content: bytes, tenant: str = "") -> None: ...
@@ -50,7 +52,7 @@ class _RemotePrograms:
 class JaxCache(CacheInterface):  # type: ignore[misc]
     """JAX's cache in this process. It has the entries of the tenant for which the thread compiles."""
 
-    def __init__(self, programs: _Programs, directory: str) -> None:
+    def __init__(self, programs: Programs, directory: str) -> None:
         self._programs = programs
         self._path = Path(directory)  # JAX logs it
 
@@ -71,7 +73,7 @@ def compiling_for(tenant: str) -> Iterator[None]:
         _tenant.reset(token)
 
 
-def open_programs(directory: str) -> _Programs | None:
+def open_programs(directory: str) -> Programs | None:
     """Return the cache in `directory`; None if `directory` is empty or the key cannot be read."""
     if not directory:
         return None
@@ -86,7 +88,7 @@ def open_programs(directory: str) -> _Programs | None:
 _file_cache = compilation_cache.get_file_cache
 
 
-def use_programs(programs: _Programs | None, directory: str) -> None:
+def use_programs(programs: Programs | None, directory: str) -> None:
     """Have JAX in this process keep all that it compiles there, or keep nothing on disk."""
     jax.config.update("jax_enable_compilation_cache", programs is not None)
     if programs is None:

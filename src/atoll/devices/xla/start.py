@@ -19,10 +19,11 @@ def open_backend(devices: int, cache_directory: str, member: Membership | None) 
     """
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         jax.config.update("jax_num_cpu_devices", devices)
-    jax_cache.use_programs(jax_cache.open_programs(cache_directory), cache_directory)
+    programs = jax_cache.open_programs(cache_directory)
+    jax_cache.use_programs(programs, cache_directory)
     if member is not None:
         island.join(member.address, member.rank, member.hosts, member.hostname)
-    backend = XlaBackend()
+    backend = XlaBackend(programs)
     jax_cache.check_in_use(backend.client)
     self_test(backend)
     return backend
