@@ -24,7 +24,12 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def ask(
-    path: str = "/", query: str = "", kind: str = "http", is_secure: bool = False, **headers: str
+    path: str = "/",
+    query: str = "",
+    kind: str = "http",
+    is_secure: bool = False,
+    method: str = "GET",
+    **headers: str,
 ) -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
 
@@ -38,6 +43,7 @@ def ask(
         "type": kind,
         "path": path,
         "query_string": query.encode(),
+        **({"method": method} if kind == "http" else {}),
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }
     guard = KeyGuard(_app, KEY, "atoll-key-1", frozenset({"/metrics"}), is_secure=is_secure)
@@ -110,3 +116,32 @@ def test_a_bearer_token_is_the_key():
     assert has_key(KEY, f"bearer {KEY}")
     assert not has_key(KEY, KEY)
     assert not has_key(KEY, "")
+
+
+COOKIE = f'atoll-key-1="{KEY}"'
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "http://localhost:9999", "null", "http://localhost:8080.evil"]
+)
+def test_a_page_of_another_origin_opens_no_websocket_with_the_cookie(origin):
+    (closed,) = ask("/_nicegui_ws/", kind="websocket", cookie=COOKIE, host="localhost:8080", origin=origin)
+    assert closed == {"type": "websocket.close", "code": 1008}
+
+
+@pytest.mark.parametrize("headers", [{"origin": "http://localhost:8080"}, {}])
+def test_the_own_page_and_programs_open_websockets(headers):
+    (accepted,) = ask("/_nicegui_ws/", kind="websocket", cookie=COOKIE, host="localhost:8080", **headers)
+    assert accepted == {"type": "websocket.accept"}
+
+
+def test_a_page_behind_a_proxy_names_the_host_that_browsers_know():
+    headers = {"origin": "https://atoll.example", "x-forwarded-host": "atoll.example"}
+    (accepted,) = ask("/_nicegui_ws/", kind="websocket", cookie=COOKIE, host="localhost:8080", **headers)
+    assert accepted == {"type": "websocket.accept"}
+
+
+def test_a_form_of_another_origin_is_refused():
+    origin = {"host": "localhost:8080", "origin": "http://localhost:9999"}
+    assert ask(cookie=COOKIE, method="POST", **origin)[0]["status"] == 403
+    assert ask(cookie=COOKIE, method="GET", **origin)[0]["status"] == 200

@@ -12,9 +12,14 @@ from atoll.web.listening import listening_socket
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls
 from atoll.wire.address import Address
+from atoll.wire.sockets import peer_of
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _REQUEST_SECONDS = 10.0
 _MOST_BYTES = 16 * 1024  # of a request
+# Connections: each ends with its answer.
+MAX_PER_ADDRESS = 64
+MAX_IN_ALL = 128
 
 
 async def serve_metrics(
@@ -25,7 +30,11 @@ async def serve_metrics(
     Raises AddressError where it cannot listen.
     """
 
+    open_ = UnauthenticatedConnections(MAX_IN_ALL, MAX_PER_ADDRESS, _REQUEST_SECONDS)
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Scrape(writer)
+        open_.add(connection, peer_of(writer.get_extra_info("socket")))
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -36,6 +45,7 @@ async def serve_metrics(
                     + (b"" if head.startswith(b"HEAD ") else body)
                 )
                 await writer.drain()
+        open_.remove(connection)
         writer.close()
 
     sock = listening_socket(address)
@@ -51,6 +61,14 @@ async def serve_metrics(
         if tls:
             tasks.create_task(tls.keep_new())
         tasks.create_task(server.serve_forever())
+
+
+class _Scrape:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def drop(self, reason: str) -> None:
+        self._writer.transport.abort()
 
 
 async def _answer(poller: Poller, head: str, key: str) -> tuple[str, str, bytes]:

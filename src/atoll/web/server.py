@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from nicegui import ui
 
 from atoll.web.access import METRICS, KeyGuard
+from atoll.web.connections import MAX_HEAD, PageConnections
 from atoll.web.listening import listening_socket
 from atoll.web.metrics_server import metrics_answer
 from atoll.web.pages import Pages
@@ -46,9 +47,14 @@ async def serve_page(
         binding_refresh_interval=None,
     )
     open_paths = frozenset({METRICS}) if address.is_local else frozenset[str]()
-    guard = KeyGuard(app, key, f"atoll-key-{port}", open_paths, is_secure=tls is not None)
+    connections = PageConnections()
+    guard = KeyGuard(
+        app, key, f"atoll-key-{port}", open_paths, is_secure=tls is not None, on_admitted=connections.admit
+    )
     config = uvicorn.Config(
         guard,
+        http=connections.protocol,  # type: ignore[arg-type]  # it makes what uvicorn's own class would
+        h11_max_incomplete_event_size=MAX_HEAD,
         log_level="warning",
         lifespan="on",
         access_log=False,
