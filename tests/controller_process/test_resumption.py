@@ -119,8 +119,7 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
         early.connection.send(m.Await(7, ()))
         controller, state = pickle.loads(snapshot)
         second = Process(address, controller=controller, state=state, term=2)
-        for event in events:
-            second.shell.replay(event)
+        second.shell.replay(events)
         second.shell.resume(2)
         late.connection.send(m.Await(8, ()))
         await second.listen()
@@ -148,7 +147,7 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
 class Records:
     """A journal that keeps what is appended, and wants nothing."""
 
-    wants_snapshot = False
+    wants_snapshot = is_broken = False
 
     def __init__(self) -> None:
         self.turns: list[list[e.AnyEvent]] = []
@@ -158,6 +157,9 @@ class Records:
 
     def tick(self) -> None:
         """Nothing is synced."""
+
+    def leave(self) -> None:
+        """Another process continues."""
 
     def has(self, kind: type[Any]) -> bool:
         return any(isinstance(getattr(event, "message", event), kind) for turn in self.turns for event in turn)

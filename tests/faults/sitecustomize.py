@@ -29,12 +29,12 @@ def raises_if_file(function: Function, path: str) -> Function:
     return faulty
 
 
-def raises_on(function: Function, text: str) -> Function:
-    """Raise TypeError in each call with `text` in the text of an argument."""
+def raises_if(function: Function, condition: str) -> Function:
+    """Raise TypeError in each call whose `arguments`, a tuple, meet a condition, which is a Python expression."""
 
     @functools.wraps(function)
     def faulty(*arguments: Any, **options: Any) -> Any:
-        if any(text in repr(each) for each in arguments[1:]):
+        if eval(condition, {"arguments": arguments}):
             raise TypeError("an injected bug")
         return function(*arguments, **options)
 

@@ -30,7 +30,7 @@ def turn(number: int) -> list[bytes]:
 def timers(folder: Folder) -> list[int]:
     found = recover(folder)
     assert found is not None
-    return [event.timer for event in found.events() if isinstance(event, e.TimerEnded)]
+    return [each.timer for turn in found.decoded_turns() for each in turn if isinstance(each, e.TimerEnded)]
 
 
 @pytest.fixture(params=["mapped", "written"])

@@ -23,6 +23,7 @@ from atoll.cluster.lifecycle import (
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
+from atoll.controller.faults import Faults
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.engines import EngineMessages
 from atoll.controller.islands.hosts import Hosts
@@ -127,6 +128,7 @@ class Controller:
         self._staying = SessionsThatStay(
             state, self._compilation, self._asides, self.suspensions, self._admission.admit_again
         )
+        self._faults = Faults(state, self._recovery, self._sessions.end)
         self._subscribe()
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
             e.Received: self._admission.received,
@@ -142,6 +144,7 @@ class Controller:
             e.SessionsKept: self._sessions_kept,
             e.ConnectionAway: self._admission.away,
             e.ConnectionBack: self._admission.back,
+            e.Skipped: self._faults.skipped,
         }
 
     def _make_programs(self) -> None:
@@ -299,7 +302,8 @@ class Controller:
     def handle(self, event: e.AnyEvent) -> list[AnyAction]:
         """Decides what follows from the event. What is to be done is returned at `Flush`, all at once and in order.
 
-        May raise for a message that no correct peer sends: its connection is to be treated as lost.
+        May raise an AtollError for a message that no correct peer sends: its connection is to be treated as lost.
+        Any other exception is a bug (`controller.faults`).
         """
         self.log.record(event)
         outbox = self._outbox

@@ -75,9 +75,9 @@ class Predecessor(Nobody):
             self._start(shell)
             return
         events = 0
-        for event in found.events():
-            shell.replay(event)
-            events += 1
+        for turn in found.decoded_turns():
+            shell.replay(turn)
+            events += len(turn)
         shell.journal = Journal(self._folder, term, found.last_number + 1, shell.snapshot)
         shell.journal.go_on(events)
         shell.resume(term)

@@ -8,10 +8,20 @@ import os
 import sys
 from functools import partial
 
+from atoll.cluster.processes.bugs import BugTrap
+from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.controller_process.journaling import NOBODY, Predecessor
-from atoll.controller_process.options import RUNS, SUPERSEDED, ControllerOptions, SupersededError, report
+from atoll.controller_process.options import (
+    FAILED,
+    RUNS,
+    SUPERSEDED,
+    ControllerFailedError,
+    ControllerOptions,
+    SupersededError,
+    report,
+)
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError
@@ -31,6 +41,8 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     watch_in_loop(options.parent, stop.set)
     unauthenticated = UnauthenticatedConnections()
     start = partial(ControllerShell, options, token, stop, host_token, address.tls, unauthenticated=unauthenticated)
+    bugs = BugTrap("the controller", lambda text: report(options.ready_fd, FAILED + text.encode() + b"\n"))
+    bugs.watch_loop(asyncio.get_running_loop())
     if options.standby and not options.restarts:
         standby = Standby(options, start, stop, unauthenticated)
         server, _ = await listen(address, standby.accept, standby.identity, unauthenticated)
@@ -49,6 +61,9 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     spare_collector()
     await stop.wait()
     server.close()
+    if shell.failure:
+        await asyncio.to_thread(shell.keeper.close)
+        raise ControllerFailedError(shell.failure)
     if shell.superseded_by:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
@@ -68,6 +83,8 @@ def main() -> None:
     start_logging("controller")
     try:
         run_loop(lambda stop: serve(options, stop))
+    except ControllerFailedError:  # which is logged
+        sys.exit(FAILED_STATUS)
     except SupersededError as error:
         print(f"atoll: {error}", file=sys.stderr)
         sys.exit(SUPERSEDED)

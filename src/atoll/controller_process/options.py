@@ -14,6 +14,8 @@ from atoll.errors import ClusterError
 RUNS, READY = b"runs\n", b"ready\n"
 # Whether a standby follows it, which goes on where this one ends; and that it is one, and follows another controller.
 FOLLOWED, ALONE, FOLLOWS = b"followed\n", b"alone\n", b"follows\n"
+# A bug ends it: the rest of the line says which.
+FAILED = b"failed "
 # The status with which it ends where another controller has taken over.
 SUPERSEDED = 3
 
@@ -23,6 +25,10 @@ def report(descriptor: int, what: bytes) -> None:
     if descriptor >= 0:
         with contextlib.suppress(OSError):  # it is not there any more
             os.write(descriptor, what)
+
+
+class ControllerFailedError(ClusterError):
+    """A bug has ended this controller."""
 
 
 class SupersededError(ClusterError):

@@ -6,23 +6,27 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
+from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.following import Following, is_standby
-from atoll.controller_process.options import READY, ControllerOptions, report
+from atoll.controller_process.options import FAILED, READY, ControllerOptions, report
 from atoll.controller_process.state import ShellState
 from atoll.controller_process.staying import leave
+from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.journal import Journal
+from atoll.journal.replay import skipped_of
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -97,6 +101,7 @@ class ControllerShell:
         self._following = Following(self.controller, lambda: self.journal, self._report, self._announce, self.resumable)
         self.resumable.doubt = self._following.doubt
         self._resumes = grace_seconds > 0
+        self.failure = ""  # the bug by which it has failed: it does nothing any more
         self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
         self.journal: Journal | None = None
         self._uncommitted: list[bytes] = []  # records of turns that are not in it yet
@@ -105,6 +110,8 @@ class ControllerShell:
         self._to_acknowledge: list[AcceptedConnection] = []
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
         self._load = LoadMeter(self._connections, self._clock)
+        self._has_done_turn = False
+        self._suspects: tuple[int, ...] = ()  # connections of sessions that sent something in the turn that failed last
         self._turn = 0.0  # when the first event of this turn came
         self._to_keep: list[a.KeepSessions] = []
         self._does: dict[type[Any], Callable[[Any], None]] = {
@@ -239,20 +246,88 @@ class ControllerShell:
             self.journal.tick()
 
     def _handle(self, event: e.AnyEvent) -> None:
-        if self.superseded_by:
+        if self.superseded_by or self.failure:
             return
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._turn = event.seconds
             self._loop.call_soon(self._flush)
-        self.controller.handle(event)
+        try:
+            self.controller.handle(event)
+        except Exception as error:
+            if isinstance(error, AtollError) and isinstance(event, e.Received):
+                raise  # its sender is not served any more
+            self._failed_at(event, error)
+
+    # ---- bugs
+
+    def _failed_at(self, event: e.AnyEvent, error: Exception) -> None:
+        """A bug: the event is skipped, and its sender's session ends. See `controller.faults`."""
+        message = getattr(event, "message", None)
+        cause = error.__cause__ if isinstance(error, NothingChangedError) and error.__cause__ else error
+        reason = f"{'' if message is None else f'{type(message).__name__}: '}{described(cause)}"
+        connections = (event.connection,) if isinstance(event, e.Received) else ()
+        of = getattr(message, "session", 0) if isinstance(message, m.FromWorker) else 0
+        skipped = e.Skipped(self._clock(), reason, connections, (of,) if of else ())
+        if isinstance(error, NothingChangedError):
+            _log.critical("the controller fails at a message, and skips it: %s", reason, exc_info=cause)
+            self.controller.handle(skipped)
+        else:
+            self._fail(skipped, cause)
+
+    def _failed_in_turn(self, error: Exception) -> None:
+        """A bug in what follows from all events of this turn, which belongs to no session.
+
+        If the process before this one ended by such a bug, and this one has not done a turn yet, that was no accident:
+        the sessions end whose messages came in that turn.
+        """
+        self._fail(e.Skipped(self._clock(), described(error), () if self._has_done_turn else self._suspects), error)
+
+    def _fail(self, skipped: e.Skipped, error: BaseException) -> None:
+        """End this process, whose state may be wrong. The next one skips, in its replay, what this one failed at."""
+        if self.superseded_by or self.failure:
+            return
+        self.failure = skipped.reason
+        _log.critical("the controller fails, and ends: %s", skipped.reason, exc_info=error)
+        log = self.controller.log
+        log.record(skipped)
+        log.trim()
+        if self.journal is not None:
+            self._uncommitted += log.turn
+            self.commit()
+        restarts = self.journal is not None and not self.journal.is_broken
+        if self.journal is not None:
+            self.journal.leave()
+        for number, connection in self.controller.connections.sessions.items():
+            if connection in skipped.connections or number in skipped.sessions:
+                self._tell(connection, failure(skipped.reason))
+            elif not restarts:
+                text = f"the controller failed, and the cluster has ended ({skipped.reason}); its log has the traceback"
+                self._tell(connection, Status(Code.INTERNAL, text))
+        self._report(FAILED + skipped.reason.encode() + b"\n")
+        self._stop.set()
+
+    def _tell(self, number: int, status: Status) -> None:
+        """This session has ended. It is said now: the next process does not know the session any more."""
+        connection = self._connections.pop(number, None)
+        if connection is not None:
+            connection.send_encoded(encode(m.Closing(status)))
+            connection.close()
 
     # ---- actions
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self.superseded_by:
+        if self.superseded_by or self.failure:
             return
+        try:
+            self._do_turn()
+        except Exception as error:
+            self._failed_in_turn(error)
+        else:
+            self._has_done_turn = True
+
+    def _do_turn(self) -> None:
         does, load, now = self._does, self._load, self._clock()
         if now - self._turn > load.longest:
             load.longest = now - self._turn
@@ -358,8 +433,19 @@ class ControllerShell:
     def _add_away(self, link: LinkState) -> None:
         self._connections[link.number] = self.resumable.add(link, *self._callbacks(link.number))
 
-    def replay(self, event: e.AnyEvent) -> None:
-        """An event that the earlier process has handled. What it sent is kept for who lacks it; all else is done."""
+    def replay(self, turn: Sequence[e.AnyEvent]) -> None:
+        """Events that the earlier process has handled, or has failed at. Raises JournalError."""
+        skipped = skipped_of(turn)
+        for position, event in enumerate(turn):
+            self._replay(event, position in skipped)
+            if position in skipped and isinstance(event, e.Flush):
+                sessions = self.controller.connections.sessions.values()
+                before = next((i + 1 for i in range(position - 1, -1, -1) if isinstance(turn[i], e.Flush)), 0)
+                senders = {each.connection: None for each in turn[before:position] if isinstance(each, e.Received)}
+                self._suspects = tuple(each for each in senders if each in sessions)
+
+    def _replay(self, event: e.AnyEvent, is_skipped: bool) -> None:
+        """Repeat what the earlier process did with the event. Messages to peers are kept for peers that lack them."""
         self._later = max(self._later, event.seconds - time.monotonic())
         match event:
             case e.ConnectionOpened(connection=number, role=role):
@@ -375,11 +461,16 @@ class ControllerShell:
                 self._timers.pop(timer, None)
             case e.Restarted(term=term):
                 self.resumable.begin(term)
+        if is_skipped:
+            return
         try:
             actions = self.controller.handle(event)
-        except Exception:  # as then, and its connection was lost, which is one of the next events
+        except AtollError:  # as then, and its connection was lost, which is one of the next events
             _log.info("a message is refused again, as it was before")
             return
+        except Exception as error:
+            _log.critical("the journal cannot be replayed", exc_info=error)
+            raise JournalError(f"the journal cannot be replayed: {described(error)}") from None
         for action in actions:
             match action:
                 case a.Send() | a.Name():

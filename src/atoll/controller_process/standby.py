@@ -193,8 +193,7 @@ class Standby:
 
     def _replay(self, turn: bytes) -> None:
         assert self._shell is not None
-        for event in decode_events(turn):
-            self._shell.replay(event)
+        self._shell.replay(list(decode_events(turn)))
 
     def _prune(self, shell: ControllerShell, acknowledged: tuple[tuple[int, int, int], ...]) -> None:
         """What peers have, nobody is sent again."""

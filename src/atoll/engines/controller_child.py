@@ -9,9 +9,20 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.local_process import LocalProcess, describe_exit
 from atoll.cluster.processes.process import command
-from atoll.controller_process.options import ALONE, FOLLOWED, FOLLOWS, READY, RUNS, SUPERSEDED, ControllerOptions
+from atoll.controller_process.options import (
+    ALONE,
+    FAILED,
+    FOLLOWED,
+    FOLLOWS,
+    READY,
+    RUNS,
+    SUPERSEDED,
+    ControllerOptions,
+)
+from atoll.engines.restarts import RestartPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +52,8 @@ class ControllerChild:
         self._process: LocalProcess | None = None
         self._readable = -1
         self._failures = 0  # since one has run
+        self._bug = ""  # that has ended it, by its own word
+        self._policy = RestartPolicy("the controller")  # after bugs
         self._is_followed = False  # by a standby, which goes on where it ends
         self._is_ending = False
         self._has_ended = asyncio.Event()
@@ -65,7 +78,7 @@ class ControllerChild:
     def _read(self) -> None:
         """What the controller says of itself; the pipe ends with it at the latest."""
         try:
-            said = os.read(self._readable, 64)
+            said = os.read(self._readable, 4096)
         except BlockingIOError:
             return
         if not said:
@@ -73,6 +86,8 @@ class ControllerChild:
         for line in said.splitlines(keepends=True):
             if line in (FOLLOWED, ALONE):
                 self._is_followed = line == FOLLOWED
+            elif line.startswith(FAILED):
+                self._bug = line.removeprefix(FAILED).decode(errors="replace").strip()
         if RUNS in said:
             self._failures = 0
             self._options = replace(self._options, restarts=bool(self._options.journal))
@@ -90,13 +105,19 @@ class ControllerChild:
             self._read()
         self._stop_reading()
         text = f"the controller ended: {describe_exit(status)}"
+        bug, self._bug = self._bug, ""
+        if bug:
+            text = f"the controller failed: {bug}"
         if not self._is_ending and (status == SUPERSEDED or (status and self._is_followed)):
             # Whoever is linked to the other one goes on with that, or finds it within the time that there is.
             _log.warning("%s; another one goes on", text)
             self._has_ended.set()
             self._on_replaced(text)
             return
-        if status and self._options.restarts and not self._is_ending and self._failures < _MOST_FAILURES:
+        may_restart = self._failures < _MOST_FAILURES
+        if status == FAILED_STATUS and not self._policy.allow(asyncio.get_running_loop().time()):
+            text, may_restart = f"{text}; {self._policy.reason}", False
+        if status and self._options.restarts and not self._is_ending and may_restart:
             self._failures += 1
             _log.warning("%s; it is started again", text)
             try:
@@ -105,6 +126,8 @@ class ControllerChild:
                 text = f"{text}, and cannot be started again: {error}"
             else:
                 return
+        if bug or (status and not self._is_ending):
+            _log.error("the cluster ends: %s", text)
         self._has_ended.set()
         self._on_end(text)
 

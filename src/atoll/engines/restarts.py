@@ -1,4 +1,4 @@
-"""How often an island is restarted. Pure: the caller brings the time."""
+"""How often an island, or a controller with a bug, is restarted. Pure: the caller brings the time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ class RestartPolicy:
     Some restarts in a short time are bad luck; an island that needs more of them has a fault that no restart mends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, who: str = "its workers") -> None:
+        self._who = who
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
 
     def allow(self, now: float) -> bool:
-        """Whether the island may be restarted at `now`, in seconds of any clock; counts the restart if so."""
+        """Whether there may be a restart at `now`, in seconds of any clock; counts the restart if so."""
         if len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTART_SPAN_SECONDS:
             return False
         self._restarts.append(now)
@@ -32,4 +33,4 @@ class RestartPolicy:
     @property
     def reason(self) -> str:
         """Why a restart is not allowed."""
-        return f"its workers ended {MAX_RESTARTS + 1} times within {RESTART_SPAN_SECONDS:.0f} s"
+        return f"{self._who} ended {MAX_RESTARTS + 1} times within {RESTART_SPAN_SECONDS:.0f} s"

@@ -73,6 +73,11 @@ class Journal:
         return (self._is_due or self._bytes >= SNAPSHOT_BYTES) and not self._child
 
     @property
+    def is_broken(self) -> bool:
+        """Whether events are missing in it, so that no process can continue from it."""
+        return self._is_broken
+
+    @property
     def is_snapshotting(self) -> bool:
         return bool(self._child)
 

@@ -29,10 +29,10 @@ class Recovered:
     turns: list[bytes] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)  # what was cut off, for people
 
-    def events(self) -> Iterator[AnyEvent]:
-        """Those of the turns, in order."""
+    def decoded_turns(self) -> Iterator[list[AnyEvent]]:
+        """The events of each turn, in order."""
         for turn in self.turns:
-            yield from decode_events(turn)
+            yield list(decode_events(turn))
 
 
 def recover(folder: Folder) -> Recovered | None:

@@ -126,6 +126,7 @@ class Listener:
             self._refuse(channel, str(error) or "it ended before it was opened")
         except Exception:  # at what this peer has sent: it is not served any more, and the others are
             _log.exception("a data connection ends: what came on it cannot be handled")
+            channel.shut_down()
         finally:
             self._end(channel)
 

@@ -118,6 +118,18 @@ class ConnectionAway(Event, frozen=True, tag=11):
     connection: int
 
 
+class Skipped(Event, frozen=True, tag=14):
+    """The controller failed at the event before this one, by a bug: that event is not handled, now or in a replay.
+
+    The sessions of `connections` end, and so do `sessions`. The island of a worker at such a connection restarts.
+    `reason` is for people.
+    """
+
+    reason: str
+    connections: tuple[int, ...] = ()
+    sessions: tuple[int, ...] = ()
+
+
 class ConnectionBack(Event, frozen=True, tag=12):
     """Its peer is back, with nothing lost."""
 
@@ -138,4 +150,5 @@ AnyEvent = (
     | ConnectionAway
     | ConnectionBack
     | SessionsKept
+    | Skipped
 )

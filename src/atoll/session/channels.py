@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.messages import host_of, is_call
 from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
@@ -197,7 +198,7 @@ class Channels:
         elif small and channel.takes_at_once(_DIRECT_BYTES):  # the loop's thread must not wait for a host
             self._try(host, channel, send)
         else:
-            self._senders.submit(self._try, host, channel, send)
+            start_in(self._senders, self._try, host, channel, send)
 
     # ---- on any thread
 

@@ -22,6 +22,7 @@ KINDS = (
     "session closed",
     "session ended",
     "controller restarted",
+    "controller failed",
 )
 
 

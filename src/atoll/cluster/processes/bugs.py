@@ -67,7 +67,8 @@ class BugTrap:
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if error is None or isinstance(error, OSError | AtollError | SystemExit):
+        is_of_connection = "transport" in context or "protocol" in context  # which the loop has closed
+        if error is None or is_of_connection or isinstance(error, OSError | AtollError | SystemExit):
             loop.default_exception_handler(context)
         else:
             self.end(error)

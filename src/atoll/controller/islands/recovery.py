@@ -113,6 +113,12 @@ class Recovery:
         """A bug ends the worker of `host`, which has reported it."""
         self.worker_lost(host, f"the worker of host {host} failed: {message.text}")
 
+    def controller_failed(self, host: int, reason: str) -> None:
+        """The controller failed at a message of this host, so that it does not know what runs there."""
+        island = self._resources.hosts[host].island
+        text = f"the controller failed at a message of host {host} ({reason})"
+        self._restart(island, text, code=Code.DATA_LOSS)
+
     def never_ready(self, host: int, reason: str) -> None:
         """A worker has connected and says no more: where its island waits for it, all of that is started anew."""
         island = self._resources.islands.get(self._resources.topology.island_of(host))
@@ -218,10 +224,10 @@ class Recovery:
 
     # ---- islands
 
-    def _restart(self, island: int, reason: str, logged: str = "") -> None:
+    def _restart(self, island: int, reason: str, logged: str = "", code: Code = Code.DEADLINE_EXCEEDED) -> None:
         if self._resources.islands[island].works:
             self._outbox.to_engine(m.RestartIsland(island, logged or reason))
-            self._lose(island, Status(Code.DEADLINE_EXCEEDED, f"{reason}; its island is restarted, and {_LOST}"))
+            self._lose(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
 
     def _restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
         """Restarts a gang's island. `named` has what is its tenant's alone: other tenants read the `reason`."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.cluster.processes.bugs import described
 from atoll.engines.ray.actors import AgentEnd, HostActor
 from atoll.engines.ray.bundles import Demand, lack_text
 from atoll.engines.ray.connection import connect, draining, nodes
@@ -127,7 +128,9 @@ class Placement:
             except AtollError as error:
                 self._say(dict.fromkeys(self._wanted_now(), str(error)))
             except Exception as error:  # of Ray's many kinds; while its head restarts, say
-                _log.warning("Ray does not do what it is asked for: %s: %s", type(error).__name__, error)
+                text = f"Ray does not do what it is asked for: {described(error)}"
+                _log.warning("%s", text)
+                self._say(dict.fromkeys(self._wanted_now(), text))
             self._awake.wait(_LOOK_SECONDS)
             self._awake.clear()
         if self._ray is not None:

@@ -72,6 +72,7 @@ class DirectChannels:
                 channel.receive(on_piece)
         except Exception:  # at what this client has sent: it is not served any more, and the others are
             _log.exception("the direct connection of session %d ends: what came on it cannot be handled", session)
+            channel.shut_down()
         finally:
             channel.shut_down()  # before calls fail: who has just called notices
             with self._lock:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.cluster.processes.bugs import described, start_in
 from atoll.cluster.processes.last_words import LastWords, how_it_ended
 from atoll.cluster.processes.process import (
     PYTHON_ENVIRONMENT_VARIABLE,
@@ -82,6 +83,7 @@ class PythonProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: PythonLink | None = None
         self._is_killed = False
+        self._problem = ""  # by which this side has ended it
         self._lock = threading.Lock()
 
     # ---- from the worker
@@ -102,7 +104,7 @@ class PythonProcess:
             send(link)
             link.send(call)
             if later is not None:
-                self._inputs.submit(self._guarded, later, link)
+                start_in(self._inputs, self._guarded, later, link)
 
         self._outbox.put(both)
 
@@ -111,7 +113,7 @@ class PythonProcess:
         link = self._link
         assert link is not None  # it has asked
         with contextlib.suppress(RuntimeError):  # it has ended
-            self._inputs.submit(self._guarded, send, link)
+            start_in(self._inputs, self._guarded, send, link)
 
     def kill(self) -> None:
         """Ends it, with what it has started: at once if it can be, and by force a moment later."""
@@ -154,12 +156,13 @@ class PythonProcess:
         try:
             link.receive(self._on_message, self._keep, MAX_INBOX_BYTES)
         except Exception as error:  # whatever the process has sent
-            _log.warning("the Python process of %s: %s", self.name, error)
+            self._end_by(f"sent what cannot be handled: {described(error)}", error)
         if not _ends(process):  # it has closed the link: most often because it ends
             _signal(process, signal.SIGTERM)
             _ends(process)
         _signal(process, signal.SIGKILL)
-        return how_it_ended(process, words, _END_SECONDS)
+        how = how_it_ended(process, words, _END_SECONDS)
+        return f"{self._problem}, and {how}" if self._problem else how
 
     def _start(self, theirs: socket.socket, meeting: str) -> subprocess.Popen[bytes]:
         options = msgspec.structs.replace(self._options, descriptor=theirs.fileno(), meeting=meeting)
@@ -196,9 +199,14 @@ class PythonProcess:
             send(link)
         except OSError:
             pass  # the process has ended, which `_run` sees
-        except Exception:
-            _log.exception("cannot be sent to the Python process of %s", self.name)
-            self.kill()
+        except Exception as error:
+            self._end_by(f"could not be sent its input: {described(error)}", error)
+
+    def _end_by(self, problem: str, error: Exception) -> None:
+        """End the process because of an exception, which its session gets as the reason."""
+        _log.warning("the Python process of %s %s", self.name, problem, exc_info=error)
+        self._problem = self._problem or problem
+        self.kill()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -1,0 +1,61 @@
+"""Bugs of the controller: what ends because of one, so that nothing else does.
+
+The shell skips the event that raised the exception (`controller_process.shell`). If the exception was raised before any
+change of state (`NothingChangedError`), the process continues, and otherwise it restarts from its journal. In both
+cases it then handles `Skipped`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from atoll.controller.islands.recovery import Recovery
+from atoll.controller.state import ClusterState
+from atoll.dispatch.connections import Peer
+from atoll.errors import Code, Status
+from atoll.protocol import messages as m
+from atoll.protocol.events import Skipped
+from atoll.scheduling.session import Session
+
+
+class NothingChangedError(Exception):
+    """A bug was found before the controller changed any state. Its `__cause__` is the bug's own exception."""
+
+
+def failure(reason: str) -> Status:
+    """Return the status of a session, or of a command, whose message the controller failed at."""
+    text = f"the controller failed at a message of this client ({reason}); its log has the traceback"
+    return Status(Code.INTERNAL, text)
+
+
+class Faults:
+    """Ends what a skipped event belongs to. `end_session(number, status)` ends a session."""
+
+    def __init__(self, state: ClusterState, recovery: Recovery, end_session: Callable[[int, Status], None]) -> None:
+        self._connections = state.connections
+        self._sessions: Mapping[int, Session] = state.sessions
+        self._outbox = state.outbox
+        self._history = state.history
+        self._recovery = recovery
+        self._end_session = end_session
+
+    def skipped(self, event: Skipped) -> None:
+        """Handle `Skipped`."""
+        self._history.record("controller failed", event.reason)
+        for connection in event.connections:
+            peer = self._connections.peers.get(connection)
+            if peer is not None:
+                self._end(peer, event.reason)
+        for number in event.sessions:
+            if number in self._sessions:
+                self._end_session(number, failure(event.reason))
+
+    def _end(self, peer: Peer, reason: str) -> None:
+        connections = self._connections
+        if connections.sessions.get(peer.number) == peer.connection:
+            self._end_session(peer.number, failure(reason))
+        elif connections.hosts.get(peer.number) == peer.connection:
+            self._recovery.controller_failed(peer.number, reason)
+        elif connections.engine != peer.connection:  # without its engine a cluster ends
+            self._outbox.send(peer.connection, m.Refused(failure(reason)))
+            self._outbox.close(peer.connection)

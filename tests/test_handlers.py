@@ -1,0 +1,229 @@
+"""No broad `except` only logs: each one is listed here with what it does with the exception.
+
+A bug that is only logged leaves another process waiting for ever (`docs/how-it-works/failures.md`, "Bugs"). A handler
+whose last statement raises again is not listed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+import atoll
+
+ROOT = Path(atoll.__file__).parent
+PACKAGES = (
+    *("worker", "controller", "controller_process", "dispatch", "promises", "scheduling", "session", "ifrt"),
+    *("transfers", "peers", "host_services", "engines", "journal", "migration"),
+)
+_BROAD = {"Exception", "BaseException"}
+_LOGS = {"_log", "logging", "traceback"}
+
+
+class Does(Enum):
+    """What becomes of the exception."""
+
+    ENDS_PROCESS = "ends the process, with the exception as its reason"
+    ENDS_CONNECTION = "ends the connection, or the process of a session, that it is about, with a reason"
+    REPORTS = "reports it to the session, command or machine concerned"
+    STATUS = "becomes the status of the operation"
+    KEEPS = "is kept for the caller, which raises or reports it"
+    BEST_EFFORT = "is dropped: what is ended here ends with its process in any case, and nobody waits for it"
+
+
+TABLE: dict[tuple[str, str], Does] = {
+    **dict.fromkeys(
+        (
+            ("controller_process/shell.py", "ControllerShell._flush"),
+            ("controller_process/shell.py", "ControllerShell._handle"),
+            ("engines/null_hosts/main.py", "main"),
+            ("journal/snapshots.py", "start_snapshot"),
+            ("worker/main.py", "main"),
+        ),
+        Does.ENDS_PROCESS,
+    ),
+    **dict.fromkeys(
+        (
+            ("host_services/calls/direct_channels.py", "DirectChannels._receive"),
+            ("host_services/calls/tables.py", "CallbackTable._call"),
+            ("host_services/python/process.py", "PythonProcess._guarded"),
+            ("host_services/python/process.py", "PythonProcess._serve"),
+            ("peers/listener.py", "Listener._run"),
+            ("peers/listener.py", "Listener._start"),
+            ("transfers/streams.py", "StreamEngine.run_stream"),
+            ("worker/host_links.py", "_Link._send"),
+            ("worker/host_links.py", "_Link._send_piece"),
+        ),
+        Does.ENDS_CONNECTION,
+    ),
+    **dict.fromkeys(
+        (
+            ("engines/ray/placement.py", "Placement._host_ended"),
+            ("engines/ray/placement.py", "Placement._run"),
+            ("session/host_profiles.py", "_warning"),
+        ),
+        Does.REPORTS,
+    ),
+    **dict.fromkeys(
+        (
+            ("host_services/profiles/recorder.py", "Recorder._handle.run"),
+            ("host_services/python/program/calls.py", "Runner._call"),
+            ("host_services/python/program/calls.py", "Runner._load"),
+            ("host_services/python/program/stored_arrays.py", "_Waits.result"),
+            ("host_services/python/sessions.py", "PythonSessions._send"),
+            ("host_services/python/sessions.py", "PythonSessions._wanted.send"),
+            ("ifrt/pending_request.py", "PendingRequest._answer"),
+            ("ifrt/requests/__init__.py", "handle_request"),
+            ("ifrt/unary.py", "unary.method.on_message"),
+            ("worker/asides.py", "Asides._copy"),
+            ("worker/asides.py", "Asides._task.run"),
+            ("worker/asides.py", "Asides.put"),
+            ("worker/client_runs.py", "ClientRuns.start.run"),
+            ("worker/completions.py", "wait_for"),
+            ("worker/endings.py", "Endings._read"),
+            ("worker/functions.py", "Functions._compile"),
+            ("worker/functions.py", "Functions._start"),
+            ("worker/message_handler.py", "MessageHandler._answer"),
+            ("worker/plan_executor.py", "PlanExecutor._advance"),
+            ("worker/plan_executor.py", "PlanExecutor._end_promises"),
+        ),
+        Does.STATUS,
+    ),
+    **dict.fromkeys(
+        (
+            ("engines/null_hosts/host.py", "AtOnce.submit"),
+            ("host_services/calls/compile_calls.py", "_Outcome.run"),
+        ),
+        Does.KEEPS,
+    ),
+    **dict.fromkeys(
+        (
+            ("engines/ray/actors.py", "EngineActor._end_later.end"),
+            ("engines/ray/control.py", "_end"),
+            ("engines/ray/placement.py", "Placement._end_actor"),
+            ("host_services/profiles/recorder.py", "Recorder._drop"),
+            ("host_services/profiles/recorder.py", "Recorder._watch"),
+            ("session/host_profiles.py", "HostsToo._drop"),
+        ),
+        Does.BEST_EFFORT,
+    ),
+}
+
+
+class _Finder(ast.NodeVisitor):
+    """Finds broad handlers, and `suppress(Exception)`, by the function that they are in."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, ast.AST]] = []
+        self._names: list[str] = []
+
+    def _enter(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._names.append(node.name)
+        self.generic_visit(node)
+        self._names.pop()
+
+    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _enter
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        if node.type is None or _is_broad(node.type):
+            self.found.append((".".join(self._names), node))
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if ast.unparse(node.func).rpartition(".")[2] == "suppress" and any(map(_is_broad, node.args)):
+            self.found.append((".".join(self._names), node))
+        self.generic_visit(node)
+
+
+def _is_broad(kind: ast.expr) -> bool:
+    return any(isinstance(each, ast.Name) and each.id in _BROAD for each in ast.walk(kind))
+
+
+def raises_again(node: ast.AST) -> bool:
+    return isinstance(node, ast.ExceptHandler) and isinstance(node.body[-1], ast.Raise)
+
+
+def only_logs(node: ast.AST) -> bool:
+    """Whether nothing but a log has the exception."""
+    return isinstance(node, ast.ExceptHandler) and all(map(_is_log, node.body))
+
+
+def _is_log(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func).partition(".")[0] in _LOGS
+    if isinstance(statement, ast.Return):
+        return statement.value is None or isinstance(statement.value, ast.Constant)
+    return isinstance(statement, ast.Pass | ast.Continue | ast.Break) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
+
+
+def handlers(source: str) -> list[tuple[str, ast.AST]]:
+    finder = _Finder()
+    finder.visit(ast.parse(source))
+    return [(name, node) for name, node in finder.found if not raises_again(node)]
+
+
+def all_handlers() -> Iterator[tuple[str, str, ast.AST]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for name, node in handlers(path.read_text()):
+                yield str(path.relative_to(ROOT)), name, node
+
+
+def test_each_broad_handler_is_listed_and_each_entry_is_there():
+    found = Counter((path, name) for path, name, _ in all_handlers())
+    assert set(found) - set(TABLE) == set(), "add an entry that says what becomes of the exception"
+    assert set(TABLE) - set(found) == set(), "remove the entry: there is no such handler any more"
+
+
+def test_none_only_logs():
+    assert [f"{path}: {name}" for path, name, node in all_handlers() if only_logs(node)] == []
+
+
+def test_work_on_a_pool_has_somebody_who_looks_at_its_future():
+    """An exception in work whose future is dropped would be lost: `cluster.processes.bugs.start_in` is for that."""
+    dropped = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                    called = ast.unparse(node.value.func)
+                    if called.endswith((".submit", "run_in_executor")):
+                        dropped.append(f"{path.relative_to(ROOT)}: {called}")
+    assert sorted(dropped) == sorted(NOT_POOLS)
+
+
+# What is called `submit`, and is no pool's, or whose work handles all of its exceptions.
+NOT_POOLS = [
+    "host_services/calls/calls.py: self._notifying.submit",
+    "host_services/python/program/calls.py: self._loads.submit",
+    "host_services/python/program/calls.py: stream.submit",
+    "host_services/python/program/calls.py: stream.submit",
+    "worker/functions.py: self._asking.submit",
+    "worker/message_handler.py: self._recorder.submit",
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("_log.exception('it failed')", True),
+        ("pass", True),
+        ("_log.error('x')\n        return None", True),
+        ("_log.error('x')\n        self.fail(error)", False),
+        ("os._exit(1)", False),
+    ],
+)
+def test_what_only_logs(body, expected):
+    ((name, node),) = handlers(
+        f"class A:\n  def f(self):\n    try:\n        g()\n    except Exception:\n        {body}\n"
+    )
+    assert (name, only_logs(node)) == ("A.f", expected)
+    assert not handlers("try:\n    g()\nexcept Exception:\n    done()\n    raise\n")
+    assert [name for name, _ in handlers("def f():\n  with contextlib.suppress(Exception):\n    g()\n")] == ["f"]
