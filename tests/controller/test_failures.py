@@ -239,7 +239,7 @@ def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
     play.tick(1000.0 + play.controller.settings.start_seconds + 1)
     messages = play.outbox()
     (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
-    assert "island 0 is gone for good: it was not up again within 120 s" in awaited.status.message
+    assert "island 0 is removed: it was not up again within 120 s" in awaited.status.message
     assert [x.function for x in messages if isinstance(x, m.FunctionReady)] == [7]
     (awaited,) = [play.say(m.Launch(1, (), (12,), ())), play.say(m.Await(6, (12,)))][1]
     assert awaited.status.code == Code.DATA_LOSS  # which pathwaysutils takes for a lost slice

@@ -27,7 +27,7 @@ S = IslandState
 CHANGES = {
     S.READY: lambda life: life.hosts_joined(0),
     S.RESTARTING: lambda life: life.lose(0, WHY),
-    S.GIVEN_UP: lambda life: life.give_up(0, WHY),
+    S.REMOVED: lambda life: life.give_up(0, WHY),
     S.DRAINING: lambda life: life.begin_drain(0),
     S.DRAINED: lambda life: life.end(0, WHY),
 }
@@ -62,7 +62,7 @@ def test_subscribers_are_notified_in_the_order_in_which_they_subscribed():
         ("first", IslandLost(0, WHY), S.RESTARTING),
         ("first", IslandBack(0), S.READY),
         ("first", IslandLost(0, WHY), S.RESTARTING),
-        ("first", IslandGivenUp(0, WHY), S.GIVEN_UP),
+        ("first", IslandGivenUp(0, WHY), S.REMOVED),
         ("first", IslandDrained(0), S.DRAINED),
     ]
     assert [who for who, _, _ in seen] == ["first", "second"] * 6

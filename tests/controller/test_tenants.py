@@ -141,7 +141,7 @@ def test_why_an_island_was_lost_has_no_name_of_somebody_elses():
     for token in ("alice", "root"):
         hangs, lost = status(play, token)["events"][-2:]
         assert (hangs["kind"], hangs["tenant"], "secret_plan" in hangs["text"]) == ("hangs", "alice", True)
-        assert (lost["kind"], lost["island"]) == ("lost", 0)
+        assert (lost["kind"], lost["island"]) == ("failed", 0)
 
 
 def test_tenants_share_no_function():

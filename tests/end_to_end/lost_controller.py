@@ -96,7 +96,7 @@ class Clients:
             python.close()
         nothing_left(self._cluster)
         kinds = [each["kind"] for each in self._cluster.report()["events"]]
-        assert kinds.count("lost") == 0, "no island restarts"
+        assert kinds.count("failed") == 0, "no island restarts"
         return len(trained)
 
 

@@ -51,7 +51,7 @@ def test_it_shows_what_the_model_has():
         "islands": [{"id": 0, "state": "ready", "hosts": [{"id": 0, "devices": [{"id": 0, "used_bytes": 1024}]}]}],
         "sessions": [{"id": 7, "label": "[bold]train.py", "bytes": 2048}],
         "waits": [{"session": 7, "island": 0, "gangs": 3, "program": "step", "text": "1.0 GiB on device 0"}],
-        "events": [{"number": 1, "seconds": 0.0, "kind": "lost", "text": "host 0 is gone", "island": 0}],
+        "events": [{"number": 1, "seconds": 0.0, "kind": "failed", "text": "host 0 is gone", "island": 0}],
     }
     watch.update(msgspec.json.encode(said), 10.0)
     text = text_of(watch)

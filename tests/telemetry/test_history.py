@@ -11,7 +11,7 @@ def test_events_are_numbered_and_dated_and_the_oldest_go():
     history = History(lambda: now[0], most=2)
     for number in range(4):
         now[0] = float(number)
-        history.record("lost", f"why {number}", island=number)
+        history.record("failed", f"why {number}", island=number)
     assert [(each["number"], each["seconds"], each["island"]) for each in history.events()] == [
         (3, 2.0, 2),
         (4, 3.0, 3),

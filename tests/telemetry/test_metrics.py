@@ -57,7 +57,7 @@ def test_metrics_say_what_the_report_says():
     assert found["atoll_device_memory_used_bytes"][of(island="0", host="0", device="0", kind="null")] == 16
     assert found["atoll_device_memory_limit_bytes"][of(island="0", host="0", device="0", kind="null")] == 1000
     assert found["atoll_tenant_memory_bytes"][of(tenant="default")] == 16
-    assert found["atoll_island_losses_total"] == {of(island="0"): 0, of(island="1"): 1}
+    assert found["atoll_island_failures_total"] == {of(island="0"): 0, of(island="1"): 1}
     assert found["atoll_island_state"][of(island="1", state="restarting")] == 1
     assert found["atoll_controller_messages_total"] == {of(direction="in"): 10, of(direction="out"): 20}
     assert found["atoll_controller_loop_lag_seconds_sum"][()] == 0.004

@@ -96,7 +96,7 @@ def test_what_happened_is_told_in_order_with_its_island():
     play.now = 6.0
     play.join_again(0)
     events = [(event.kind, event.island, event.seconds) for event in snapshot_of(play).events]
-    assert events == [("ready", 0, 0.0), ("session opened", -1, 0.0), ("lost", 0, 4.0), ("back", 0, 6.0)]
+    assert events == [("ready", 0, 0.0), ("session opened", -1, 0.0), ("failed", 0, 4.0), ("back", 0, 6.0)]
     assert "host 0 of island 0 is gone" in snapshot_of(play).events[2].text
 
 

@@ -72,7 +72,7 @@ def test_a_cluster_that_does_not_answer_is_shown_as_it_was_with_the_reason():
 
 def test_events_have_the_time_of_the_wall_newest_first():
     watch = Watch()
-    events = [{"number": n, "seconds": 10.0 * n, "kind": "lost", "text": "why", "island": n} for n in (1, 2)]
+    events = [{"number": n, "seconds": 10.0 * n, "kind": "failed", "text": "why", "island": n} for n in (1, 2)]
     watch.update(body(seconds=50.0, events=events), now=1000.0)
     rows = event_rows(watch, now=1003.0, wall=80_000.0)
     assert [(row.number, row.wall, row.where) for row in rows] == [

@@ -5,7 +5,7 @@
         |         | v          v           | |
         +--> restarting <------+-----------+ |
         |         |                          |
-        +---------+--> given up -------------+
+        +---------+--> removed --------------+
 
 Only `Lifecycle` changes a state. Subscribers are called in the order in which they subscribed, after the change.
 """
@@ -26,23 +26,23 @@ class IslandState(StrEnum):
     STARTING = "starting"  # not all of its hosts have joined yet
     READY = "ready"
     DRAINING = "draining"  # it works; what is on it is being moved to others
-    RESTARTING = "restarting"  # its workers were lost, and are started anew
-    GIVEN_UP = "lost"  # they are not
+    RESTARTING = "restarting"  # it failed, and its workers start again
+    REMOVED = "removed"  # its workers are not started again: it failed too often, or was not up in time
     DRAINED = "drained"  # its operator has ended it
 
 
 class HostState(StrEnum):
     READY = "ready"
-    LOST = "lost"
+    FAILED = "failed"
 
 
 _S = IslandState
 TRANSITIONS: Mapping[IslandState, frozenset[IslandState]] = {
-    _S.STARTING: frozenset({_S.READY, _S.RESTARTING, _S.GIVEN_UP}),
+    _S.STARTING: frozenset({_S.READY, _S.RESTARTING, _S.REMOVED}),
     _S.READY: frozenset({_S.DRAINING, _S.RESTARTING}),
     _S.DRAINING: frozenset({_S.READY, _S.RESTARTING, _S.DRAINED}),
-    _S.RESTARTING: frozenset({_S.READY, _S.GIVEN_UP}),
-    _S.GIVEN_UP: frozenset({_S.DRAINED}),
+    _S.RESTARTING: frozenset({_S.READY, _S.REMOVED}),
+    _S.REMOVED: frozenset({_S.DRAINED}),
     _S.DRAINED: frozenset({_S.RESTARTING}),
 }
 
@@ -72,7 +72,7 @@ class Island:
     @property
     def is_over(self) -> bool:
         """Whether it will not work again, or not before there are machines for it again."""
-        return self.state in (IslandState.GIVEN_UP, IslandState.DRAINED)
+        return self.state in (IslandState.REMOVED, IslandState.DRAINED)
 
     @property
     def is_drained(self) -> bool:
@@ -158,7 +158,7 @@ class Lifecycle:
         self._notify(IslandLost(island, status))
 
     def give_up(self, island: int, status: Status) -> None:
-        self._change(island, IslandState.GIVEN_UP)
+        self._change(island, IslandState.REMOVED)
         self.islands[island].last_failure = status
         self._notify(IslandGivenUp(island, status))
 

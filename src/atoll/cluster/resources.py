@@ -91,7 +91,7 @@ class ResourceManager:
     def lose_hosts(self, island: int) -> None:
         """The island's workers are lost, all of them: without one the others cannot go on."""
         for host in self.hosts_of(island):
-            self.hosts[host].state = HostState.LOST
+            self.hosts[host].state = HostState.FAILED
 
     @property
     def is_complete(self) -> bool:
@@ -111,7 +111,7 @@ class ResourceManager:
         return sum(len(host.devices) for host in self.hosts.values() if self.islands[host.island].works)
 
     def is_lost(self, host: int) -> bool:
-        return self.hosts[host].state is HostState.LOST
+        return self.hosts[host].state is HostState.FAILED
 
     def addresses(self) -> tuple[tuple[int, str], ...]:
         """Where the data ports are of the hosts that a session uses which opens now, and that are there."""

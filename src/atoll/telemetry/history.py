@@ -12,7 +12,7 @@ from atoll.errors import Status
 MOST_EVENTS = 200
 
 # The kinds of events, and so the values of the label `kind` of the metrics.
-ISLAND_KINDS = ("ready", "lost", "back", "given up", "drained")
+ISLAND_KINDS = ("ready", "failed", "back", "removed", "drained")
 KINDS = (
     *ISLAND_KINDS,
     "hangs",
@@ -45,11 +45,11 @@ class History:
             case IslandReady(island=island):
                 self.record("ready", "all of its hosts are there", island)
             case IslandLost(island=island, status=status):
-                self.record("lost", status.message, island)
+                self.record("failed", status.message, island)
             case IslandBack(island=island):
                 self.record("back", "all of its hosts are there again", island)
             case IslandGivenUp(island=island, status=status):
-                self.record("given up", status.message, island)
+                self.record("removed", status.message, island)
             case IslandDrained(island=island):
                 self.record("drained", "nothing is on it any more", island)
 

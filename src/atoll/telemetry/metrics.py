@@ -103,7 +103,7 @@ def _islands(snapshot: Snapshot) -> Iterator[Metric]:
         (
             (each.id, state, sum(host.state == state for host in each.hosts))
             for each in islands
-            for state in ("ready", "lost")
+            for state in ("ready", "failed")
         ),
     )
 
@@ -198,15 +198,15 @@ def _gangs(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _events(snapshot: Snapshot) -> Iterator[Metric]:
     counts = snapshot.event_counts
-    losses = {each.island: each.count for each in counts if each.kind == "lost"}
+    losses = {each.island: each.count for each in counts if each.kind == "failed"}
     backs = {each.island: each.count for each in counts if each.kind == "back"}
     islands = [each.id for each in snapshot.islands]
     yield _counter(
-        "island_losses", "How often an island was lost.", ("island",), ((each, losses.get(each, 0)) for each in islands)
+        "island_failures", "How often an island failed.", ("island",), ((each, losses.get(each, 0)) for each in islands)
     )
     yield _counter(
         "island_restarts",
-        "How often a lost island came back.",
+        "How often a failed island came back.",
         ("island",),
         ((each, backs.get(each, 0)) for each in islands),
     )

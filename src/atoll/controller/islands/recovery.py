@@ -263,7 +263,7 @@ class Recovery:
         if record.is_over:
             return
         # pathwaysutils' elastic training takes this code, not UNAVAILABLE, for the loss of a slice.
-        status = Status(Code.DATA_LOSS, f"island {island} is gone for good: {reason}")
+        status = Status(Code.DATA_LOSS, f"island {island} is removed: {reason}")
         if record.works:
             self._lose(island, status)
         self._lifecycle.give_up(island, status)

@@ -78,7 +78,7 @@ class Drains:
         island = record.number
         if record.state is IslandState.DRAINING:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
-        if record.state is IslandState.GIVEN_UP:
+        if record.state is IslandState.REMOVED:
             self._end_island(_Drain(operator, island, set(), set()))  # nothing is there any more
             return
         if record.state is not IslandState.READY:

@@ -268,7 +268,8 @@ def status(
     cluster of process 123 has the name embedded-123.
 
     The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
-    "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and "lost".
+    "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and
+    "removed".
     """
     from atoll.operate.clusters import find, other_clusters, report_of
     from atoll.operate.tables import status_tables
