@@ -26,7 +26,7 @@ _LOGS = {"_log", "logging", "traceback"}
 
 
 class Does(Enum):
-    """What becomes of the exception."""
+    """Effects of handlers."""
 
     ENDS_PROCESS = "ends the process, with the exception as its reason"
     ENDS_CONNECTION = "ends the connection, or the process of a session, that it is about, with a reason"
@@ -199,7 +199,7 @@ def test_work_on_a_pool_has_somebody_who_looks_at_its_future():
     assert sorted(dropped) == sorted(NOT_POOLS)
 
 
-# What is called `submit`, and is no pool's, or whose work handles all of its exceptions.
+# Methods that are called `submit` and are no pool's, or work that handles all of its exceptions.
 NOT_POOLS = [
     "host_services/calls/calls.py: self._notifying.submit",
     "host_services/python/program/calls.py: self._loads.submit",

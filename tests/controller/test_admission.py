@@ -160,7 +160,7 @@ def test_a_host_of_an_island_that_was_given_up_is_refused():
     cluster.flush()
     connection = cluster.connect("worker")
     cluster.receive(connection, ready(cluster.topology, 1, "unix:/x"))
-    assert "island 1 is lost" in refused(cluster, connection).message
+    assert "island 1 is removed" in refused(cluster, connection).message
 
 
 def test_a_lost_host_counts_a_little_later_by_when_the_engine_has_said_why():

@@ -394,7 +394,7 @@ def test_a_cluster_without_an_island_refuses_sessions_with_what_to_do():
     (refused,) = play.outbox()
     assert isinstance(refused, m.Refused)
     assert refused.status.code == Code.UNAVAILABLE
-    assert "island 0 is lost" in refused.status.message
+    assert "island 0 is removed" in refused.status.message
     assert "atoll add-island" in refused.status.message
     # With what it says, it works.
     play.operator(m.AddIslandRequest())

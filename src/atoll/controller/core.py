@@ -221,6 +221,7 @@ class Controller:
             self._compilation,
             self._queries,
             self.agents.wait_of,
+            self.agents.departure_of,
             self._relays.broken,
         )
         self._sessions = Sessions(state)

@@ -128,6 +128,9 @@ class AgentTaker(Protocol):
     def cut_off(self, is_cut_off: bool) -> None:
         """The controller cannot be reached for now, or can be reached again: who was silent meanwhile is not lost."""
 
+    def avoid(self, host: int) -> None:
+        """A spare is to replace the machine of this host when its island starts again, if there is one."""
+
     def missing(self) -> str:
         """What the islands wait for, in sentences; "" where none waits."""
 

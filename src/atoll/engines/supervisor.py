@@ -277,8 +277,10 @@ class Supervisor:
         match message:
             case Refused(status=status):  # the connection ends next
                 _log.error("the controller refuses this engine: %s", status.message)
-            case RestartIsland(island=island, reason=reason):
+            case RestartIsland(island=island, reason=reason, avoid=avoid):
                 _log.warning("island %d is restarted: %s", island, reason)
+                if avoid >= 0 and self._engine.agents is not None:
+                    self._engine.agents.avoid(avoid)
                 self._islands[island].restart()
             case RestartExcused(island=island):
                 self._islands[island].excuse()

@@ -44,7 +44,7 @@ def reach(
     if said is not None:
         return Reach(parsed.secured(), replace(said, address=parsed.secured()))
     if parsed.tls or not is_insecure():
-        raise no_identity(parsed, "the cluster")
+        raise no_identity(parsed, "the cluster", for_hosts)
     return Reach(parsed)
 
 

@@ -11,9 +11,11 @@ from rich.text import Text
 from atoll.quantities import human_bytes
 from atoll.telemetry.snapshot import Host, Island, Machine, Session, Snapshot, Tenant
 
-_STATE_STYLES = {"ready": "green", "failed": "bold red", "removed": "bold red"} | dict.fromkeys(
-    ("starting", "restarting", "draining"), "yellow"
-)
+_STATE_STYLES = {
+    "ready": "green",
+    **dict.fromkeys(("failed", "removed"), "bold red"),
+    **dict.fromkeys(("starting", "restarting", "draining"), "yellow"),
+}
 
 
 def status_tables(snapshot: Snapshot, address: str, name: str = "") -> RenderableType:

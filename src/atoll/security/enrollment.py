@@ -130,10 +130,12 @@ def enroll(join: JoinString, role: Role, name: str, seconds: float = ENROLL_SECO
     said = _ask(join, unverified, AskAuthority(), deadline)
     assert isinstance(said, AuthorityIs)
     if not hmac.compare_digest(fingerprint(said.certificate), join.fingerprint):
+        found, expected = _where_they_differ(fingerprint(said.certificate), join.fingerprint)
+        option = "--host-join-file" if role is Role.HOST else "--join-file"
         raise AccessError(
             f"the cluster at {join.address.host_and_port} is not that of the join string: its authority has the "
-            f"fingerprint {fingerprint(said.certificate)[:16]}..., expected {join.fingerprint[:16]}.... It was "
-            "started anew since: take its present join string (`atoll up --join-file` writes it, and with "
+            f"fingerprint {found}, expected {expected}. It was "
+            f"started anew since: take its present join string (`atoll up {option}` writes it, and with "
             "`--authority FILE` it stays the same); or somebody else answers in its place"
         )
     verified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -235,3 +237,11 @@ class Renewal:
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
+
+
+def _where_they_differ(found: str, expected: str, most: int = 16) -> tuple[str, str]:
+    """Return the same digits of two fingerprints: the first ones, up to and including one that differs."""
+    same = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(expected))
+    start = 0 if same < most else same - most // 2
+    shown = [each[start : start + most] for each in (found, expected)]
+    return tuple(f"{'...' if start else ''}{each}..." for each in shown)  # type: ignore[return-value]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from atoll.cluster.processes.process import StopEvent
 from atoll.cluster.topology import Seat
 from atoll.engines.agent.agent import HostAgent
 from atoll.engines.agent.options import AgentOptions
@@ -158,3 +160,29 @@ def test_a_worker_that_does_not_know_where_the_controller_is_now_is_not_waited_f
         assert str(second.address) in ended.reason
 
     play(scene)
+
+
+def test_an_agent_says_what_happens_to_it() -> None:
+    async def main() -> list[str]:
+        said: list[str] = []
+        controller = Dialed()
+        await controller.begin()
+        stop = StopEvent()
+        options = AgentOptions(controller.address, Seat(), machine="m", grace_seconds=0.1)
+        agent = HostAgent(options, "", lambda: said.append("joined"), said.append)
+        running = asyncio.create_task(agent.run(stop))
+        await controller.came.wait()
+        await controller.start_worker()
+        stop.set_by(signal.SIGTERM)
+        await running
+        controller._server.close()
+        return said
+
+    said = asyncio.run(asyncio.wait_for(main(), SECONDS))
+    assert said[:4] == [
+        "joined",
+        "this machine is host 0 of island 0 (rank 0 of 1): its worker starts",
+        "SIGTERM: leaving; the cluster has 0 s to move what is on host 0 of island 0",
+        "0 s are over: this host agent ends",
+    ]
+    assert said[4:] == ["the worker of host 0 of island 0 has ended: killed by SIGKILL"]

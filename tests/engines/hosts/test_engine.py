@@ -418,3 +418,76 @@ def test_a_worker_that_is_killed_while_its_agent_is_away_ends_when_that_is_back(
         assert play.heard() == [(11, m.EndWorker(7, force=True))]
 
     played(scene)
+
+
+# ---- the first cause, and machines that are told apart
+
+
+def states(play: Scene) -> list[tuple[str, str]]:
+    return [(each.name, each.state) for each in play.report.machines]
+
+
+def test_a_machine_that_leaves_is_shown_and_is_the_reason_of_its_workers_end() -> None:
+    def scene() -> None:
+        play = Scene("1x2x4")
+        play.start()
+        play.say(2, m.AgentLeaves(30.0, "SIGTERM"))
+        assert states(play) == [("m1", "host 0 of island 0"), ("m2", "leaves (host 1 of island 0)")]
+        assert [(each.host, each.leaves) for each in play.report.machines] == [(0, ""), (1, "SIGTERM")]
+        play.say(2, m.AgentWorkerEnded(7, -9))
+        assert play.ends == [(1, HostEnd(None, "m2 left: SIGTERM"))]
+        play.say(1, m.AgentLeaves(0.0, "the process 7 that started its agent has ended"))
+        play.engine.agent_lost(1, "it closed the connection")
+        play.engine._still_away(play.engine._agents["agent 1"])
+        assert play.ends[1:] == [(0, HostEnd(None, "m1 left: the process 7 that started its agent has ended"))]
+
+    played(scene)
+
+
+def test_a_drain_says_whether_there_are_spares() -> None:
+    def scene() -> None:
+        play = Scene("1x2x4")
+        play.start()
+        play.come(3)
+        play.say(2, m.AgentLeaves(30.0, "SIGTERM"))
+        assert m.DrainRequest(0, returns=True, has_spares=True) in play.to_controller
+
+    played(scene)
+
+
+@pytest.mark.parametrize(("spares", "expected"), [((3,), ("m1", "m3")), ((), ("m1", "m2"))])
+def test_a_machine_that_is_avoided_is_replaced_if_there_is_a_spare(
+    spares: tuple[int, ...], expected: tuple[str, ...]
+) -> None:
+    def scene() -> None:
+        play = Scene("1x2x4")
+        play.start()
+        for each in spares:
+            play.come(each)
+        play.engine.avoid(1)
+        for agent in (1, 2):
+            play.say(agent, m.AgentWorkerEnded(7, -9))
+        play.place(incarnation=8)
+        assert play.placed == [("m1", "m2"), expected]
+        for number, machine in enumerate(expected):
+            play.say(int(machine[1]), m.AgentWorkerEnded(8, -9))
+            assert number in play.processes
+        play.place(incarnation=9)
+        assert play.placed[-1] == expected, "the machines of the last time are the first choice again"
+
+    played(scene)
+
+
+def test_agents_of_one_machine_are_told_apart_and_a_place_that_does_not_exist_is_named() -> None:
+    def scene() -> None:
+        play = Scene("1x2x4")
+        play.start()
+        for agent in (3, 4):
+            hello = m.AgentHello(f"agent {agent}", "m3", "10.0.0.3", __version__, Seat(-1, 7 if agent == 4 else -1))
+            play.say(agent, hello)
+        assert states(play)[2:] == [
+            ("m3 (1 of 2)", "free"),
+            ("m3 (2 of 2)", f"free, but no island has a place for it: it asks for {Seat(-1, 7)}"),
+        ]
+
+    played(scene)

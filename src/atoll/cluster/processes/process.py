@@ -129,14 +129,25 @@ def spare_collector() -> None:
     gc.set_threshold(_COLLECT_AFTER)
 
 
-def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+class StopEvent(asyncio.Event):
+    """Set if this process is to end. `reason` is the name of the signal that asked for it."""
+
+    reason = ""
+
+    def set_by(self, number: signal.Signals) -> None:
+        """Set it because of a signal."""
+        self.reason = self.reason or number.name
+        self.set()
+
+
+def run_loop(main: Callable[[StopEvent], Coroutine[Any, Any, None]]) -> None:
     """Runs `main(stop)` to its end, on uvloop where it is installed; SIGTERM and SIGINT set `stop`."""
 
     async def body() -> None:
-        stop = asyncio.Event()
+        stop = StopEvent()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stop.set_by, number)
         await main(stop)
 
     try:

@@ -36,6 +36,11 @@ class Agents:
         """What the island waits for, as far as the engine knows; "" where it waits for nothing."""
         return dict(self.report.waits).get(island, "")
 
+    def departure_of(self, host: int) -> str:
+        """Return why the machine of a host leaves, such as "m2 left: SIGTERM"; "" if it stays."""
+        leaving = (each for each in self.report.machines if each.host == host and each.leaves)
+        return next((f"{each.name} left: {each.leaves}" for each in leaving), "")
+
     def tell(self, message: m.TellAgent) -> None:
         """Something of the engine's for an agent, which may be gone."""
         if message.agent in self._connections.peers:

@@ -28,6 +28,9 @@ _HEARD_SECONDS = 2.5
 # For the loss of a host to be known, where another has lost its link to it: the engine knows better why.
 LINK_SECONDS = 2.0
 
+# Pairs of machines that did not hear each other and are remembered: a spare replaces one of them the second time.
+_MOST_DIVIDED = 64
+
 _LOST = "what was stored or ran on its island is lost"
 
 
@@ -42,6 +45,7 @@ class Recovery:
         compilation: Compilation,
         queries: Queries,
         wait_of: Callable[[int], str],
+        departure_of: Callable[[int], str],
         broken: Mapping[int, str],
     ) -> None:
         self._resources = state.resources
@@ -60,6 +64,9 @@ class Recovery:
         self._compilation = compilation
         self._queries = queries
         self._wait_of = wait_of
+        self._departure_of = departure_of
+        self._hosts = state.connections.hosts
+        self._divided: dict[tuple[str, str], float] = {}  # when two machines did not hear each other, by name
         self._broken = broken  # links between hosts, by island
         self._broken_for: Durations[int] = Durations()  # islands
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
@@ -75,11 +82,21 @@ class Recovery:
 
     def worker_lost(self, host: int, reason: str) -> None:
         """The connection to a host's worker is lost."""
+        host, departure = self._first_cause(host)
         record = self._resources.hosts[host]
-        text = f"host {host} of island {record.island} is gone ({record.worker}: {reason})"
+        text = f"host {host} of island {record.island} is gone ({departure or f'{record.worker}: {reason}'})"
         if self._resources.islands[record.island].works:
             self._running_at_loss[record.island] = self._failures.running(record.island)
         self._lose(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
+
+    def _first_cause(self, host: int) -> tuple[int, str]:
+        """Return the host of the island that was lost first, and why if its machine has left: XLA ends the others."""
+        island = self._resources.hosts[host].island
+        for each in (host, *self._resources.hosts_of(island)):
+            departure = self._departure_of(each) if each == host or each not in self._hosts else ""
+            if departure and each in self._resources.hosts:
+                return each, departure
+        return host, ""
 
     def worker_ended(self, message: m.WorkerEnded) -> None:
         """The engine has seen a worker's end, which what ran there may have caused."""
@@ -182,10 +199,14 @@ class Recovery:
             leases = self._leases
             heard = all(leases.has(host) and leases.silence(host, now) < _HEARD_SECONDS for host in pair)
             if one is not None and other is not None and one.island == other.island and heard:
+                machines = min(one.machine, other.machine), max(one.machine, other.machine)
+                is_again = all(machines) and machines in self._divided
+                self._divided = dict(list(self._divided.items())[-_MOST_DIVIDED:]) | {machines: now}
                 self._restart(
                     one.island,
                     f"hosts {one.number} and {other.number} of island {one.island} have not heard each other for "
                     f"{seconds:.0f} s ({one.worker}, {other.worker}), though the controller hears both",
+                    avoid=other.number if is_again else -1,
                 )
 
     def _restart_half_failed(self, now: float) -> None:
@@ -224,9 +245,11 @@ class Recovery:
 
     # ---- islands
 
-    def _restart(self, island: int, reason: str, logged: str = "", code: Code = Code.DEADLINE_EXCEEDED) -> None:
+    def _restart(
+        self, island: int, reason: str, logged: str = "", code: Code = Code.DEADLINE_EXCEEDED, avoid: int = -1
+    ) -> None:
         if self._resources.islands[island].works:
-            self._outbox.to_engine(m.RestartIsland(island, logged or reason))
+            self._outbox.to_engine(m.RestartIsland(island, logged or reason, avoid))
             self._lose(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
 
     def _restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:

@@ -73,8 +73,10 @@ class Drains:
         for island, seconds in self._leave_times.update(now, self._leaving).items():
             self._look_who_has_left(self._leaving[island], seconds > LEAVE_SECONDS)
 
-    def begin(self, operator: int, record: Island, returns: bool) -> None:
-        """Raises StatusError where the island cannot be drained."""
+    def begin(self, operator: int, record: Island, returns: bool, has_spares: bool = False) -> None:
+        """Raises StatusError where the island cannot be drained. With `has_spares`, one that is idle starts again on
+        other machines at once.
+        """
         island = record.number
         if record.state is IslandState.DRAINING:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
@@ -84,7 +86,8 @@ class Drains:
         if record.state is not IslandState.READY:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
         others = [each.number for each in self._resources.islands.values() if each.state is IslandState.READY]
-        if others == [island]:
+        is_rebuilt = has_spares and not any(self._suspensions.needs(each, island) for each in self._sessions.values())
+        if others == [island] and not is_rebuilt:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is the only one that is ready")
         self._lifecycle.begin_drain(island)
         plans: dict[int, Callable[[], Changes]] = {}

@@ -59,6 +59,8 @@ class Operators:
         wait_of: Callable[[int], str],
     ) -> None:
         self._sessions = state.sessions
+        self._connections = state.connections
+        self._refused = ""  # the last answer to the engine
         self._resources = state.resources
         self._lifecycle = state.lifecycle
         self._slices = state.slices
@@ -84,8 +86,8 @@ class Operators:
                     self._resume(operator, message)
                 case m.AddIslandRequest():
                     self._add_island(operator, message)
-                case m.DrainRequest(island=island, returns=returns):
-                    self.drains.begin(operator, self._known(island), returns)
+                case m.DrainRequest(island=island, returns=returns, has_spares=has_spares):
+                    self.drains.begin(operator, self._known(island), returns, has_spares)
         except StatusError as error:
             self._reply(operator, error.status)
 
@@ -238,5 +240,9 @@ class Operators:
             self._lifecycle.begin_return(message.island)
 
     def _reply(self, operator: int, status: Status, text: str = "") -> None:
-        self._history.operation(status, text)
+        is_engine = operator == self._connections.engine
+        if not is_engine or status.ok or status.message != self._refused:
+            self._history.operation(status, text)
+        if is_engine:  # which asks again while a machine leaves
+            self._refused = status.message
         self._outbox.send(operator, m.OperationReply(status, text))

@@ -20,6 +20,8 @@ from atoll._version import __version__
 from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.local_process import describe_exit
+from atoll.cluster.processes.process import StopEvent
 from atoll.engines.agent import machine
 from atoll.engines.agent.local_worker import LocalWorker
 from atoll.engines.agent.options import AgentOptions
@@ -52,13 +54,22 @@ _FINAL = (Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION)  # refusals that no re
 class HostAgent:
     """One agent. `run` returns when it has nothing more to do here, with no worker left.
 
-    `on_joined()` is called whenever it has reached the controller. All is done on the event loop.
+    `on_joined()` is called whenever it has reached the controller, and `on_event(text)` for all else that a person who
+    watches it wants to know. All is done on the event loop.
     """
 
-    def __init__(self, options: AgentOptions, cache_directory: str, on_joined: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        options: AgentOptions,
+        cache_directory: str,
+        on_joined: Callable[[], None],
+        on_event: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._options = options
         self._cache_directory = cache_directory
         self._on_joined = on_joined
+        self._on_event = on_event
+        self._host = ""  # that its worker serves, for people
         self._loop = asyncio.get_running_loop()
         self._id = os.urandom(16).hex()
         self._link: Connection | None = None
@@ -84,7 +95,7 @@ class HostAgent:
     async def run(self, stop: asyncio.Event) -> None:
         """Until the cluster has ended, or `stop` is set, and its grace over. Raises AtollError where it is refused."""
         if self._options.parent:
-            watch_in_loop(self._options.parent, self._end)
+            watch_in_loop(self._options.parent, self._parent_ended)
         sweep(sockets_base(), HOST_FOLDERS)
         leaving = self._loop.create_task(self._leave(stop))
         looking = self._loop.create_task(self._look_at_lease())
@@ -99,6 +110,13 @@ class HostAgent:
                 self._link.close()
         if self._problem is not None:
             raise self._problem
+
+    def _parent_ended(self) -> None:
+        text = f"the process {self._options.parent} that started its agent has ended"
+        self._on_event(f"{text}: this host agent ends")
+        if self._worker.runs:
+            self._tell(m.AgentLeaves(0.0, text))
+        self._end()
 
     async def _connect(self) -> None:
         """Tries each address of the controller, until one has led to the engine; returns when it has lost that."""
@@ -279,10 +297,12 @@ class HostAgent:
             self._end(ClusterError(f"the cluster refuses this host: {message.text}"))
         elif message.reconnect or (self._options.stays and not self._leaving):
             self._say(message.text or "this machine was thought lost")
+            self._leases.forget(_ENGINE)  # that it is silent from now on is no news
+            self._graces.forget(_ENGINE)
             self._worker.kill()
             self._lost.set()
         else:
-            _log.info("%s: this host agent ends", message.text)
+            self._on_event(f"{message.text}: this host agent ends")
             self._end()
 
     # ---- its worker
@@ -304,9 +324,12 @@ class HostAgent:
             start.meeting,
             self._collectives,
         )
+        self._host = f"host {start.host} of island {start.island}"
+        self._on_event(f"this machine is {self._host} (rank {start.rank} of {start.hosts}): its worker starts")
         self._worker.start(start, place, (self._dialed, self._controller, *elsewhere))
 
     def _worker_ended(self, reason: str) -> None:
+        self._on_event(f"the worker of {self._host} has ended: {reason or describe_exit(self._worker.last_end[1])}")
         self._tell(m.AgentWorkerEnded(*self._worker.last_end, self._meeting(), reason))
 
     async def _look_at_lease(self) -> None:
@@ -329,23 +352,34 @@ class HostAgent:
         """Lets the cluster move what is here to other hosts, for as long as there is time."""
         await stop.wait()
         self._leaving = True
+        reason = (stop.reason if isinstance(stop, StopEvent) else "") or "it was asked to end"
         if not self._worker.runs or self._link is None:
+            self._on_event(f"{reason}: this host agent ends")
             self._end()
             return
-        self._tell(m.AgentLeaves(self._options.grace_seconds))
+        grace = self._options.grace_seconds
+        self._on_event(f"{reason}: leaving; the cluster has {grace:.0f} s to move what is on {self._host}")
+        self._tell(m.AgentLeaves(grace, reason))
         await self._sleep(self._options.grace_seconds)
+        if not self._over.is_set():
+            self._on_event(f"{grace:.0f} s are over: this host agent ends")
         self._worker.kill()
         self._end()
 
 
 async def run_agents(
-    agents: Sequence[AgentOptions], cache_directory: str, on_joined: Callable[[AgentOptions], None], stop: asyncio.Event
+    agents: Sequence[AgentOptions],
+    cache_directory: str,
+    on_joined: Callable[[AgentOptions], None],
+    stop: asyncio.Event,
+    on_event: Callable[[AgentOptions, str], None] = lambda agent, text: None,
 ) -> None:
     """Runs the host agents of a machine to their ends. Raises AtollError where the cluster refuses one of them."""
     try:
         async with asyncio.TaskGroup() as group:
             for each in agents:
-                group.create_task(HostAgent(each, cache_directory, partial(on_joined, each)).run(stop))
+                agent = HostAgent(each, cache_directory, partial(on_joined, each), partial(on_event, each))
+                group.create_task(agent.run(stop))
     except* (AtollError, msgspec.MsgspecError) as errors:
         raise _first(errors) from None
 

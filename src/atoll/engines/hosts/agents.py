@@ -50,7 +50,8 @@ class Agent:
     meeting: str = ""
     served: tuple[int, int] | None = None
     doing: str = ""  # such as "host 1, incarnation 3"
-    leaves: bool = False
+    host: int = -1  # that its worker serves
+    leaves: str = ""  # the reason, if its machine is about to go
 
     @property
     def is_free(self) -> bool:
@@ -72,7 +73,7 @@ class Agent:
         if self.connection is None:
             return f"away ({self.doing})" if self.worker is not None else "away"
         if self.worker is not None:
-            return self.doing
+            return f"leaves ({self.doing})" if self.leaves else self.doing
         if self.foreign:
             return "ends a worker that is over"
         return "leaves" if self.leaves else "free"
@@ -81,15 +82,30 @@ class Agent:
         if self.connection is not None:
             self.send(m.TellAgent(self.connection, m.agent_content(message), last))
 
-    def report(self) -> m.MachineReport:
-        hello = self.hello
-        return m.MachineReport(hello.machine, hello.address, self.state, hello.group, hello.devices, hello.memory_bytes)
+    @property
+    def departure(self) -> str:
+        """The reason for the loss of its worker, if its machine leaves: "m2 left: SIGTERM"."""
+        return f"{self.hello.machine} left: {self.leaves}"
+
+    def report(self, name: str = "", state: str = "") -> m.MachineReport:
+        """Return what `atoll status` shows; `name` and `state` are better ones, if the engine knows them."""
+        hello, host = self.hello, self.host if self.worker is not None else -1
+        return m.MachineReport(
+            name or hello.machine,
+            hello.address,
+            state or self.state,
+            hello.group,
+            hello.devices,
+            hello.memory_bytes,
+            host,
+            self.leaves,
+        )
 
     # ---- its worker
 
     def start(self, message: m.StartWorker, on_end: Callable[[HostEnd], None]) -> AgentWorker:
         self.worker = AgentWorker(self, message.incarnation, on_end)
-        self.served = message.island, message.rank
+        self.served, self.host = (message.island, message.rank), message.host
         self.doing = f"host {message.host} of island {message.island}"
         self.tell(message)
         return self.worker

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 from atoll._version import __version__
@@ -62,6 +63,8 @@ class HostsEngine:
         self._leases = Leases(seconds, min(PING_SECONDS, seconds / _PINGS))
         self._waiting: dict[int, tuple[Sequence[HostStart], Callable[[Sequence[str]], None]]] = {}  # by island
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
+        self._starts: dict[int, Sequence[HostStart]] = {}  # of islands that were placed
+        self._avoided: dict[int, Agent] = {}  # by island: the last choice of its next placement
         self._drains = Drains()
         self._is_cut_off = False  # from the controller, and so from all agents
         self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
@@ -119,12 +122,38 @@ class HostsEngine:
             if len(chosen) == len(starts):
                 del self._waiting[island]
                 self._left.discard(island)
+                avoided = self._avoided.pop(island, None)
+                if avoided is not None and avoided.hello.agent not in {each.agent for each in chosen}:
+                    avoided.served = None  # nor is it the first choice the next time
+                self._starts[island] = starts
                 agents = self._placed[island] = [self._agents[each.agent] for each in chosen]
                 then([each.hello.machine for each in agents for _ in range(starts[0].hosts // len(starts))])
         self._report()
 
     def _chosen(self, starts: Sequence[HostStart]) -> list[Candidate | None]:
-        return choose(starts[0].island, [each.host for each in starts], self._free(starts[0]))
+        island = starts[0].island
+        free = self._free(starts[0])
+        avoided = self._avoided.get(island)
+        if avoided is not None:
+            last = [replace(each, served=None) for each in free if each.agent == avoided.hello.agent]
+            free = [each for each in free if each.agent != avoided.hello.agent] + last
+        return choose(island, [each.host for each in starts], free)
+
+    def avoid(self, host: int) -> None:
+        """A spare replaces the machine of this host when its island starts again, if there is one."""
+        for island, agents in self._placed.items():
+            for agent in agents:
+                if agent.host == host and agent.worker is not None:
+                    self._avoided[island] = agent
+
+    def _has_spares(self, island: int) -> bool:
+        """Whether the island could start now on machines that stay."""
+        starts = self._starts.get(island)
+        if starts is None:
+            return False
+        own = [each.candidate for each in self._placed[island] if not each.leaves and each.connection is not None]
+        chosen = choose(island, [each.host for each in starts], [*own, *self._free(starts[0])])
+        return all(each is not None for each in chosen)
 
     def _free(self, start: HostStart) -> list[Candidate]:
         """Those with enough devices for such a host, in the order in which they came."""
@@ -150,11 +179,27 @@ class HostsEngine:
 
     def _report(self) -> None:
         """Tells the controller what `atoll status` is to show, where that has changed."""
-        machines = tuple(each.report() for each in self._agents.values())
+        machines = tuple(self._machine(each) for each in self._agents.values())
         report = m.EngineReport(tuple(self._waits()), machines)
         if report != self._reported:
             self._reported = report
             self._send(report)
+
+    def _machine(self, agent: Agent) -> m.MachineReport:
+        """Agents on one machine have numbers; a free agent says if no island has a place for it."""
+        twins = [each for each in self._agents.values() if each.hello.machine == agent.hello.machine]
+        name = f"{agent.hello.machine} ({twins.index(agent) + 1} of {len(twins)})" if len(twins) > 1 else ""
+        state = ""
+        if agent.is_free and not self._has_place(agent.hello.seat):
+            state = f"free, but no island has a place for it: it asks for {agent.hello.seat}"
+        return agent.report(name, state)
+
+    def _has_place(self, seat: Seat) -> bool:
+        """Whether a host of an island can be at such a seat; an island that is unknown here yet may have one."""
+        known = {**self._starts, **{island: starts for island, (starts, _) in self._waiting.items()}}
+        if len(known) < self._settings.topology.islands:
+            return True
+        return any(seat.fits(each.island, each.host, starts[0].host) for starts in known.values() for each in starts)
 
     # ---- agents
 
@@ -188,11 +233,12 @@ class HostsEngine:
             case m.AgentWorkerEnded():
                 known.meeting = message.meeting
                 text = message.reason or describe_exit(message.status)
-                known.ended(message.incarnation, HostEnd(message.status, text))
+                end = HostEnd(None, known.departure) if known.leaves else HostEnd(message.status, text)
+                known.ended(message.incarnation, end)
                 self._form()
                 self._dismiss_if_done(known)
-            case m.AgentLeaves(seconds=seconds):
-                self._leaves(known, seconds)
+            case m.AgentLeaves(seconds=seconds, reason=reason):
+                self._leaves(known, seconds, reason or "its agent was asked to end")
 
     def _came(self, connection: int, hello: m.AgentHello) -> None:
         if hello.version != __version__:
@@ -241,7 +287,7 @@ class HostsEngine:
             agent.tell(m.Dismiss("", reconnect=True), last=True)
             agent.connection = None
         if agent.worker is not None:
-            agent.ended(agent.worker.incarnation, HostEnd(None, reason))
+            agent.ended(agent.worker.incarnation, HostEnd(None, agent.departure if agent.leaves else reason))
         self._form()
 
     def cut_off(self, is_cut_off: bool) -> None:
@@ -269,21 +315,22 @@ class HostsEngine:
 
     # ---- machines that leave
 
-    def _leaves(self, agent: Agent, seconds: float) -> None:
+    def _leaves(self, agent: Agent, seconds: float, reason: str) -> None:
         """Its island is drained, where what is there can be elsewhere. Else it goes on until the agent ends."""
-        agent.leaves = True
+        agent.leaves = reason
         if agent.worker is not None and agent.served is not None:
             island = agent.served[0]
             when = f"in {seconds:.0f} s" if math.isfinite(seconds) else "soon"
-            _log.warning("%s leaves %s: island %d is drained", agent.name, when, island)
-            if self._drains.ask(island):
+            _log.warning("%s leaves %s (%s): it is host %d of island %d", agent.name, when, reason, agent.host, island)
+            self._report()  # first: if the worker ends now, the controller knows the reason
+            if seconds > 0 and self._drains.ask(island):
                 self._ask_to_drain(island)
         self._dismiss_if_done(agent)
         self._report()
 
     def _ask_to_drain(self, island: int) -> None:
         self._left.add(island)
-        self._send(m.DrainRequest(island, returns=True))
+        self._send(m.DrainRequest(island, returns=True, has_spares=self._has_spares(island)))
 
     def _left_by_machines(self) -> set[int]:
         """The islands of which a machine that leaves holds a worker."""
@@ -294,7 +341,7 @@ class HostsEngine:
         """What has started the agent with this seat will end it, and says so. May be said again and again."""
         for agent in list(self._agents.values()):
             if agent.hello.seat == Seat(island, rank) and not agent.leaves:
-                self._leaves(agent, seconds)
+                self._leaves(agent, seconds, "its node is drained")
 
     def drained(self, status: Status, text: str) -> None:
         island, refusal = self._drains.answered(status, self._loop.time())

@@ -129,4 +129,7 @@ def host(
         who = "this host" if workers == 1 else agent.machine
         say(f"{who} has joined the cluster at {controller}: it takes {agent.seat}")
 
-    run_loop(lambda stop: run_agents(agents, default_cache_directory(), joined, stop))
+    def happened(agent: AgentOptions, text: str) -> None:
+        say(text if workers == 1 else f"{agent.machine}: {text}")
+
+    run_loop(lambda stop: run_agents(agents, default_cache_directory(), joined, stop, happened))

@@ -40,7 +40,10 @@ class AgentLost(Message, frozen=True, tag=112):
 
 
 class MachineReport(msgspec.Struct, frozen=True, array_like=True):
-    """A machine for `atoll status`: what it is called, where it is, and what its agent does."""
+    """A machine for `atoll status`: what it is called, where it is, and what its agent does.
+
+    If it holds the worker of a `host` and leaves, `leaves` is the reason, such as "SIGTERM".
+    """
 
     name: str
     address: str
@@ -48,6 +51,8 @@ class MachineReport(msgspec.Struct, frozen=True, array_like=True):
     group: str
     devices: dict[str, int]
     memory_bytes: int
+    host: int = -1
+    leaves: str = ""
 
 
 class EngineReport(Message, frozen=True, tag=113):
@@ -108,6 +113,7 @@ class AgentLeaves(Message, frozen=True, tag=123):
     """The machine is about to go: its agent ends in so many seconds, and its worker with it."""
 
     seconds: float
+    reason: str = ""
 
 
 # ---- engine -> agent

@@ -55,10 +55,11 @@ class EndIsland(Message, frozen=True, tag=103):
 
 
 class RestartIsland(Message, frozen=True, tag=75):
-    """Kill the island's workers, and start them anew."""
+    """Kill the island's workers, and start them again. If there is a spare, it replaces the machine of host `avoid`."""
 
     island: int
     reason: str
+    avoid: int = -1
 
 
 class RestartExcused(Message, frozen=True, tag=115):

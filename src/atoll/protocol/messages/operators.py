@@ -126,11 +126,13 @@ class AddIslandRequest(Message, frozen=True, tag=99):
 class DrainRequest(Message, frozen=True, tag=100):
     """Move all that is on the island to others, and end its workers.
 
-    With `returns`, as the engine asks it where a machine leaves, it comes back once there are machines for it again.
+    With `returns`, as the engine asks it where a machine leaves, it comes back once there are machines for it again;
+    with `has_spares`, these are there now.
     """
 
     island: int
     returns: bool = False
+    has_spares: bool = False
 
 
 class SetTenant(Message, frozen=True, tag=140):

@@ -164,8 +164,16 @@ class TlsStream:
         self.socket.close()
 
 
-def no_identity(address: Address, what: str) -> AccessError:
+def no_identity(address: Address, what: str, for_hosts: bool = False) -> AccessError:
     """There is nothing to prove this process with."""
+    if for_hosts:
+        needs = (
+            "this host needs the cluster's join string for hosts: give --join FILE, or set ATOLL_JOIN to FILE, which"
+        )
+        return AccessError(
+            f"{what} at {address.host_and_port} is reached by TLS, for which {needs} "
+            "`atoll up --host-join-file FILE` has written"
+        )
     return AccessError(
         f"{what} at {address.host_and_port} is reached by TLS, for which this process needs the cluster's join "
         "string: set ATOLL_JOIN to it, or to the file that `atoll up --join-file FILE` has written"
