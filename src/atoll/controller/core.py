@@ -37,6 +37,7 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.controller.sessions.staying import SessionsThatStay
 from atoll.controller.state import ClusterState
+from atoll.controller.watchdog import Watchdog
 from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.failures import Failures
 from atoll.dispatch.launcher import Launcher
@@ -128,6 +129,7 @@ class Controller:
         self._staying = SessionsThatStay(
             state, self._compilation, self._asides, self.suspensions, self._admission.admit_again
         )
+        self._watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
         self._faults = Faults(state, self._recovery, self._sessions.end)
         self._subscribe()
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
@@ -355,6 +357,7 @@ class Controller:
         self._checks.tick(now)
         self._tracing.tick(now)
         self._failures.tick(now)
+        self._watchdog.tick(now)
         self._long_gangs.tick(now, self.launcher.in_flight)
         self._keep_usage()
         self._keep_estimates(now)

@@ -118,6 +118,7 @@ class ControllerShell:
             a.Send: self._send,
             a.Close: self._close,
             a.Name: self._name,
+            a.Log: lambda action: _log.warning("%s", action.text),
             a.SetTimer: self._set_timer,
             a.ReportReady: lambda action: self._report(READY),
             a.End: self._end,

@@ -86,4 +86,12 @@ class KeepSessions(Action, frozen=True, tag=10):
     secrets: dict[int, str]  # by session
 
 
-AnyAction = Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates | KeepSessions
+class Log(Action, frozen=True, tag=11):
+    """Write a warning to the log."""
+
+    text: str
+
+
+AnyAction = (
+    Log | Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates | KeepSessions
+)

@@ -8,6 +8,7 @@ Invariant: each wait, compilation and question is answered once, also where the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any
@@ -33,6 +34,8 @@ from atoll.session.outgoing import Outgoing
 from atoll.session.programs import ProgramCache
 from atoll.session.recorder import CallRecorder
 from atoll.session.window import LaunchWindow
+
+_log = logging.getLogger(__name__)
 
 # For the data port of a host that is back to be reached: what waits for the host waits no longer.
 DIAL_SECONDS = 30.0
@@ -378,5 +381,7 @@ class ClusterSession:
                 self._resume()
             case m.ReportHandles(check=check):
                 self.send(m.HandlesReported(check, self.held()))
+            case m.Late(text=text):
+                _log.warning("%s", text)
             case m.Closing(status=status):
                 self._lose(status)

@@ -16,6 +16,7 @@ ISLAND_KINDS = ("ready", "failed", "back", "removed", "drained")
 KINDS = (
     *ISLAND_KINDS,
     "hangs",
+    "late",
     "operation",
     "refused",
     "session opened",

@@ -5,7 +5,7 @@ Each is answered once, also where its island restarts: jaxlib's client ends its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 
 import msgspec
 
@@ -63,6 +63,11 @@ class Queries:
         if asked is not None:
             _, session, query = asked
             self._outbox.to_session(session, m.QueryReply(query.query, message.status, message.payload))
+
+    def pending(self) -> Iterator[tuple[int, int, int, str]]:
+        """Yield each query without an answer: its number, its host, its session, and its kind."""
+        for query, (host, session, message) in self._asked.items():
+            yield query, host, session, message.what
 
     def is_waiting(self, session: int) -> bool:
         """Whether the session waits for an answer."""

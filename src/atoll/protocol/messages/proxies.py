@@ -235,6 +235,12 @@ class Closing(Message, frozen=True, tag=65):
     status: Status
 
 
+class Late(Message, frozen=True, tag=119):
+    """Something that the session waits for has not ended after its deadline; nothing else follows from that."""
+
+    text: str
+
+
 class ReportHandles(Message, frozen=True, tag=105):
     """Say which arrays your client has, after all that you have said before."""
 
@@ -324,4 +330,5 @@ ToProxy = (
     | RecordCalls
     | SendCalls
     | ReportHandles
+    | Late
 )

@@ -1,0 +1,145 @@
+"""Reports what has not ended after its deadline: for how long, in which state, and which process owes the next step.
+
+A long computation is legitimate, so the watchdog ends nothing. It reports a subject once: as an event, in the log, and
+to the session that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+
+from atoll.controller.sessions.queries import Queries
+from atoll.controller.state import ClusterState
+from atoll.dispatch.launcher import Launcher
+from atoll.protocol import messages as m
+from atoll.protocol.actions import Log
+from atoll.scheduling.durations import Durations
+from atoll.scheduling.functions import FunctionRegistry
+from atoll.scheduling.reasons import Reason
+
+WATCH_SECONDS = 60.0
+# A subject may be late by as much again: nobody needs to know it to the second.
+LOOK_SECONDS = 10.0
+# Subjects per look: what is beyond them is reported by a later one.
+MOST_REPORTS = 16
+
+# By what a launch waits for. If it waits for other launches, these are watched themselves.
+_OWED: dict[Reason, str] = {
+    Reason.BYTES: "its client owes the bytes",
+    Reason.PLAN: "the workers of the island owe its plan",
+    Reason.PYTHON: "the Python function that makes its arguments owes its result",
+    Reason.FUNCTIONS: "the workers of the island owe its functions, which they compile again",
+    Reason.ISLAND: "the engine owes the island",
+    Reason.MEMORY: "the owners of arrays on its devices owe the memory",
+    Reason.QUOTA: "the owners of its tenant's arrays owe the memory",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is late. `text` takes the seconds."""
+
+    session: int
+    island: int
+    text: Callable[[float], str]
+
+
+class Watchdog:
+    """`tick` is to be called once a second."""
+
+    def __init__(self, state: ClusterState, launcher: Launcher, functions: FunctionRegistry, queries: Queries) -> None:
+        self._resources = state.resources
+        self._sessions = state.sessions
+        self._history = state.history
+        self._outbox = state.outbox
+        self._launcher = launcher
+        self._functions = functions
+        self._queries = queries
+        self._durations: Durations[Hashable] = Durations()
+        self._reported: set[Hashable] = set()
+        self._next = 0.0
+
+    def tick(self, now: float) -> None:
+        """Report what is late since the last look."""
+        if now < self._next:
+            return
+        self._next = now + LOOK_SECONDS
+        subjects = dict(self._subjects())
+        self._reported &= subjects.keys()
+        reports = 0
+        for key, seconds in self._durations.update(now, subjects).items():
+            if seconds > WATCH_SECONDS and key not in self._reported and reports < MOST_REPORTS:
+                reports += 1
+                self._reported.add(key)
+                self._report(subjects[key], seconds)
+
+    def _report(self, subject: Subject, seconds: float) -> None:
+        session = self._sessions.get(subject.session)
+        text = subject.text(seconds)
+        tenant = "" if session is None else session.tenant.name
+        who = f"session {subject.session}" if session is None else session.name
+        self._history.record("late", text, subject.island, subject.session, tenant)
+        self._outbox.add(Log(self._outbox.cause, f"{who}: {text}"))
+        if session is not None:
+            self._outbox.to_session(session.number, m.Late(text))
+
+    # ---- what is watched
+
+    def _subjects(self) -> Iterator[tuple[Hashable, Subject]]:
+        yield from self._gangs()
+        yield from self._waits()
+        for (name, host), registrations in self._functions.waiting.items():
+            for each in registrations[:1]:
+                yield (
+                    ("compile", name, host),
+                    Subject(each.session, self._island_of(host), _compiles(each.function, host)),
+                )
+        for query, host, session, what in self._queries.pending():
+            yield ("query", query), Subject(session, self._island_of(host), _asks(what, host))
+
+    def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
+        """Those with nothing before them on their hosts: the others wait for these."""
+        busy: set[int] = set()
+        for gang in self._launcher.in_flight.values():  # in the order in which they were started
+            left = gang.run.hosts_left
+            if busy.isdisjoint(left):
+                text = _runs(gang.run.launch.program.name, gang.island, sorted(left))
+                yield ("gang", gang.sequence), Subject(gang.ticket.session, gang.island, text)
+            busy |= left
+
+    def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
+        for island in self._resources.islands:
+            for wait in self._launcher.scheduler.waits(island):
+                owed = _OWED.get(wait.reason)
+                if owed is not None:
+                    text = _stands(wait.reason, island, owed)
+                    yield ("wait", island, wait.session, wait.first.sequence), Subject(wait.session, island, text)
+
+    def _island_of(self, host: int) -> int:
+        return self._resources.topology.island_of(host)
+
+
+def _hosts(hosts: list[int]) -> str:
+    return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
+
+
+def _runs(name: str, island: int, hosts: list[int]) -> Callable[[float], str]:
+    owes = f"the worker of {_hosts(hosts)} owes its end"
+    if len(hosts) > 1:
+        owes = f"the workers of {_hosts(hosts)} owe its end"
+    return lambda seconds: f"{name} has run on {_hosts(hosts)} of island {island} for {seconds:.0f} s: {owes}"
+
+
+def _stands(reason: Reason, island: int, owed: str) -> Callable[[float], str]:
+    return lambda seconds: f"a launch has waited for {reason} on island {island} for {seconds:.0f} s: {owed}"
+
+
+def _compiles(function: int, host: int) -> Callable[[float], str]:
+    return lambda seconds: (
+        f"function {function} has been compiled for {seconds:.0f} s: the worker of host {host} owes the result"
+    )
+
+
+def _asks(what: str, host: int) -> Callable[[float], str]:
+    return lambda seconds: f"a query ({what}) has waited for {seconds:.0f} s: the worker of host {host} owes the answer"
