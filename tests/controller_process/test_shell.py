@@ -35,7 +35,7 @@ class Peer:
         self.connection: Connection
 
     @classmethod
-    async def open(cls, path: Path, role: str, token: str = "a token") -> Peer:
+    async def open(cls, path: Path, role: str, token: str = "a token", label: str = "script.py") -> Peer:
         peer = cls()
         for _ in range(200):
             if path.exists():
@@ -44,7 +44,7 @@ class Peer:
         peer.connection = await connect(
             Address(path=str(path)), Any, peer.inbox.put_nowait, lambda reason: peer.inbox.put_nowait(None), name="it"
         )
-        peer.connection.send(m.Hello(m.PROTOCOL, role, token, 1, "test", "script.py"))
+        peer.connection.send(m.Hello(m.PROTOCOL, role, token, 1, "test", label))
         return peer
 
     async def next(self) -> Any:
