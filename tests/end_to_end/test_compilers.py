@@ -30,7 +30,7 @@ def token_of(name: str) -> str:
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
     """One island of two hosts."""
-    tenants = tuple(TenantSettings(name, token_hash(token_of(name))) for name in ("ana", "ben"))
+    tenants = tuple(TenantSettings(name, token_hash(token_of(name))) for name in ("ana", "ben", "eve"))
     return start_cluster(islands="1x2x2", token="the token of the cluster", tenants=tenants)
 
 
@@ -112,15 +112,19 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_crash_of_the_compiler_is_an_error_of_that_compilation_alone(
-    cluster: StandingCluster, ana: RemotePython, ben: RemotePython
+    cluster: StandingCluster, user: Callable[[str], RemotePython], ana: RemotePython, ben: RemotePython
 ) -> None:
     ben.call(keep, 3.0)
     before = worker_processes(cluster)
-    for number in range(6):
-        with pytest.raises(RemoteError, match=r"rec .*cannot be compiled: the compiler process ended by SIGSEGV"):
-            ana.call(compile_module, hostile.RECURSION.format(number))
-        with pytest.raises(RemoteError, match="cannot be compiled: the compiler process ended by SIGABRT"):
-            ana.call(compile_module, hostile.TOP_K.format(3 + number))
+    eve = user("eve")
+    for text, end in (
+        (hostile.RECURSION.format(0), "rec .*ended by SIGSEGV"),
+        (hostile.TOP_K.format(3), "top .*ended by SIGABRT"),
+        (hostile.RECURSION.format(1), "rec .*ended by SIGSEGV"),
+        (hostile.RECURSION.format(2), "tenant eve cannot compile functions for another"),
+    ):
+        with pytest.raises(RemoteError, match=end):
+            eve.call(compile_module, text)
     assert ben.call(kept_sum) == 24
     assert ana.call(add_half, 0.5) == 2.5
     assert worker_processes(cluster) == before
