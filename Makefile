@@ -35,6 +35,8 @@ thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not a
 	ATOLL_TEST_THOROUGHNESS=20 ATOLL_ORDER_SECONDS=60 $(BIN)/python -m pytest -m "hypothesis or thorough" --timeout 3600 --numprocesses $(WORKERS) $(ARGS)
 	ATOLL_ORDER_SECONDS=60 ATOLL_TEST_USAGE_SECONDS=600 ATOLL_TEST_MESSAGES=100000 \
 	  $(BIN)/python -m pytest --timeout 3600 tests/end_to_end/test_order.py tests/operate/test_usage.py tests/controller/test_roles.py $(ARGS)
+	ATOLL_TEST_FUZZED_MESSAGES=1000000 ATOLL_TEST_FUZZED_FRAMES=100000 \
+	  $(BIN)/python -m pytest --timeout 7200 -s tests/end_to_end/test_fuzzed_control.py tests/grpc/http2/test_long_fuzz.py $(ARGS)
 	ATOLL_TEST_MOVE_MIB=8192 $(BIN)/python -m pytest --timeout 3600 -s -rs tests/end_to_end/test_large_moves.py $(ARGS)
 
 restarts: $(VENV)/.test  ## Kill the controller a hundred times, have standbys take over, and strike a training, which takes long

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atoll.client.settings import Settings, script_name
@@ -30,6 +31,8 @@ from atoll.operate.joining import reach
 from atoll.operate.registry import register_embedded
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.security.join import JOIN_VARIABLE
+
+_ROOM_BYTES = 1 << 30  # for large arrays on their way to the proxy
 
 
 class ClientProcesses:
@@ -173,7 +176,17 @@ class ClientProcesses:
 
 
 def _shared_memory() -> Path:
-    return Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+    """Return the directory for large arrays on their way to the proxy: shared memory, if enough of it is free.
+
+    jaxlib's client ends its process when it cannot write there. Containers often have 64 MiB of shared memory.
+    """
+    places = [Path(place) for place in ("/dev/shm", tempfile.gettempdir()) if os.access(place, os.W_OK)]
+    return place_with_room(places, {place: shutil.disk_usage(place).free for place in places})
+
+
+def place_with_room(places: Sequence[Path], free: Mapping[Path, int]) -> Path:
+    """Return the first place with `_ROOM_BYTES` free, or the one with the most."""
+    return next((each for each in places if free[each] >= _ROOM_BYTES), max(places, key=lambda each: free[each]))
 
 
 def _error(name: str, message: str, address: str) -> AtollError:

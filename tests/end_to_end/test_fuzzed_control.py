@@ -1,0 +1,141 @@
+"""Fuzzed conversations with a controller, by a tenant's token, beside an honest session of another tenant.
+
+`make thorough` sends a million messages, and prints what the honest session noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pytest
+
+from tests.cluster_process import User
+from tests.fuzzing.control_messages import ControlFuzzer
+
+MESSAGES = int(os.environ.get("ATOLL_TEST_FUZZED_MESSAGES", "2000"))
+TOKENS = {name: f"the token of {name}, which is long" for name in ("ana", "ben", "op")}
+# Of the controller's memory, once its event log, which has a bound of 32 MiB, is full: with many messages, after the
+# first quarter.
+MOST_GROWTH = 50 << 20
+SECONDS = 60.0
+QUIET_SECONDS = 1.0  # to learn how long an honest step takes on this machine, with nothing beside it
+_TOGETHER = 8  # connections
+
+
+@pytest.fixture(scope="module")
+def user(module_directory: Path, program_cache: Path) -> Iterator[User]:
+    tenants = module_directory / "tenants.toml"
+    roles = {"op": 'role = "operator"\n'}
+    lines = [f'[tenant.{name}]\ntoken = "{token}"\n{roles.get(name, "")}' for name, token in TOKENS.items()]
+    tenants.write_text("".join(lines))
+    with User(module_directory, program_cache) as user:
+        user.atoll("up", "--platform", "null", "--islands", "2x1x2", "--tenants", str(tenants)).check()
+        yield user
+        user.atoll("down", ATOLL_TOKEN=TOKENS["op"]).check()
+
+
+class Honest:
+    """The honest session, which counts its steps."""
+
+    def __init__(self, user: User, address: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzzing.honest", address],
+            env=user.env | {"ATOLL_TOKEN": TOKENS["ben"]},
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._stdout.readline() == "ready\n"
+
+    @property
+    def _stdout(self) -> IO[str]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def since(self) -> tuple[int, float]:
+        """Steps since the last call, and milliseconds of the longest."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        count, longest = self._stdout.readline().split()
+        return int(count), float(longest)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(SECONDS) == 0
+        self._stdout.close()
+
+
+def send_all(path: str, conversations: list[list[bytes]]) -> None:
+    """Each on a connection of its own, for as long as it is open; waits until the controller has taken them."""
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in conversations]
+        for sock, frames in zip(socks, conversations, strict=True):
+            with contextlib.suppress(ConnectionError):
+                sock.settimeout(SECONDS)
+                sock.connect(path)
+                sock.sendall(b"".join(frames))
+                sock.shutdown(socket.SHUT_WR)
+        for sock in socks:
+            with contextlib.suppress(ConnectionError):
+                while sock.recv(1 << 16):
+                    pass
+
+
+def report(user: User) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(user.atoll("status", "--json", ATOLL_TOKEN=TOKENS["op"]).check().stdout)
+    return found
+
+
+@pytest.mark.timeout(7200)
+def test_fuzzed_conversations_cost_an_honest_session_nothing(user: User) -> None:
+    path = f"{user.runtime}/atoll/default/controller.sock"
+    fuzzer = ControlFuzzer(20250701, TOKENS["ana"])
+    (controller,) = [each for each in user.processes() if "atoll.controller_process.main" in each.cmdline()]
+    honest = Honest(user, f"unix:{path}")
+    sent = 0
+    for _ in range(50):  # what the first of everything costs
+        send_all(path, [fuzzer.conversation()])
+    before, handled_before = controller.memory_info().rss, report(user)["load"]["messages_in"]
+    time.sleep(QUIET_SECONDS)
+    _, alone = honest.since()
+    batch: list[list[bytes]] = []
+    sizes: list[int] = []  # the growth after each quarter
+    begin = time.monotonic()
+    while sent < MESSAGES:
+        frames = fuzzer.conversation()
+        batch.append(frames)
+        sent += len(frames)
+        if len(batch) == _TOGETHER:
+            send_all(path, batch)
+            batch.clear()
+        if sent // (MESSAGES // 4 + 1) > len(sizes):
+            sizes.append(controller.memory_info().rss - before)
+    send_all(path, batch)
+    count, longest = honest.since()
+    now = report(user)
+    growth = controller.memory_info().rss - before
+    print(
+        f"\n{sent} messages sent, {now['load']['messages_in'] - handled_before} handled, "
+        f"in {time.monotonic() - begin:.0f} s; {count} honest steps, longest {longest} ms (alone {alone} ms); "
+        f"controller's growth {[f'{each / 2**20:.1f}' for each in (*sizes, growth)]} MiB"
+    )
+    assert controller.is_running()
+    assert controller.status() != psutil.STATUS_ZOMBIE
+    assert count > 0
+    assert growth - (sizes[0] if len(sizes) > 1 else 0) < MOST_GROWTH
+    assert {each["state"] for each in now["islands"]} == {"ready"}
+    assert [each["tenant"] for each in now["sessions"]] == ["ben"]
+    honest.close()

@@ -1,0 +1,241 @@
+"""Hostile HTTP/2 clients beside an honest one, on a real server in a process of its own.
+
+`make thorough` sends 100,000 frames and more, and prints what the honest client noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ErrorCode
+from tests.grpc.http2.http2_peer import KEEP, REQUEST, Peer, frame, message, request
+from tests.grpc.http2.test_fuzz import conversation, mutate
+
+QUIET_SECONDS = 1.0  # to learn how long an honest call takes on this machine, with nothing beside it
+FRAMES = int(os.environ.get("ATOLL_TEST_FUZZED_FRAMES", "3000"))
+SEED = 20250702
+MOST_GROWTH = 50 << 20
+MOST_CPU_MS = 50.0  # of the event loop, for what it reads at once
+SECONDS = 60.0
+_SERVER = """
+import asyncio, sys, time
+from atoll.grpc import GrpcServer
+from atoll.grpc.http2.connection import Http2Connection
+from atoll.wire.unauthenticated import UnauthenticatedConnections
+from tests.grpc.serving import echo
+
+def admitted(call):
+    call.admit()
+    echo(call)
+
+longest = 0.0
+handle = Http2Connection.buffer_updated
+
+def timed(self, nbytes):
+    global longest
+    begin = time.thread_time()
+    handle(self, nbytes)
+    longest = max(longest, time.thread_time() - begin)
+
+Http2Connection.buffer_updated = timed
+
+async def main():
+    keep, pause = lambda call: None, lambda call: call.pause()
+    methods = {"/test.Test/Echo": admitted, "/test.Test/Keep": keep, "/test.Test/Pause": pause}
+    server = GrpcServer(methods, strangers=UnauthenticatedConnections())
+    await server.listen_unix(sys.argv[1])
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.close()
+    print(server.statistics().calls_open, round(1000 * longest, 1), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
+    path = str(tmp_path / "s")
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        yield path, psutil.Process(process.pid)
+        process.stdin.close()
+        calls, longest = process.stdout.readline().split()
+        print(f"the longest read took {longest} ms of CPU time")
+        assert int(calls) == 0
+        assert float(longest) < MOST_CPU_MS
+        assert process.wait(SECONDS) == 0
+
+
+class Honest:
+    """A client that has small messages echoed, and notes how long the slowest took."""
+
+    def __init__(self, path: str) -> None:
+        self.count, self.longest, self.problem = 0, 0.0, ""
+        self._over = threading.Event()
+        self._path = path
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with Peer(self._path) as peer:
+                peer.send(peer.headers(1, REQUEST))
+                while not self._over.wait(0.002):
+                    begin = time.monotonic()
+                    peer.send(frame(frames.DATA, 0, 1, message(b"honest")))
+                    assert peer.body(1, 11) == message(b"honest")
+                    self.count, self.longest = self.count + 1, max(self.longest, time.monotonic() - begin)
+                    if self.count % 1000 == 0:
+                        peer.send(frames.window_update(0, 11_000), frames.window_update(1, 11_000))
+        except Exception as error:
+            self.problem = repr(error)
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(SECONDS)
+
+
+# ---- what hostile clients send: bytes of one connection, and how many frames these are
+
+
+def rapid_resets(source: random.Random, peer: Peer) -> list[bytes]:
+    numbers = range(1, 2 * source.randint(2, 300), 2)
+    return [part for each in numbers for part in (peer.headers(each, KEEP), frames.rst_stream(each, ErrorCode.CANCEL))]
+
+
+def continuations(source: random.Random, peer: Peer) -> list[bytes]:
+    piece = bytes(source.choice((0, 1, 100, 10_000)))
+    return [frame(frames.HEADERS, 0, 1), *[frame(frames.CONTINUATION, 0, 1, piece)] * source.randint(1, 200)]
+
+
+def header_bomb(source: random.Random, peer: Peer) -> list[bytes]:
+    """One entry of the compression table, referred to at a byte each."""
+    bomb = b"\x40\x01x\x7f\xa1\x1e" + bytes(4000) + b"\xbe" * source.randint(1, 10_000)
+    return [frame(frames.HEADERS, frames.END_HEADERS, 1, peer.encoder.encode(REQUEST) + bomb)]
+
+
+def huge_headers(source: random.Random, peer: Peer) -> list[bytes]:
+    block = peer.encoder.encode(request("/test.Test/Keep", ("x", "y" * source.choice((100, 8000, 60_000, 70_000)))))
+    return [frame(frames.HEADERS, frames.END_HEADERS, number, block[:16384]) for number in range(1, 19, 2)]
+
+
+def settings(source: random.Random, peer: Peer) -> list[bytes]:
+    values = [(source.randrange(1, 8), source.choice((0, 1, 16384, 65535, 2**31 - 1, 2**32 - 1))) for _ in range(3)]
+    return [frames.settings_frame(values[: source.randint(0, 3)])] * source.randint(1, 1500)
+
+
+def pings(source: random.Random, peer: Peer) -> list[bytes]:
+    return [frame(frames.PING, source.choice((0, 1)), 0, b"12345678")] * source.randint(1, 3000)
+
+
+def windows(source: random.Random, peer: Peer) -> list[bytes]:
+    """A stream whose window is closed and opened, by settings and by updates, down to nothing and over all bounds."""
+    games = [peer.headers(1, REQUEST), frame(frames.DATA, 0, 1, message(bytes(9000)))]
+    for _ in range(source.randint(1, 200)):
+        number, size = source.choice((0, 1, 1, 3)), source.choice((0, 1, 100, 65535, 2**31 - 1))
+        opens = frames.window_update(number, size)
+        games.append(source.choice((opens, frames.settings_frame([(4, source.choice((0, 1, 70_000, 2**31 - 1)))]))))
+    return games
+
+
+def half_closed(source: random.Random, peer: Peer) -> list[bytes]:
+    ends = frames.END_HEADERS | frames.END_STREAM
+    first = [peer.headers(1, REQUEST, ends), frame(frames.DATA, 0, 1, b"x"), peer.headers(1, REQUEST)]
+    return first + [frame(frames.DATA, frames.END_STREAM, source.choice((1, 3, 5)), b"")] * source.randint(1, 50)
+
+
+def slow(source: random.Random, peer: Peer) -> list[bytes]:
+    """A message that is announced and does not come."""
+    size = source.choice((100, 16_000, 16_385, 1 << 30)).to_bytes(4, "big")
+    return [peer.headers(1, KEEP), frame(frames.DATA, 0, 1, b"\0" + size + b"some of it")]
+
+
+def mutations(source: random.Random, peer: Peer) -> list[bytes]:
+    return [mutate(conversation()[1:], source)] + [b""] * (len(conversation()) - 2)
+
+
+def random_frames(source: random.Random, peer: Peer) -> list[bytes]:
+    return [
+        frame(
+            source.choice((*range(10), source.randrange(256))),
+            source.choice((0, 1, 4, 5, 8, 0x2D, source.randrange(256))),
+            source.choice((0, 1, 3, 5, source.getrandbits(32))),
+            source.randbytes(source.choice((0, 4, 5, 8, 40))),
+        )
+        for _ in range(source.randint(1, 30))
+    ]
+
+
+ATTACKS: tuple[Callable[[random.Random, Peer], list[bytes]], ...] = (
+    rapid_resets,
+    continuations,
+    header_bomb,
+    huge_headers,
+    settings,
+    pings,
+    windows,
+    half_closed,
+    slow,
+    mutations,
+    random_frames,
+)
+
+
+@pytest.mark.timeout(3600)
+def test_hostile_frames_cost_an_honest_client_nothing(server: tuple[str, psutil.Process]) -> None:
+    path, process = server
+    source, sent, open_ = random.Random(SEED), 0, []
+    honest = Honest(path)
+    for attack in ATTACKS:  # what the first of everything costs
+        with Peer(path) as peer:
+            peer.send(*attack(source, peer))
+    honest.longest = 0.0
+    time.sleep(QUIET_SECONDS)
+    alone, honest.longest, honest.count = honest.longest, 0.0, 0
+    before = process.memory_info().rss
+    begin = time.monotonic()
+    while sent < FRAMES:
+        peer = Peer(path)
+        attack = source.choice(ATTACKS)
+        hostile = attack(source, peer)
+        peer.socket.settimeout(0.05)  # who does not read is not waited for
+        with contextlib.suppress(OSError):
+            peer.socket.sendall(b"".join(hostile))
+        sent += len(hostile)
+        open_.append(peer)
+        if len(open_) > 8 or attack not in (slow, huge_headers):  # these stay for a while
+            open_.pop(source.randrange(len(open_))).socket.close()
+    for peer in open_:
+        peer.socket.close()
+    seconds = time.monotonic() - begin
+    honest.stop()
+    growth = process.memory_info().rss - before
+    print(
+        f"\n{sent} frames in {seconds:.0f} s, {honest.count} honest calls, longest {1000 * honest.longest:.1f} ms "
+        f"(alone {1000 * alone:.1f} ms), "
+        f"growth {growth / 2**20:.1f} MiB"
+    )
+    assert not honest.problem
+    assert honest.count > 0
+    assert growth < MOST_GROWTH
