@@ -25,6 +25,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
 from atoll.security.tokens import digest
+from atoll.session.irregular import in_parts
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
@@ -157,7 +158,10 @@ class Cluster:
     def flush(self) -> list[a.AnyAction]:
         """All actions since the last time."""
         kept, self._kept = self._kept, []
-        return [*kept, *self.event(e.Flush(self.now))]
+        actions = [*kept, *self.event(e.Flush(self.now))]
+        while self.controller.has_work:
+            actions += self.event(e.Flush(self.now))
+        return actions
 
     def sent(self) -> list[tuple[tuple[str, int], Any]]:
         """All messages since the last time, by who gets them."""
@@ -213,8 +217,10 @@ class Play(Cluster):
         self.flush()
 
     def say(self, message: Any) -> list[Any]:
-        """The session's proxy sends."""
-        self.proxy(self.session, message)
+        """The session's proxy sends; a large program as it does, in parts."""
+        messages = in_parts(message.program, message.definition) if type(message) is m.RegisterProgram else (message,)
+        for each in messages:
+            self.proxy(self.session, each)
         return self.outbox()
 
     def report(self, host: int, message: Any) -> list[Any]:

@@ -120,7 +120,6 @@ def test_an_array_that_is_used_meanwhile_stays():
     play.launch(play.high, 7)
     (put,) = of_kind(m.PutAside, play.at(1.0))
     play.session = play.low
-    play.with_put()
     play.say(m.Launch(2, (), (20,), (77,)))  # awaits its bytes: what follows waits behind it
     play.with_call()
     play.say(m.Launch(1, (5,), (9,), ()))

@@ -255,7 +255,7 @@ def _is_message_content(value: Any) -> bool:
 
 FROM_PROXIES = sorted(get_args(m.FromProxy), key=lambda each: each.__name__)
 # A program may have others inside, without end.
-PLAIN = [each for each in FROM_PROXIES if each is not m.RegisterProgram]
+PLAIN = [each for each in FROM_PROXIES if each not in (m.RegisterProgram, m.ProgramPart)]
 NODES = st.one_of(structs(Call), structs(HostToDevice), structs(Transfer), structs(Rearrange))
 PROGRAMS = st.builds(
     Program,
@@ -265,7 +265,9 @@ PROGRAMS = st.builds(
     st.lists(INTEGERS, max_size=2).map(tuple),
     st.integers(-1, 2),
 )
-ANY = st.one_of(*map(structs, PLAIN), st.builds(m.RegisterProgram, INTEGERS, PROGRAMS))
+ANY = st.one_of(
+    *map(structs, PLAIN), st.builds(m.RegisterProgram, INTEGERS, PROGRAMS), st.builds(m.ProgramPart, INTEGERS, PROGRAMS)
+)
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -12,6 +12,7 @@ from atoll.cluster.slices import SliceRequest
 from atoll.errors import OK, Code, ConnectError, Status, StatusError
 from atoll.ir.program import NODES_PER_CREDIT, Program, Report
 from atoll.protocol import messages as m
+from atoll.session.irregular import in_parts
 from atoll.session.session import DIAL_SECONDS
 from tests.session.fake_cluster import WINDOW, FakeCluster
 
@@ -39,7 +40,7 @@ def test_a_launch_takes_credits_for_its_nodes_until_the_controller_returns_them(
     results = [session.mint(), session.mint()]
     session.launch(program, (7,), results, (8,), context=9)
     assert cluster.take() == [
-        m.RegisterProgram(program, large),
+        *in_parts(program, large),
         m.Launch(program, (7,), tuple(results), (8,), 9, WINDOW),
     ]
     assert session.window.is_full

@@ -19,7 +19,7 @@ from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
-from atoll.controller.validation import validate, validate_from_session
+from atoll.controller.validation import validate
 from atoll.dispatch.connections import Peer
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
@@ -66,7 +66,6 @@ class Admission:
     ) -> None:
         self._max_sessions = state.settings.max_sessions
         self._tenants = state.tenants
-        self._open = state.sessions
         self._connections = state.connections
         self._peers = state.connections.peers
         self._outbox = state.outbox
@@ -132,10 +131,8 @@ class Admission:
             tenant = peer.tenant
             kind = Kind.OPERATOR if tenant is not None and tenant.is_operator else Kind.USER
             check(role, kind, type(message), "" if tenant is None else tenant.name)
-        if role != "proxy":
+        if role != "proxy":  # `Proxies` validates the messages of a session when their turn comes
             validate(message, self._resources.topology)
-        elif (session := self._open.get(peer.number)) is not None:
-            validate_from_session(session, message, self._resources.topology)
 
     def lost(self, event: ConnectionLost) -> None:
         peer = self._connections.remove(event.connection)

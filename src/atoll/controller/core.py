@@ -31,6 +31,7 @@ from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
+from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxies import Proxies
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
@@ -113,12 +114,13 @@ class Controller:
             self._keep_usage,
             self._stop_requested,
         )
+        self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end)
         self._admission = Admission(
             state,
             self.tokens,
             version,
             self._sessions,
-            self._proxies.handle,
+            self._inboxes.received,
             self._hosts,
             self._recovery,
             self._relays,
@@ -181,7 +183,7 @@ class Controller:
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
         self.programs = ProgramRegistry(
-            self._compilation, self._outbox, self.launcher.large_plans, self.meter, self._estimates
+            self.sessions, self._compilation, self._outbox, self.launcher.large_plans, self.meter, self._estimates
         )
 
     def _make_sessions(self) -> None:
@@ -298,6 +300,7 @@ class Controller:
             self.programs.session_closed,
             self._compilation.session_closed,
             self._recovery.session_closed,
+            self._inboxes.session_closed,
         )
 
     # ---- events
@@ -330,8 +333,15 @@ class Controller:
     def _estimates_read(self, event: e.EstimatesRead) -> None:
         self._estimates.load(event.estimates)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether another `Flush` is to follow the last one, though nothing else has happened."""
+        return bool(len(self.programs.lowerings) or self._inboxes)
+
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()
+        self.programs.lowerings.proceed()
+        self._inboxes.proceed()
         self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.pump()

@@ -15,6 +15,7 @@ import msgspec
 from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process import CollectorPause
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
@@ -105,6 +106,7 @@ class ControllerShell:
         self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
         self.journal: Journal | None = None
         self._uncommitted: list[bytes] = []  # records of turns that are not in it yet
+        self._collector = CollectorPause()
         self._has_opened = False  # a connection, whose peer learns its number: nobody else is to have it
         self._flush_scheduled = False
         self._to_acknowledge: list[AcceptedConnection] = []
@@ -341,6 +343,10 @@ class ControllerShell:
             self.commit()
         for action in actions:
             does[type(action)](action)
+        if self.controller.has_work and not self._flush_scheduled:
+            self._flush_scheduled, self._turn = True, self._clock()
+            self._loop.call_soon(self._flush)
+        self._collector.pause(self.controller.has_work)
         if self._to_acknowledge:
             for connection in self._to_acknowledge:
                 connection.acknowledge()

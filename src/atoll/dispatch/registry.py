@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
 from atoll.dispatch.compilation import Compilation
+from atoll.dispatch.lowerings import SMALL_NODES, Lowered, Lowering, Lowerings
 from atoll.dispatch.outbox import Outbox
-from atoll.errors import StatusError
+from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import Plan
-from atoll.ir.program import Program, credits_of
+from atoll.ir.program import Call, Program, credits_of
+from atoll.ir.steps import Steps, finish
 from atoll.promises.large_plans import LargePlans
 from atoll.protocol import messages as m
-from atoll.scheduling.estimates import Estimates
-from atoll.scheduling.programs import RegisteredProgram, device_groups, register
+from atoll.scheduling.estimates import Estimates, GangsByKey
+from atoll.scheduling.programs import RegisteredProgram, device_groups, register_in_steps
 from atoll.scheduling.session import Session
 from atoll.scheduling.usage import Meter
 
@@ -25,8 +29,16 @@ class ProgramRegistry:
     """
 
     def __init__(
-        self, compilation: Compilation, outbox: Outbox, large: LargePlans, meter: Meter, estimates: Estimates
+        self,
+        sessions: Mapping[int, Session],
+        compilation: Compilation,
+        outbox: Outbox,
+        large: LargePlans,
+        meter: Meter,
+        estimates: Estimates,
     ) -> None:
+        self.lowerings = Lowerings(self._lowered)
+        self._sessions = sessions
         self.plans: dict[int, dict[int, Plan]] = {}  # by number and host
         self._compilation = compilation
         self._outbox = outbox
@@ -36,34 +48,112 @@ class ProgramRegistry:
         self._next_plan = 1
 
     def register(self, session: Session, number: int, definition: Program) -> None:
-        """A program of the session. Where it cannot be lowered, its launches fail with the reason."""
+        """Register a program of the session. If it cannot be lowered, its launches fail with the reason.
+
+        A large one is lowered in steps: until then, it is one that cannot be launched yet.
+        """
         session.definitions[number] = definition
         session.costs.pop(number, None)
         if (cost := credits_of(definition)) > 1:
             session.costs[number] = cost
+        if len(definition.nodes) > SMALL_NODES:
+            session.programs[number] = Status(Code.UNAVAILABLE, f"program {definition.name!r} is being lowered")
+            self.lowerings.add(self._lowering(session, number, definition, is_new=True))
+            return
         try:
             session.devices.use(definition.name, device_groups(definition))
-            session.programs[number] = self.lower(session, definition, session.devices.locations, session.functions)
         except StatusError as error:
             session.programs[number] = error.status
+            return
+        self.lower_again(session, number)
 
     def release(self, session: Session, number: int) -> None:
         """The session needs the program no more."""
         session.definitions.pop(number, None)
         session.irregular.pop(number, None)
+        session.parts.pop(number, None)
         session.costs.pop(number, None)
         program = session.programs.pop(number, None)
         if isinstance(program, RegisteredProgram):
             self.drop(program)
 
+    def lower_again(self, session: Session, number: int) -> None:
+        """Lower a program of the session for the places that its devices have now, in place of what it has."""
+        definition = session.definitions[number]
+        if len(definition.nodes) > SMALL_NODES:
+            self.lowerings.add(self._lowering(session, number, definition, is_new=False))
+            return
+        try:
+            result: RegisteredProgram | Status = self.lower(
+                session, definition, session.devices.locations, session.functions
+            )
+        except StatusError as error:
+            result = error.status
+        self._replace(session, number, result)
+
+    def _replace(self, session: Session, number: int, result: RegisteredProgram | Status) -> None:
+        old = session.programs.get(number)
+        session.programs[number] = result
+        if isinstance(old, RegisteredProgram):
+            self.drop(old)
+
+    def _lowering(self, session: Session, number: int, definition: Program, is_new: bool) -> Lowering:
+        """Return a lowering for the devices and functions of this moment. It keeps the functions until it ends."""
+        functions = dict(session.functions)
+        called = {node.function: None for node in definition.nodes if isinstance(node, Call)}
+        names = tuple({functions[each]: None for each in called if each in functions})
+        for name in names:
+            self._compilation.functions.acquire(name)
+        begin = partial(
+            self._steps, self._new_plan(), session, definition, dict(session.devices.locations), functions, is_new
+        )
+        return Lowering(session, number, definition, begin, names)
+
+    def _lowered(self, lowering: Lowering, outcome: Lowered | Status) -> None:
+        """The program is lowered, or cannot be."""
+        session = lowering.session
+        result: RegisteredProgram | Status
+        if isinstance(outcome, Status):
+            result = outcome
+        else:
+            result, gangs = outcome
+            self._keep(result, gangs)
+        if self._sessions.get(session.number) is session and lowering.number in session.definitions:
+            self._replace(session, lowering.number, result)
+        elif isinstance(result, RegisteredProgram):
+            self.drop(result)
+        for name in lowering.functions:
+            self._compilation.drop_reference(name)
+
     def lower(
         self, session: Session, definition: Program, locations: Placement, functions: Mapping[int, str]
     ) -> RegisteredProgram:
-        """Lowers a program of the session for these places and functions. Raises StatusError where it cannot be."""
+        """Lowers a small program of the session for these places and functions. Raises StatusError where it cannot."""
+        program, gangs = finish(self._steps(self._next_plan, session, definition, locations, functions, is_new=False))
+        self._new_plan()
+        self._keep(program, gangs)
+        return program
+
+    def _new_plan(self) -> int:
+        self._next_plan += 1
+        return self._next_plan - 1
+
+    def _steps(
+        self,
+        number: int,
+        session: Session,
+        definition: Program,
+        locations: Placement,
+        functions: Mapping[int, str],
+        is_new: bool,
+    ) -> Steps[Lowered]:
+        if is_new:
+            for groups in batched(device_groups(definition)):
+                session.devices.use(definition.name, groups)
+                yield
         registry = self._compilation.functions
-        number = self._next_plan
         account = self._meter.account(session.tenant.name, session.number, session.label, definition.name)
-        program = register(
+        program = yield from register_in_steps(
             definition,
             number,
             locations,
@@ -73,8 +163,12 @@ class ProgramRegistry:
             account,
             registry.titles,
         )
-        self._estimates.begin(program)
-        self._next_plan += 1
+        return program, (yield from self._estimates.keys_of(program))
+
+    def _keep(self, program: RegisteredProgram, gangs: GangsByKey) -> None:
+        """The hosts get their plans."""
+        number = program.number
+        self._estimates.begin(program, gangs)
         self.plans[number] = {host: each.plan for host, each in program.plans.items()}
         hosts = tuple(program.plans)
         if program.is_large:
@@ -82,8 +176,7 @@ class ProgramRegistry:
         for each, some in program.by_plan(hosts):
             self._send(some, number, each.plan)
         for name in program.functions:
-            registry.acquire(name)
-        return program
+            self._compilation.functions.acquire(name)
 
     def drop(self, program: RegisteredProgram) -> None:
         """Nobody launches the program any more; its plans go with the last gang of it that has yet to start."""
@@ -126,3 +219,13 @@ class ProgramRegistry:
             self._outbox.to_hosts_in_pieces(hosts, m.RegisterPlan(number, plan, acknowledge=True))
         else:
             self._outbox.to_hosts(hosts, m.RegisterPlan(number, plan))
+
+
+_GROUPS_PER_STEP = 16
+
+
+def batched(groups: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Some groups of devices at a time."""
+    left = iter(groups)
+    while some := list(islice(left, _GROUPS_PER_STEP)):
+        yield some

@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import IntAttr, ModuleOp, StringAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from atoll.errors import invalid
+from atoll.errors import StatusError, invalid
 from atoll.ir.dialect.attributes import Buffers, Mappings, Numbers, Strides
 from atoll.ir.dialect.ops import (
     PRESENT,
@@ -23,6 +23,7 @@ from atoll.ir.dialect.ops import (
 )
 from atoll.ir.dialect.rows import RouteOp, UnrouteOp
 from atoll.ir.dialect.types import ArrayType, CompletionType
+from atoll.ir.dismantling import dismantled
 from atoll.ir.program import (
     Call,
     DeviceToHost,
@@ -36,12 +37,18 @@ from atoll.ir.program import (
     Transfer,
     Unroute,
 )
+from atoll.ir.steps import Steps, finish
 from atoll.ir.types import ArraySpec
 
 COMPLETION = CompletionType()
 
 
 def build(program: Program, functions: Mapping[int, str]) -> ModuleOp:
+    """As `build_in_steps`, all at once."""
+    return finish(build_in_steps(program, functions))
+
+
+def build_in_steps(program: Program, functions: Mapping[int, str]) -> Steps[ModuleOp]:
     """The module of a program that passed `check`: location-free, one op for each node. `functions` names the callees;
     one that it lacks is named by its number.
 
@@ -57,18 +64,19 @@ def build(program: Program, functions: Mapping[int, str]) -> ModuleOp:
 
     block = Block(arg_types=[typed(spec) for spec in program.arguments])
     values: list[SSAValue] = list(block.args)
-    ops: list[Operation] = []
     for node in program.nodes:
         outputs: list[Attribute] = [typed(spec) for spec in node.outputs]
-        op = _op(node, [values[value] for value in node.inputs], outputs, functions)
         try:
+            op = _op(node, [values[value] for value in node.inputs], outputs, functions)
+            block.add_op(op)
             op.verify_()
-        except VerifyException as error:
-            raise invalid(f"{program.name!r}: {error}") from None
-        ops.append(op)
+        except (StatusError, VerifyException) as error:
+            text = f"{program.name!r}: {error}" if isinstance(error, VerifyException) else error.status.message
+            yield from dismantled(block)
+            raise invalid(text) from None
         values.extend(op.results)
-    ops.append(ReturnOp.create(operands=[values[value] for value in program.results]))
-    block.add_ops(ops)
+        yield
+    block.add_op(ReturnOp.create(operands=[values[value] for value in program.results]))
     return ModuleOp([ProgramOp.of(program.name, program.feeds, Region(block))])
 
 

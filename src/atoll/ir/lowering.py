@@ -9,37 +9,55 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pkgutil import resolve_name
 
-from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import PassPipeline
 
 from atoll.cluster.locations import Placement
-from atoll.errors import invalid
-from atoll.ir.build import build
+from atoll.errors import StatusError, invalid
+from atoll.ir.build import build_in_steps
 from atoll.ir.dialect.ops import ProgramOp
+from atoll.ir.dismantling import dismantled
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.passes import PASSES
-from atoll.ir.passes.cut import cut
+from atoll.ir.passes.cut import cut_in_steps
 from atoll.ir.passes.lowering_pass import LoweringPass
-from atoll.ir.program import Call, Program, check
+from atoll.ir.program import Call, Program, check_node, check_results
+from atoll.ir.steps import Steps, finish
 
-__all__ = ["Lowered", "LoweredGang", "LoweredValue", "lower", "pipeline"]
+__all__ = ["Lowered", "LoweredGang", "LoweredValue", "lower", "lower_in_steps", "pipeline"]
 
 _PASSES: tuple[type[LoweringPass], ...] = tuple(map(resolve_name, PASSES))
 
 
 def lower(program: Program, placement: Placement, functions: Mapping[int, str]) -> Lowered:
+    """As `lower_in_steps`, all at once."""
+    return finish(lower_in_steps(program, placement, functions))
+
+
+def lower_in_steps(program: Program, placement: Placement, functions: Mapping[int, str]) -> Steps[Lowered]:
     """Cuts `program` into gangs and plans. `functions` gives the workers' names of the session's compiled functions.
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
-    check(program)
-    module = build(program, functions)
-    pipeline(placement).apply(Context(), module)
+    defined = len(program.arguments)
     for node in program.nodes:
-        if isinstance(node, Call) and node.function not in functions:
-            raise invalid(f"{program.name!r} calls function {node.function}, which is not registered")
-    return cut(program_of(module))
+        defined = check_node(program.name, node, defined, program.feeds)
+        yield
+    check_results(program, defined)
+    module = yield from build_in_steps(program, functions)
+    lowered = program_of(module)
+    try:
+        for each in _PASSES:
+            yield from each(placement).steps(lowered)
+        for node in program.nodes:
+            if isinstance(node, Call) and node.function not in functions:
+                raise invalid(f"{program.name!r} calls function {node.function}, which is not registered")
+        cut = yield from cut_in_steps(lowered)
+    except StatusError:
+        yield from dismantled(lowered.body.block)
+        raise
+    yield from dismantled(lowered.body.block)
+    return cut
 
 
 def pipeline(placement: Placement) -> PassPipeline:

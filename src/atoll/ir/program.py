@@ -223,9 +223,14 @@ def value_specs(program: Program) -> list[ArraySpec | None]:
     """What each value of the program is; None for a completion."""
     specs: list[ArraySpec | None] = list(program.arguments)
     for node in program.nodes:
-        specs.extend(node.outputs)
-        specs.extend([None] * (output_count(node) - len(node.outputs)))
+        specs.extend(specs_of(node))
     return specs
+
+
+def specs_of(node: Node) -> tuple[ArraySpec | None, ...]:
+    """What each value is that the node defines; None for a completion."""
+    count = output_count(node)
+    return node.outputs if count == len(node.outputs) else (*node.outputs, *([None] * (count - len(node.outputs))))
 
 
 def check(program: Program) -> None:
@@ -233,6 +238,11 @@ def check(program: Program) -> None:
     defined = len(program.arguments)
     for node in program.nodes:
         defined = check_node(program.name, node, defined, program.feeds)
+    check_results(program, defined)
+
+
+def check_results(program: Program, defined: int) -> None:
+    """Raises INVALID_ARGUMENT where the program returns a value that is none of so many."""
     for value in program.results:
         if not 0 <= value < defined:
             raise invalid(f"program {program.name!r} returns value {value}, of which {defined} are defined")

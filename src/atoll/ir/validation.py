@@ -117,6 +117,22 @@ class DefinitionCheck:
                     raise invalid(f"{path}.groups is {node.groups}: expected 1 to {MAX_ELEMENTS}")
         self.nodes += 1
 
+    def count_arguments(self, specs: Sequence[ArraySpec]) -> None:
+        """Note arguments that were checked before."""
+        self._edges += len(specs)
+        self._shards += sum(len(spec.sharding.devices) for spec in specs)
+        self.defined = len(specs)
+
+    def count(self, nodes: Sequence[Node]) -> None:
+        """Note nodes that were checked before."""
+        for node in nodes:
+            self.nodes += 1
+            self.defined += output_count(node)
+            self._edges += len(node.inputs) + len(node.outputs)
+            self._shards += sum(len(spec.sharding.devices) for spec in node.outputs)
+            if isinstance(node, Call):
+                self._shards += len(node.devices)
+
     def results(self, values: Sequence[int]) -> None:
         """Check the values that the program returns. Call this last."""
         for i, value in enumerate(values):

@@ -74,6 +74,9 @@ class Programs(Protocol):
     ) -> RegisteredProgram:
         """Raises StatusError where it cannot be lowered for these places."""
 
+    def lower_again(self, session: Session, number: int) -> None:
+        """Lower a program of the session for the places that its devices have now, in place of what it has."""
+
     def drop(self, program: RegisteredProgram) -> None:
         """Nobody launches it any more."""
 

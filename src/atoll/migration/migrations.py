@@ -29,7 +29,7 @@ from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.functions import DeviceAssignment, function_name, hosts_of
-from atoll.scheduling.programs import RegisteredProgram, device_groups
+from atoll.scheduling.programs import device_groups
 from atoll.scheduling.session import Session
 
 # For a proxy to hold its client back.
@@ -232,14 +232,7 @@ class Migrations:
             old = session.programs.get(number)  # None where an earlier cluster has left the session
             if old is not None and all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
                 continue
-            try:
-                session.programs[number] = self._programs.lower(
-                    session, definition, session.devices.locations, session.functions
-                )
-            except StatusError as error:
-                session.programs[number] = error.status
-            if isinstance(old, RegisteredProgram):
-                self._programs.drop(old)
+            self._programs.lower_again(session, number)
 
     def _give_up(self, migration: Migration, status: Status) -> None:
         """The session goes on where it was."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from atoll.cluster.resources import Host
 from atoll.cluster.usage.estimates_file import MOST_ESTIMATES
 from atoll.cluster.usage.records import Estimate, Expected
+from atoll.ir.steps import Steps
 from atoll.scheduling.gangs import FIRST_RUNS, Experience, GangSpec
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
@@ -25,6 +26,9 @@ _LEAST_CHANGE = 5
 _SAVE_SECONDS = 10.0
 
 
+GangsByKey = dict[str, list[GangSpec]]
+
+
 class Estimates:
     """Pure. `contents` has the hashes of what clients sent as functions, by the workers' names for these."""
 
@@ -32,7 +36,7 @@ class Estimates:
         self._contents = contents
         self._hosts = hosts
         self._known: dict[str, Estimate] = {}  # the newest last
-        self._keys: dict[int, list[str]] = {}  # of gangs, by program
+        self._keys: dict[int, dict[str, int]] = {}  # by program: of how many of its gangs
         self._live: dict[str, Experience] = {}  # of gangs of programs that are registered
         self._users: Counter[str] = Counter()  # gangs that share it
         self._saved: dict[str, int] = {}
@@ -44,19 +48,30 @@ class Estimates:
             self._keep(each)
             self._saved[each.key] = each.nanoseconds
 
-    def begin(self, program: RegisteredProgram) -> None:
+    def keys_of(self, program: RegisteredProgram) -> Steps[GangsByKey]:
+        """Return the program's gangs by their keys, for `begin`."""
+        found: GangsByKey = {}
+        for node in program.nodes:
+            for gang in node:
+                if not gang.late and (key := self._known_by(gang)):
+                    found.setdefault(key, []).append(gang)
+            yield
+        return found
+
+    def begin(self, program: RegisteredProgram, gangs: GangsByKey) -> None:
         """The program was registered: its gangs start with what is known of them, and learn together with others."""
-        gangs = [(key, gang) for gang in program.gangs if not gang.late and (key := self._known_by(gang))]
-        for key, gang in gangs:
-            gang.experience = self._live.setdefault(key, self._experience(key))
-            self._users[key] += 1
+        for key, some in gangs.items():
+            experience = self._live.setdefault(key, self._experience(key))
+            for gang in some:
+                gang.experience = experience
+            self._users[key] += len(some)
         if gangs:
-            self._keys[program.number] = [key for key, _ in gangs]
+            self._keys[program.number] = {key: len(some) for key, some in gangs.items()}
 
     def end(self, program: RegisteredProgram) -> None:
         """Nobody launches it any more; what its gangs have taught stays."""
-        for key in self._keys.pop(program.number, ()):
-            self._users[key] -= 1
+        for key, count in self._keys.pop(program.number, {}).items():
+            self._users[key] -= count
             if not self._users[key]:
                 self._learn(key)
                 del self._live[key], self._users[key]

@@ -13,8 +13,9 @@ from atoll.cluster.locations import MemoryRequirement, Placement
 from atoll.errors import invalid
 from atoll.ir import plan as p
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
-from atoll.ir.lowering import lower
-from atoll.ir.program import Call, Program, Report, value_specs
+from atoll.ir.lowering import lower_in_steps
+from atoll.ir.program import Call, Program, Report, specs_of
+from atoll.ir.steps import Steps, finish
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.gangs import ClientFeed, Experience, GangSpec, HostFeeds, MadeValue
@@ -28,6 +29,7 @@ MAX_PLAN_BYTES = 48 << 20
 _FEED_BYTES = 9
 # Plans from here on go to their hosts in pieces, and launches wait until they are there.
 LARGE_PLAN_BYTES = 64 << 10
+_SEGMENTS_PER_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,20 @@ def register(
     account: Account | None = None,
     titles: Mapping[str, str] = MappingProxyType({}),
 ) -> RegisteredProgram:
+    """As `register_in_steps`, all at once."""
+    return finish(register_in_steps(program, number, placement, functions, scratch_of, calls_client, account, titles))
+
+
+def register_in_steps(
+    program: Program,
+    number: int,
+    placement: Placement,
+    functions: Mapping[int, str],
+    scratch_of: Callable[[str], MemoryRequirement],
+    calls_client: Container[str] = (),
+    account: Account | None = None,
+    titles: Mapping[str, str] = MappingProxyType({}),
+) -> Steps[RegisteredProgram]:
     """Lowers a program, whose plans are to have this number, and whose launches are charged to the account.
 
     `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs; those in
@@ -125,22 +141,29 @@ def register(
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
-    lowered = lower(program, placement, functions)
+    lowered = yield from lower_in_steps(program, placement, functions)
     count = len(program.arguments)
     position_of = {value: count + i for i, value in enumerate(lowered.results)}
     if len(position_of) != len(lowered.results) or any(value < count for value in position_of):
         raise invalid(f"program {program.name!r} returns a value twice, or an argument")
     position_of.update((value, value) for value in range(count))
-    plans = _host_plans(lowered.plans, position_of)
-    distinct = {id(each): each.plan for each in plans.values()}
-    largest = max((len(msgspec.msgpack.encode(plan)) for plan in distinct.values()), default=0)
+    yield
+    plans = yield from _host_plans(lowered.plans, position_of)
+    largest = yield from _largest_plan(plans)
     if max(largest, program.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
         raise invalid(f"program {program.name!r} is too large for one message to a host: make it of several")
     segments_of: list[dict[int, p.Segment]] = [{} for _ in lowered.gangs]
     for host, plan in lowered.plans.items():
-        for segment in plan.segments:
+        for i, segment in enumerate(plan.segments):
             segments_of[segment.gang][host] = segment
-    specs = value_specs(program)
+            if i % _SEGMENTS_PER_STEP == 0:
+                yield
+    specs: list[ArraySpec | None] = list(program.arguments)
+    reports = 0
+    for node in program.nodes:
+        specs.extend(specs_of(node))
+        reports += isinstance(node, Report)
+        yield
     nodes: dict[int, list[GangSpec]] = {}
     same: dict[MemoryRequirement, MemoryRequirement] = {}  # the ledger knows requirements by their identity
 
@@ -148,14 +171,32 @@ def register(
         found = _on(hosts, requirement)
         return same.setdefault(found, found)
 
+    islands: set[int] = set()
+    called: dict[str, None] = {}
+    fed: set[int] = set()
+    is_late = False
     for gang, segments in zip(lowered.gangs, segments_of, strict=True):
         scratch = on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
         late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
         spec = _spec(gang, segments, lowered, position_of, program, scratch, late, on)
         spec.title = titles.get(gang.function, "")
         nodes.setdefault(gang.node, []).append(spec)
+        islands.add(gang.island)
+        if gang.function:
+            called[gang.function] = None
+        if spec.awaited:
+            fed.add(gang.island)
+        is_late = is_late or late is not None
+        yield
+    values: list[ProgramValue] = []
+    inner: list[int] = []
+    for value, made in enumerate(lowered.values[count:], start=count):
+        position = position_of.get(value)
+        values.append(ProgramValue(made.hosts, made.nbytes, -1 if position is None else position - count))
+        if position is None:
+            inner.append(value)
+        yield
     gangs = tuple(tuple(each) for each in nodes.values())
-    islands = tuple(sorted({gang.island for gang in lowered.gangs}))
     return RegisteredProgram(
         program.name,
         number,
@@ -165,28 +206,38 @@ def register(
         lowered.host_feeds,
         gangs,
         plans,
-        tuple(
-            ProgramValue(made.hosts, made.nbytes, position_of.get(value, count - 1) - count)
-            for value, made in enumerate(lowered.values[count:], start=count)
-        ),
+        tuple(values),
         tuple(specs[value] for value in program.results),
         lowered.donated,
-        tuple({gang.function: None for gang in lowered.gangs if gang.function}),
-        islands,
+        tuple(called),
+        tuple(sorted(islands)),
         UnitBuilder(gangs),
-        any(gang.late for node in gangs for gang in node),
+        is_late,
         account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,
-        reports=sum(isinstance(node, Report) for node in program.nodes),
-        fed=frozenset(gang.island for node in gangs for gang in node if gang.awaited),
+        reports=reports,
+        fed=frozenset(fed),
         static=None if len(islands) > 1 else False,
         result_values=tuple(sorted(value for value in lowered.results if value >= count)),
-        inner_values=tuple(value for value in range(count, len(lowered.values)) if value not in position_of),
+        inner_values=tuple(inner),
         argument_memory=tuple(value.memory for value in lowered.values[:count]),
     )
 
 
-def _host_plans(plans: Mapping[int, p.Plan], position_of: Mapping[int, int]) -> dict[int, HostPlan]:
+def _largest_plan(plans: Mapping[int, HostPlan]) -> Steps[int]:
+    """Return about how many bytes the largest of these plans has as a message."""
+    largest = 0
+    encode = msgspec.msgpack.encode
+    for plan in {id(each): each.plan for each in plans.values()}.values():
+        nbytes = len(encode(plan.arguments)) + len(encode(plan.results)) + len(encode(plan.name))
+        for i in range(0, len(plan.segments), _SEGMENTS_PER_STEP):
+            nbytes += len(encode(plan.segments[i : i + _SEGMENTS_PER_STEP]))
+            yield
+        largest = max(largest, nbytes)
+    return largest
+
+
+def _host_plans(plans: Mapping[int, p.Plan], position_of: Mapping[int, int]) -> Steps[dict[int, HostPlan]]:
     found: dict[int, HostPlan] = {}
     last: HostPlan | None = None
     for host, plan in plans.items():
@@ -194,6 +245,7 @@ def _host_plans(plans: Mapping[int, p.Plan], position_of: Mapping[int, int]) -> 
             arguments = tuple(position_of[value] for value in plan.arguments)
             last = HostPlan(plan, arguments, tuple(position_of[value] for value in plan.results))
         found[host] = last
+        yield
     return found
 
 

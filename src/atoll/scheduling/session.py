@@ -14,6 +14,7 @@ from atoll.scheduling.buffer_directory import Directory, Entry
 from atoll.scheduling.feeds import Feeds
 from atoll.scheduling.gangs import GangSpec, HostFeeds
 from atoll.scheduling.ledger import Block
+from atoll.scheduling.program_parts import ProgramParts
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.reasons import Waited
 from atoll.scheduling.tallies import ROW_TRANSFERS, Tally
@@ -140,6 +141,7 @@ class Session:
     pongs: int = 0  # that it has answered
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
+    parts: dict[int, ProgramParts] = field(default_factory=dict)  # of programs that have not come completely
     costs: dict[int, int] = field(default_factory=dict)  # credits that a launch takes, of programs that take several
     irregular: dict[int, m.RegisterSwitch | m.RegisterLoop] = field(default_factory=dict)  # nodes, by number
     functions: dict[int, str] = field(default_factory=dict)
@@ -153,6 +155,7 @@ class Session:
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
     # By island: why it was lost, until the proxy knows that what it has sent there is lost.
     unseen: dict[int, Status] = field(default_factory=dict)
+    lowering: int = 0  # programs of it that are being lowered in steps
     in_flight: int = 0
     credits: int = 0  # of its window, that these have taken
     launches: int = 0

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from atoll.ir.irregular import Piece, SwitchPrograms, is_irregular, parts_of, split
 from atoll.ir.program import Program, credits_of
@@ -34,6 +36,15 @@ class _Split:
     programs: tuple[int, ...]  # all that are registered for it
 
 
+def in_parts(number: int, program: Program) -> Iterator[m.ProgramPart | m.RegisterProgram]:
+    """The messages that register a program: several for a large one."""
+    left = program
+    while len(left.nodes) > m.MAX_PART_NODES:
+        yield m.ProgramPart(number, replace(left, nodes=left.nodes[: m.MAX_PART_NODES], results=()))
+        left = Program("", (), left.nodes[m.MAX_PART_NODES :], left.results)
+    yield m.RegisterProgram(number, left)
+
+
 class SplitPrograms:
     """Registers programs, and knows those that it has split. `number` and `mint` give fresh numbers and handles."""
 
@@ -51,7 +62,7 @@ class SplitPrograms:
         """The program's number. Raises INVALID_ARGUMENT for one that cannot be split."""
         if not is_irregular(program):
             number = self._number()
-            self._send(m.RegisterProgram(number, program))
+            self._send_program(number, program)
             self._takes(number, credits_of(program))
             return number
         numbers: list[int] = []
@@ -61,7 +72,7 @@ class SplitPrograms:
             if each not in known:
                 known[each] = self._number()
                 numbers.append(known[each])
-                self._send(m.RegisterProgram(known[each], each))
+                self._send_program(known[each], each)
             return known[each]
 
         pieces = []
@@ -81,6 +92,10 @@ class SplitPrograms:
         whole = self._number()
         self._known[whole] = _Split(program.results, tuple(pieces), tuple(numbers))
         return whole
+
+    def _send_program(self, number: int, program: Program) -> None:
+        for message in in_parts(number, program):
+            self._send(message)
 
     def release(self, number: int) -> None:
         split = self._known.pop(number, None)

@@ -64,6 +64,11 @@ class ControllerProcess:
 
     def _handle_now(self, event: e.AnyEvent) -> None:
         self.controller.handle(event)
+        self._flush_now()
+        while self.controller.has_work:
+            self._flush_now()
+
+    def _flush_now(self) -> None:
         for action in self.controller.handle(e.Flush(self._clock.now())):
             self._do(action, self._clock.now())
 
@@ -79,7 +84,7 @@ class ControllerProcess:
 
     def _work(self) -> None:
         """What has come by now is handled, and leaves as the work on it is done."""
-        if not self._inbox:
+        if not self._inbox and not self.controller.has_work:
             self._is_busy = False
             return
         inbox, self._inbox = self._inbox, []

@@ -140,6 +140,33 @@ class StopEvent(asyncio.Event):
         self.set()
 
 
+# Turns of the loop from which on a pause of the garbage collector counts as long.
+_LONG_PAUSE = 256
+
+
+class CollectorPause:
+    """Keeps the garbage collector from running while something large is made, a part in each turn of the loop.
+
+    That consists of objects that do not refer to themselves and stay for long. A collection that looked through all of
+    them would take hundreds of milliseconds. So after a long pause, no collection looks through what was made before.
+    """
+
+    def __init__(self) -> None:
+        self._turns = 0  # of the pause that goes on
+
+    def pause(self, is_needed: bool) -> None:
+        """Begin or continue a pause if it is needed in this turn; otherwise end it."""
+        if is_needed:
+            if not self._turns:
+                gc.disable()
+            self._turns += 1
+        elif self._turns:
+            if self._turns >= _LONG_PAUSE:
+                gc.freeze()
+            self._turns = 0
+            gc.enable()
+
+
 def run_loop(main: Callable[[StopEvent], Coroutine[Any, Any, None]]) -> None:
     """Runs `main(stop)` to its end, on uvloop where it is installed; SIGTERM and SIGINT set `stop`."""
 

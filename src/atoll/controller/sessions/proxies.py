@@ -7,14 +7,17 @@ from typing import Any
 
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
+from atoll.controller.validation import validate_from_session
 from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import Code, Status, StatusError
+from atoll.ir.validation import DefinitionCheck
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.program_parts import ProgramParts
 from atoll.scheduling.session import Session
 from atoll.telemetry.tracing import Tracing
 
@@ -52,6 +55,7 @@ class Proxies:
             m.Release: self._release,
             m.Await: self._await,
             m.RegisterProgram: self._register_program,
+            m.ProgramPart: self._program_part,
             m.ReleaseProgram: self._release_program,
             m.RegisterSwitch: self._register_irregular,
             m.RegisterLoop: self._register_irregular,
@@ -72,6 +76,7 @@ class Proxies:
         if session is None:
             return
         try:
+            validate_from_session(session, message, self._resources.topology)
             self._handlers[type(message)](session, message)
         except StatusError as error:
             self._sessions.end(number, error.status)
@@ -108,7 +113,20 @@ class Proxies:
             self._outbox.to_session(session.number, m.Awaited(message.wait, status))
 
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
-        self._programs.register(session, message.program, message.definition)
+        before = session.parts.pop(message.program, None)
+        definition = message.definition if before is None else before.whole(message.definition)
+        self._programs.register(session, message.program, definition)
+
+    def _program_part(self, session: Session, message: m.ProgramPart) -> None:
+        part = message.definition
+        before = session.parts.get(message.program)
+        if before is None:
+            check = DefinitionCheck(part.name, part.feeds, session.devices.locations)
+            check.count_arguments(part.arguments)
+            before = ProgramParts(part.name, part.arguments, part.feeds, check)
+            session.parts[message.program] = before
+        before.check.count(part.nodes)
+        before.nodes += part.nodes
 
     def _register_irregular(self, session: Session, message: m.RegisterSwitch | m.RegisterLoop) -> None:
         session.irregular[message.program] = message

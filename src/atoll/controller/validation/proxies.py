@@ -29,6 +29,7 @@ from atoll.scheduling.session import Session
 # Of one session at a time.
 MAX_FUNCTIONS = 1 << 16
 MAX_PROGRAMS = 1 << 16
+MAX_PARTS = 64  # programs that have not come completely
 MAX_WAITS = 1 << 16
 
 MAX_BRANCHES = 1 << 12
@@ -69,20 +70,43 @@ def register_function(session: Session, message: m.RegisterFunction, topology: T
 
 
 def register_program(session: Session, message: m.RegisterProgram, topology: Topology) -> None:
-    check_new_program(session, message)
-    definition = message.definition
+    check = _checked_part(session, message)
     try:
-        check = DefinitionCheck(definition.name, definition.feeds, session.devices.locations)
-        check.arguments(definition.arguments)
-        for node in definition.nodes:
-            check.node(node)
-        check.results(definition.results)
+        check.results(message.definition.results)
     except StatusError as error:
         raise violation_in(message, "definition", error) from None
 
 
+def program_part(session: Session, message: m.ProgramPart, topology: Topology) -> None:
+    if message.program not in session.parts and len(session.parts) >= MAX_PARTS:
+        raise violation(message, "program", message.program, f"at most {MAX_PARTS} programs that come in parts")
+    if message.definition.results:
+        raise violation(message, "definition.results", message.definition.results, "none before the last part")
+    _checked_part(session, message)
+
+
+def _checked_part(session: Session, message: m.RegisterProgram | m.ProgramPart) -> DefinitionCheck:
+    definition, before = message.definition, session.parts.get(message.program)
+    if len(definition.nodes) > m.MAX_PART_NODES:
+        found = f"{len(definition.nodes)} entries"
+        raise violation(message, "definition.nodes", found, f"at most {m.MAX_PART_NODES} in one message")
+    check_number(message, "program")
+    if before is None:
+        check_new_program(session, message)
+    try:
+        if before is not None:
+            return before.checked(definition)
+        check = DefinitionCheck(definition.name, definition.feeds, session.devices.locations)
+        check.arguments(definition.arguments)
+        for node in definition.nodes:
+            check.node(node)
+    except StatusError as error:
+        raise violation_in(message, "definition", error) from None
+    return check
+
+
 def check_new_program(session: Session, message: Any) -> None:
-    check_new(message, "program", session.programs, session.irregular)
+    check_new(message, "program", session.programs, session.irregular, session.parts)
     if len(session.programs) + len(session.irregular) >= MAX_PROGRAMS:
         raise violation(message, "program", message.program, f"at most {MAX_PROGRAMS} programs in a session")
 
@@ -171,6 +195,7 @@ PROXIES: Mapping[type[Any], Callable[[Session, Any, Topology], None]] = {
     m.RegisterFunction: register_function,
     m.ReleaseFunction: _number("function"),
     m.RegisterProgram: register_program,
+    m.ProgramPart: program_part,
     m.ReleaseProgram: _number("program"),
     m.RegisterSwitch: register_switch,
     m.RegisterLoop: register_loop,

@@ -7,7 +7,7 @@ They stand for the nodes of `atoll.ir.program`, whose docstrings say what each m
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 from xdsl.dialects.builtin import IntAttr, StringAttr, UnitAttr
@@ -168,6 +168,14 @@ class ProgramOp(IRDLOperation):
     def nodes(self) -> list[Operation]:
         """All ops but the return."""
         return [op for op in self.body.block.ops if not isinstance(op, ReturnOp)]
+
+    def each(self) -> Iterator[Operation]:
+        """All ops but the return, one by one. The caller may replace or erase the one that it was given last."""
+        op = self.body.block.first_op
+        while op is not None and not isinstance(op, ReturnOp):
+            following = op.next_op
+            yield op
+            op = following
 
     def returned(self) -> ReturnOp:
         last = self.body.block.last_op

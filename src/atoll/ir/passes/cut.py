@@ -17,10 +17,16 @@ from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.row_exchange import RowExchange
+from atoll.ir.steps import Steps, finish
 from atoll.ir.types import Box, Replicated
 
 
 def cut(program: ProgramOp) -> Lowered:
+    """As `cut_in_steps`, all at once."""
+    return finish(cut_in_steps(program))
+
+
+def cut_in_steps(program: ProgramOp) -> Steps[Lowered]:
     """Gangs, plans and values of a program.
 
     Takes programs that `PlacePass` and `ExplicitTransfersPass` have been through; refuses others with INVALID_ARGUMENT.
@@ -28,7 +34,7 @@ def cut(program: ProgramOp) -> Lowered:
     that wait for other hosts come after all others of their gang. Each value is dropped once, by the last segment (and
     the last gang of the island) that touches it.
     """
-    return _Cut(program).run()
+    return _Cut(program).steps()
 
 
 @dataclass
@@ -75,9 +81,9 @@ class _Cut:
         self.nodes: list[_Node] = []
         self.exchanges: dict[int, Exchange | RowExchange] = {}  # by their first feed
 
-    def run(self) -> Lowered:
+    def steps(self) -> Steps[Lowered]:
         transfer = -1
-        for op in self.program.nodes():
+        for op in self.program.each():
             if not isinstance(op, Node):
                 raise invalid(f"{self.name!r} cannot be cut: {op.name} is no node of a program")
             for result in op.results:
@@ -92,11 +98,15 @@ class _Cut:
                 for index, number in enumerate(self._inputs(op))
                 if number < self.arguments and op.consumes(index)
             )
+            yield
         results = tuple(self.numbers[value] for value in self.program.returned().operands)
-        values = tuple(self._value(value, number) for value, number in self.numbers.items())
-        gangs, plans = self._gangs(frozenset(results))
+        values = []
+        for value, number in self.numbers.items():
+            values.append(self._value(value, number))
+            yield
+        gangs, plans = yield from self._gangs(frozenset(results))
         host_feeds = sum(exchange.feeds for exchange in self.exchanges.values())
-        return Lowered(gangs, plans, values, results, frozenset(self.donated), host_feeds)
+        return Lowered(gangs, plans, tuple(values), results, frozenset(self.donated), host_feeds)
 
     def _value(self, value: SSAValue, number: int) -> LoweredValue:
         if isinstance(value.type, PlacedCompletionType):
@@ -313,14 +323,19 @@ class _Cut:
 
     # ---- gangs and plans
 
-    def _gangs(self, results: frozenset[int]) -> tuple[tuple[LoweredGang, ...], dict[int, p.Plan]]:
+    def _gangs(self, results: frozenset[int]) -> Steps[tuple[tuple[LoweredGang, ...], dict[int, p.Plan]]]:
         """One gang for each node and island, one segment for each host of it; backwards, to find what each drops."""
         kept = {*range(self.arguments), *results}
         by_island: dict[int, set[int]] = {}  # what later gangs touch
         by_host: dict[int, set[int]] = {}  # what later segments touch
         segments: dict[int, list[p.Segment]] = {}
+        used: dict[int, set[int]] = {}
+        defined: dict[int, set[int]] = {}
         gangs: list[LoweredGang] = []
-        islands = [self._islands(node) for node in self.nodes]
+        islands = []
+        for node in self.nodes:
+            islands.append(self._islands(node))
+            yield
         index = sum(map(len, islands))
         for number in reversed(range(len(self.nodes))):
             node = self.nodes[number]
@@ -343,6 +358,8 @@ class _Cut:
                     )
                     segments.setdefault(host, []).append(segment)
                     later |= touched
+                    used.setdefault(host, set()).update(work.uses)
+                    defined.setdefault(host, set()).update(work.defines)
                     gang_touches |= touched
                     makes |= work.defines
                 needed = by_island.setdefault(island, set(kept))
@@ -350,20 +367,20 @@ class _Cut:
                 needed |= gang_touches
                 made = tuple(sorted(makes))
                 gangs.append(LoweredGang(number, island, hosts, node.function, collective, made, drops, node.colocated))
+                yield
         gangs.reverse()
-        return tuple(gangs), {host: self._plan(host, segments[host][::-1], results) for host in sorted(segments)}
+        plans = {}
+        for host in sorted(segments):
+            arguments, made = tuple(sorted(used[host] - defined[host])), tuple(sorted(defined[host] & results))
+            plans[host] = p.Plan(self.name, arguments, tuple(segments[host][::-1]), made)
+            yield
+        return tuple(gangs), plans
 
     def _islands(self, node: _Node) -> list[tuple[int, tuple[int, ...]]]:
         hosts: dict[int, list[int]] = {}
         for host in sorted(node.works):
             hosts.setdefault(self.island_of[host], []).append(host)
         return [(island, tuple(hosts[island])) for island in sorted(hosts)]
-
-    def _plan(self, host: int, segments: list[p.Segment], results: frozenset[int]) -> p.Plan:
-        works = [node.works[host] for node in self.nodes if host in node.works]
-        used = set[int]().union(*(work.uses for work in works))
-        defined = set[int]().union(*(work.defines for work in works))
-        return p.Plan(self.name, tuple(sorted(used - defined)), tuple(segments), tuple(sorted(defined & results)))
 
 
 def _located(value: SSAValue) -> Located:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from atoll.cluster.locations import DeviceLocation, Placement
-from atoll.errors import invalid, unimplemented
+from atoll.errors import StatusError, invalid, unimplemented
 from atoll.ir.dialect.attributes import DeviceLocations
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, RearrangeOp
 from atoll.ir.dialect.types import ArrayType, PlacedCompletionType, PlacedType
+from atoll.ir.dismantling import dismantled
 from atoll.ir.geometry import Located
 from atoll.ir.passes.lowering_pass import LoweringPass
+from atoll.ir.steps import Steps
 from atoll.ir.types import Replicated
 
 
@@ -31,8 +33,8 @@ class PlacePass(LoweringPass):
 
     name = "atoll-place"
 
-    def run(self, program: ProgramOp) -> None:
-        _Placing(program, self.placement).run()
+    def steps(self, program: ProgramOp) -> Steps[None]:
+        return _Placing(program, self.placement).steps()
 
 
 class _Placing:
@@ -45,11 +47,20 @@ class _Placing:
         self.locations: dict[tuple[int, ...], DeviceLocations] = {}
         self.islands: dict[DeviceLocations, int] = {}
 
-    def run(self) -> None:
+    def steps(self) -> Steps[None]:
         old = self.program.body.block
         new = Block(arg_types=[self.placed(argument.type) for argument in old.args])
         values: dict[SSAValue, SSAValue] = dict(zip(old.args, new.args, strict=True))
-        ops: list[Operation] = []
+        try:
+            yield from self._place(old, new, values)
+        except StatusError:
+            yield from dismantled(new)
+            raise
+        self.program.detach_region(self.program.body)
+        self.program.add_region(Region(new))
+        yield from dismantled(old)
+
+    def _place(self, old: Block, new: Block, values: dict[SSAValue, SSAValue]) -> Steps[None]:
         for op in old.ops:
             operands = [values[operand] for operand in op.operands]
             properties = op.properties
@@ -69,11 +80,9 @@ class _Placing:
             placed = type(op).create(operands=operands, result_types=types, properties=properties)
             if isinstance(placed, RearrangeOp):
                 self.check_rearrangement(placed)
-            ops.append(placed)
+            new.add_op(placed)
             values.update(zip(op.results, placed.results, strict=True))
-        new.add_ops(ops)
-        self.program.detach_region(self.program.body)
-        self.program.add_region(Region(new))
+            yield
 
     def location(self, device: int) -> DeviceLocation:
         location = self.placement.get(device)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
-from xdsl.rewriter import Rewriter
 
 from atoll.ir.dialect.ops import PRESENT, CallOp, Node, ProgramOp, RearrangeOp, ReturnOp, TransferOp, spec_of
 from atoll.ir.dialect.rows import RouteOp, UnrouteOp
+from atoll.ir.dismantling import erase, replace
 from atoll.ir.passes.lowering_pass import LoweringPass
+from atoll.ir.steps import Steps
 from atoll.ir.types import ArraySpec, Replicated, Tiled
 
 
@@ -36,30 +37,33 @@ class SimplifyPass(LoweringPass):
 
     name = "atoll-simplify"
 
-    def run(self, program: ProgramOp) -> None:
-        simplify(program)
+    def steps(self, program: ProgramOp) -> Steps[None]:
+        return simplify(program)
 
 
-def simplify(program: ProgramOp) -> None:
-    _drop_dead(program)
+def simplify(program: ProgramOp) -> Steps[None]:
+    yield from _drop_dead(program)
     changed = True
     while changed:
         changed = False
         left: dict[TransferOp, list[int]] = {}  # results of transfers that others do now
         uses = _Uses()
-        for op in program.nodes():
+        for op in program.each():
             changed |= isinstance(op, TransferOp) and _join(op, left, uses)
+            yield
         for first, indices in left.items():
             _without(first, indices)
+            yield
         known: dict[tuple[SSAValue, Attribute, bool], SSAValue] = {}
         uses = _Uses()
-        for op in program.nodes():
+        for op in program.each():
             changed |= isinstance(op, TransferOp) and _merge(op, known, uses)
+            yield
         if changed:
-            _drop_dead(program)
+            yield from _drop_dead(program)
 
 
-def _drop_dead(program: ProgramOp) -> None:
+def _drop_dead(program: ProgramOp) -> Steps[None]:
     op = program.body.block.last_op
     while op is not None:
         before = op.prev_op
@@ -68,8 +72,9 @@ def _drop_dead(program: ProgramOp) -> None:
             if unused:
                 _without(op, unused)
         elif _is_pure(op) and all(result.first_use is None for result in op.results):
-            Rewriter.erase_op(op)
+            erase(op)
         op = before
+        yield
 
 
 def _is_pure(op: Operation) -> bool:
@@ -83,7 +88,7 @@ def _without(op: TransferOp, indices: list[int]) -> None:
     removed = set(indices)
     left = [i for i in range(len(op.results)) if i not in removed]
     if not left:
-        Rewriter.erase_op(op)
+        erase(op)
         return
     smaller = TransferOp.create(
         operands=[op.operands[i] for i in left],
@@ -93,7 +98,7 @@ def _without(op: TransferOp, indices: list[int]) -> None:
     results: list[SSAValue | None] = [None] * len(op.results)
     for i, result in zip(left, smaller.results, strict=True):
         results[i] = result
-    Rewriter.replace_op(op, smaller, results)
+    replace(op, smaller, results)
 
 
 # ---- A to B to C
@@ -125,7 +130,7 @@ def _join(op: TransferOp, left: dict[TransferOp, list[int]], uses: _Uses) -> boo
         properties={name: PRESENT for name, present in (("reshard", reshard), ("donate", donate)) if present},
     )
     middles = [_index(value) for value in op.operands]
-    Rewriter.replace_op(op, joined)
+    replace(op, joined)
     for first, index in zip(firsts, middles, strict=True):
         left.setdefault(first, []).append(index)
     return True

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import ArrayAttr, IntAttr
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.rewriter import Rewriter
 
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import PRESENT, ProgramOp, TransferOp
 from atoll.ir.dialect.rows import ReceiveRowsOp, RouteOp, SendRowsOp, UnrouteOp
 from atoll.ir.dialect.types import PlacedType
+from atoll.ir.dismantling import replace
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located, stays
 from atoll.ir.passes.lowering_pass import LoweringPass
 from atoll.ir.row_exchange import RowExchange
+from atoll.ir.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class ExplicitTransfersPass(LoweringPass):
 
     name = "atoll-explicit-transfers"
 
-    def run(self, program: ProgramOp) -> None:
+    def steps(self, program: ProgramOp) -> Steps[None]:
         feeds = number = 0
-        for node in program.nodes():
+        for node in program.each():
             if isinstance(node, TransferOp):
                 feeds = _replace(node, number, feeds)
                 number += 1
@@ -48,6 +49,7 @@ class ExplicitTransfersPass(LoweringPass):
             elif isinstance(node, UnrouteOp):
                 feeds = _unroute(node, number, feeds)
                 number += 1
+            yield
 
 
 def _replace(op: TransferOp, number: int, feeds: int) -> int:
@@ -74,7 +76,7 @@ def _replace(op: TransferOp, number: int, feeds: int) -> int:
         receives.append(receive)
         results[index] = receive.results[0]
     moves = list(_moves(op, moved, {**of, **donate}, results))
-    Rewriter.replace_op(op, [*sends, *moves, *receives], [results[i] for i in range(len(op.results))])
+    replace(op, [*sends, *moves, *receives], [results[i] for i in range(len(op.results))])
     return feeds
 
 
@@ -91,7 +93,7 @@ def _route(op: RouteOp, number: int, feeds: int) -> int:
         types = [block.type, op.results[2 * destination + 1].type]
         sources = ArrayAttr([PlacedType(source)])
         receives.append(ReceiveRowsOp.create(result_types=types, properties={**facts, "sources": sources}))
-    Rewriter.replace_op(op, [*sends, *receives], [result for each in receives for result in each.results])
+    replace(op, [*sends, *receives], [result for each in receives for result in each.results])
     return feeds
 
 
@@ -106,7 +108,7 @@ def _unroute(op: UnrouteOp, number: int, feeds: int) -> int:
         sends.append(SendRowsOp.create(operands=[block, spans], properties=properties))
     sources = ArrayAttr([block.type for block in blocks])
     receive = ReceiveRowsOp.create(result_types=[rows.type], properties={**facts, "sources": sources})
-    Rewriter.replace_op(op, [*sends, receive], receive.results)
+    replace(op, [*sends, receive], receive.results)
     return feeds
 
 

@@ -9,6 +9,8 @@ from atoll.ir.program import Program
 from atoll.protocol.messages.opening import Message, Refused, VirtualDevice
 from atoll.protocol.messages.workers import Ping, Pong
 
+# Nodes of one message: about a millisecond's work for the controller.
+MAX_PART_NODES = 256
 # What a proxy may send of its record.
 MOST_CALL_BYTES = 4 << 20
 
@@ -30,6 +32,16 @@ class ReleaseFunction(Message, frozen=True, tag=41):
 
 
 class RegisterProgram(Message, frozen=True, tag=42):
+    program: int
+    definition: Program
+
+
+class ProgramPart(Message, frozen=True, tag=175):
+    """The next nodes of a program that is too large for one message. `RegisterProgram` brings the last ones.
+
+    The first part also has the program's name, arguments and number of feeds; the last one has the results.
+    """
+
     program: int
     definition: Program
 
@@ -291,6 +303,7 @@ class Migrated(Message, frozen=True, tag=95):
 FromProxy = (
     RegisterFunction
     | ReleaseFunction
+    | ProgramPart
     | RegisterProgram
     | ReleaseProgram
     | RegisterSwitch

@@ -1,0 +1,199 @@
+"""Large programs are lowered in steps: other sessions go on, and later messages of the same session wait in order."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from typing import Any
+
+import pytest
+
+from atoll.controller.sessions.inboxes import MAX_WAITING
+from atoll.dispatch.lowerings import SMALL_NODES, STEPS_PER_FLUSH
+from atoll.errors import OK, Code
+from atoll.ir.program import Call, Program
+from atoll.ir.validation import MAX_NODES
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from atoll.session.irregular import in_parts
+from tests.controller.play import Play, chain_of, on, runs
+
+NODES = 1000
+CREDITS = 9  # that a launch of so many nodes takes
+
+
+class Slow(Play):
+    """A session that has a function, a small program 1, and an array 10; beside it another session."""
+
+    def __init__(self) -> None:
+        super().__init__("1x1x2")
+        self.with_call()
+        self.array(10)
+        self.other = self.open(43, "other.py").number
+        self.flush()
+
+    def turn(self) -> list[Any]:
+        """The messages that leave at one flush."""
+        return [each.message for each in self.event(e.Flush(self.now)) if isinstance(each, a.Send)]
+
+    def register(self, number: int, program: Program) -> None:
+        for message in in_parts(number, program):
+            self.proxy(self.session, message)
+
+
+def test_a_large_program_is_lowered_over_many_flushes_and_then_launched():
+    play = Slow()
+    play.register(5, chain_of(NODES))
+    play.proxy(play.session, m.Launch(5, (10,), (11,), (), credits=CREDITS))
+    turns, sent = 0, []
+    while play.controller.has_work:
+        assert not runs(sent)
+        sent += play.turn()
+        turns += 1
+    assert turns > NODES // STEPS_PER_FLUSH
+    (plan,) = [each for each in sent if isinstance(each, m.RegisterPlan)]
+    assert len(plan.definition.segments) == NODES
+    assert [each.plan for each in runs(sent)] == [plan.plan]
+
+
+def test_other_sessions_are_served_meanwhile():
+    play = Slow()
+    play.register(5, chain_of(NODES))
+    play.turn()
+    assert play.controller.has_work
+    play.proxy(play.other, m.Await(7, ()))
+    assert m.Awaited(7, OK) in play.turn()
+    play.proxy(play.session, m.Await(8, ()))
+    assert m.Awaited(8, OK) not in play.turn(), "it comes after the program"
+    assert m.Awaited(8, OK) in play.outbox()
+
+
+def test_the_work_of_one_flush_does_not_grow_with_the_program():
+    def steps_of(nodes: int) -> int:
+        play = Slow()
+        play.register(5, chain_of(nodes))
+        play.turn()
+        (waiting,) = play.controller.programs.lowerings._waiting.values()
+        return waiting[0].done
+
+    assert steps_of(NODES) == steps_of(4 * NODES) == STEPS_PER_FLUSH
+
+
+def test_a_program_that_cannot_be_lowered_fails_its_launches():
+    play = Slow()
+    before = set(play.controller.programs.plans)
+    missing = Program("missing", (on(0),), (*chain_of(NODES).nodes, Call(77, (0,), (on(0),), (0,))), (NODES + 1,))
+    play.register(5, missing)
+    play.proxy(play.session, m.Launch(5, (10,), (11,), (), credits=CREDITS))
+    play.proxy(play.session, m.Await(8, (11,)))
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert "calls function 77, which is not registered" in awaited.status.message
+    assert set(play.controller.programs.plans) == before
+
+
+def test_what_a_session_leaves_half_lowered_is_dropped():
+    play = Slow()
+    play.register(5, chain_of(NODES))
+    play.turn()
+    play.close(play.session)
+    play.flush()
+    assert not play.controller.has_work
+    assert play.controller.programs.plans == {}
+    assert play.controller.functions.users == {}
+
+
+def test_a_program_that_is_released_meanwhile_is_dropped():
+    play = Slow()
+    before = set(play.controller.programs.plans)
+    play.register(5, chain_of(NODES))
+    play.proxy(play.session, m.ReleaseProgram(5))
+    play.flush()
+    assert set(play.controller.programs.plans) == before
+
+
+def test_a_session_with_too_many_waiting_messages_ends():
+    play = Slow()
+    play.register(5, chain_of(NODES))
+    for _ in range(MAX_WAITING + 1):
+        play.proxy(play.session, m.Release((99,)))
+    closings = [each for each in play.outbox() if isinstance(each, m.Closing)]
+    assert [each.status.code for each in closings] == [Code.RESOURCE_EXHAUSTED]
+    assert play.session not in play.controller.sessions
+
+
+def test_a_controller_that_is_restored_goes_on_with_the_same_messages():
+    play = Slow()
+    play.register(5, chain_of(NODES))
+    play.proxy(play.session, m.Launch(5, (10,), (11,), (), credits=CREDITS))
+    for _ in range(10):
+        play.turn()
+    restored = pickle.loads(pickle.dumps(play.controller))
+    while play.controller.has_work:
+        event = e.Flush(play.now)
+        assert restored.handle(event) == play.controller.handle(event)
+    assert not restored.has_work
+
+
+@pytest.mark.parametrize("function", [1, 77])
+def test_a_lowering_leaves_next_to_nothing_for_the_garbage_collector(function):
+    """The process pauses the collector meanwhile, and has it skip what was made."""
+    play = Slow()
+    program = Program("f", (on(0),), (*chain_of(NODES).nodes, Call(function, (0,), (on(0),), (0,))), (NODES + 1,))
+    assert len(program.nodes) > SMALL_NODES
+    play.register(5, program)
+    gc.collect()
+    gc.disable()
+    try:
+        while play.controller.has_work:
+            play.turn()
+        assert gc.collect() < NODES // 10
+    finally:
+        gc.enable()
+
+
+# ---- parts
+
+
+def test_a_program_in_parts_is_the_same_program():
+    play = Slow()
+    program = chain_of(NODES)
+    messages = list(in_parts(5, program))
+    assert [len(each.definition.nodes) for each in messages] == [256, 256, 256, 232]
+    for message in messages:
+        play.say(message)
+    assert play.controller.sessions[play.session].definitions[5] == program
+    assert not play.controller.sessions[play.session].parts
+
+
+def closing_of(play: Play, *messages: Any) -> str:
+    for message in messages:
+        play.proxy(play.session, message)
+    (closing,) = [each for each in play.outbox() if isinstance(each, m.Closing)]
+    assert play.session not in play.controller.sessions
+    return str(closing.status.message)
+
+
+def test_more_nodes_than_a_message_may_have_are_refused():
+    text = closing_of(Slow(), m.RegisterProgram(5, chain_of(257)))
+    assert text == "RegisterProgram.definition.nodes is '257 entries': expected at most 256 in one message"
+
+
+def test_more_nodes_than_a_program_may_have_are_refused_with_the_part_that_has_them():
+    node = Call(1, (0,), (), (0,))
+    part = m.ProgramPart(5, Program("f", (on(0),), (node,) * 256, ()))
+    text = closing_of(Slow(), *([part] * (MAX_NODES // 256 + 1)))
+    assert f"nodes has more than {MAX_NODES} entries" in text
+
+
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        (Program("", (), (Call(1, (9,), (on(0),), (0,)),), ()), "definition.nodes[1]: program 'f' uses value 9"),
+        (Program("", (), (Call(1, (0,), (on(9),), (0,)),), ()), "definition.nodes[1].outputs[0].sharding.devices"),
+        (Program("", (), (), (3,)), "definition.results[0] is 3: the program defines 2 values"),
+    ],
+)
+def test_a_part_is_checked_as_what_follows_the_ones_before(second, text):
+    first = m.ProgramPart(5, Program("f", (on(0),), (Call(1, (0,), (on(0),), (0,)),), ()))
+    assert text in closing_of(Slow(), first, m.RegisterProgram(5, second))
