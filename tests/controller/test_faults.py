@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.controller.faults import NothingChangedError
 from atoll.errors import Code
 from atoll.journal.replay import replayed, skipped_of
 from atoll.protocol import events as e
@@ -86,3 +87,16 @@ def test_a_dump_replays_without_what_was_skipped():
     events = [RECEIVED[0], RECEIVED[1], e.Skipped(1.0, "", (2,)), e.Flush(1.0)]
     assert [event for event, _ in replayed(handle, events)] == events  # type: ignore[arg-type]
     assert handled == [RECEIVED[0], *events[2:]]
+
+
+def test_a_bug_in_the_checks_of_a_message_is_known_to_have_changed_nothing(monkeypatch):
+    cluster = joined("1x1x2")
+    session = cluster.open()
+
+    def check(*arguments: object) -> None:
+        raise KeyError("a dtype")
+
+    monkeypatch.setattr("atoll.controller.admission.validate_from_session", check)
+    with pytest.raises(NothingChangedError) as raised:
+        cluster.proxy(session.number, m.Pong())
+    assert isinstance(raised.value.__cause__, KeyError)

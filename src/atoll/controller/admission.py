@@ -13,6 +13,7 @@ from typing import Any
 
 from atoll.cluster.lifecycle import HostState, IslandLost
 from atoll.cluster.tenants import DEFAULT_NAME
+from atoll.controller.faults import NothingChangedError
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
@@ -123,6 +124,8 @@ class Admission:
             except StatusError as error:
                 peer.refuse(peer, error.status)
                 return
+            except Exception as error:
+                raise NothingChangedError from error
         peer.handle(peer, event)
 
     def _check(self, peer: Peer, role: str, message: Any) -> None:
