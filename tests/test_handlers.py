@@ -87,6 +87,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("worker/completions.py", "wait_for"),
             ("worker/endings.py", "Endings._read"),
             ("worker/functions.py", "Functions._compile"),
+            ("worker/functions.py", "Functions._compile_apart.work"),
             ("worker/functions.py", "Functions._start"),
             ("worker/message_handler.py", "MessageHandler._answer"),
             ("worker/plan_executor.py", "PlanExecutor._advance"),
