@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -143,9 +144,11 @@ def double() -> float:
 
 def on_a_host(search: Callable[..., list[tuple[str, str]]], *arguments: Any) -> list[tuple[str, str]]:
     """What a function of colocated Python returns: (place, what is there)."""
+    import cloudpickle
     import jax
     from jax.experimental import colocated_python
 
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # hosts need not see this file
     size = 1 << 16
 
     @colocated_python.colocated_python

@@ -39,7 +39,7 @@ MAX_ELEMENTS = 1 << 48
 _MAX_TILE_DIMS = MAX_RANK + 8
 _MAX_KIND = 64  # characters of a memory kind
 _MAX_STRIDE = 1 << 56
-_MAX_STREAM = 1 << 64  # clients draw them at random
+_STREAMS = range(-(1 << 63), 1 << 64)  # jaxlib draws them at random, as numbers with a sign
 
 
 class DefinitionCheck:
@@ -86,8 +86,8 @@ class DefinitionCheck:
                     raise invalid(f"{path}.devices is empty")
                 if node.function < 0:
                     raise invalid(f"{path}.function is {node.function}: expected 0 or more")
-                if node.stream is not None and not 0 <= node.stream < _MAX_STREAM:
-                    raise invalid(f"{path}.stream is {node.stream}: expected 0 to {_MAX_STREAM - 1}")
+                if node.stream is not None and node.stream not in _STREAMS:
+                    raise invalid(f"{path}.stream is {node.stream}: expected {_STREAMS.start} to {_STREAMS.stop - 1}")
                 for field in ("donated", "preserved"):
                     positions = getattr(node, field)
                     if len(set(positions)) != len(positions):
