@@ -22,6 +22,7 @@ import pytest
 
 from atoll.cluster.tenants import read_tenants
 from atoll.journal.files import Folder
+from atoll.journal.records import decode_events
 from atoll.journal.recovery import recover
 from atoll.journal.snapshots import unpickled
 from atoll.operate.replay import replay
@@ -115,7 +116,8 @@ def journaled(folder: Path) -> set[bytes]:
     controller, state = unpickled(recovered.payload)
     peers = controller.connections.peers.values()
     found = {peer.secret.encode() for peer in peers} | {state.key}
-    found |= {event.secret.encode() for event in recovered.events() if isinstance(event, ConnectionOpened)}
+    events = [event for turn in recovered.turns for event in decode_events(turn)]
+    found |= {event.secret.encode() for event in events if isinstance(event, ConnectionOpened)}
     assert len(found) > 3
     return found
 
