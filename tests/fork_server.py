@@ -52,8 +52,10 @@ def main(address: str, ready: int) -> None:
     gc.collect()
     gc.freeze()
     can_fork = len(os.listdir("/proc/self/task")) == 1
-    with contextlib.suppress(OSError):
-        process_title.show([*sys.orig_argv], os.environ)
+    try:
+        process_title.show(sys.orig_argv, os.environ)
+    except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE
+        can_fork = False
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(64)
