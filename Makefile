@@ -17,7 +17,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick thorough restarts machines tensorflow pipelines ray matrix check docs bench conformance soak protos clean
+.PHONY: help demo test quick thorough restarts machines tensorflow pipelines ray matrix check docs bench conformance soak hostile protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own t
 
 soak: $(VENV)/.test  ## Random work while processes are killed, ten minutes; also machines and links (as root): make soak ARGS="--machines 3 --minutes 20"
 	$(BIN)/python -m scripts.soak $(ARGS)
+
+hostile: $(VENV)/.test  ## Train beside a tenant who attacks the cluster, for twelve minutes
+	$(BIN)/python -m scripts.hostile $(ARGS)
 
 protos: $(VENV)/.dev  ## Write the protocol's Python modules anew from the .proto files
 	$(BIN)/python scripts/generate_protos.py
