@@ -34,8 +34,18 @@ token = "{honest}"
 
 [tenant.hostile]
 token = "{hostile}"
-memory = "256MiB"
+share = 0.5
+memory = "128MiB"
+
+[tenant.crashing]
+token = "{crashing}"
+share = 0.5
+memory = "128MiB"
 """
+# A tenant whose programs crash compilers may not compile for a while. A second tenant makes all other attacks.
+_CRASHES = ("recursion", "wrong-top-k")
+# Hostile scripts share this machine with the cluster; users' scripts run elsewhere.
+_NICENESS = 19
 
 
 class HostileError(Exception):
@@ -43,11 +53,11 @@ class HostileError(Exception):
 
 
 class Ground:
-    """A cluster with two tenants, in a temporary directory."""
+    """A cluster with an honest tenant and two hostile ones, in a temporary directory."""
 
     def __init__(self, islands: str) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="hostile-"))
-        self.tokens = {name: os.urandom(24).hex() for name in ("honest", "hostile")}
+        self.tokens = {name: os.urandom(24).hex() for name in ("honest", "hostile", "crashing")}
         tenants = self._directory / "tenants.toml"
         tenants.write_text(_TENANTS.format(**self.tokens))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))}
@@ -68,9 +78,11 @@ class Ground:
         status: Any = json.loads(self.atoll("status", "--json"))
         return [island["restarts"] for island in status["islands"]]
 
-    def start(self, tenant: str, module: str, *arguments: str, out: IO[str] | int) -> subprocess.Popen[str]:
+    def start(
+        self, tenant: str, module: str, *arguments: str, out: IO[str] | int, niceness: int = 0
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            ["nice", f"-n{niceness}", sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             env={**self._environment, "ATOLL_TOKEN": self.tokens[tenant]},
             stdin=subprocess.DEVNULL,
@@ -147,7 +159,8 @@ class Attackers:
                 _kill(process)
             self._seed += 1
             self.tries[kind] += 1
-            process = self._ground.start("hostile", "scripts.hostile.attacks", kind, str(self._seed), out=log)
+            tenant, module = "crashing" if kind in _CRASHES else "hostile", "scripts.hostile.attacks"
+            process = self._ground.start(tenant, module, kind, str(self._seed), out=log, niceness=_NICENESS)
             self._running[kind] = process, time.monotonic()
 
     def end(self) -> None:

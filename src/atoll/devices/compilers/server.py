@@ -27,6 +27,8 @@ from atoll.devices.compilers.process import Compiler, limit_process, serve
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _PACKET_BYTES = 4096
+# If a host's devices are its CPUs, computations go before compilations.
+_NICENESS = 5
 _decode = msgspec.msgpack.Decoder(ToServer).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -119,6 +121,7 @@ class ForkServer:
 def main() -> None:
     options = read_options(CompilerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
     gc.disable()
     make = resolve_name(options.compiler)
     gc.freeze()  # children share what was imported: the collector would write to all of it
