@@ -87,3 +87,25 @@ def test_without_tenants_there_is_one():
 def test_with_tenants_nobody_gets_in_without_a_token(tmp_path):
     file = written(tmp_path, f"[tenant.alice]\ntoken = '{ALICE}'")
     assert Tokens("", "", lambda: read_tenants(file)).tenant_of("") is None
+
+
+def test_directories_are_granted_to_a_tenant_by_their_paths(tmp_path):
+    text = f"""
+    [tenant.alice]
+    token = "{ALICE}"
+    read = ["/data/sets"]
+    write = ["/data/checkpoints", "/scratch/alice"]
+    """
+    _, alice = read_tenants(written(tmp_path, text))
+    assert (alice.read, alice.write) == (("/data/sets",), ("/data/checkpoints", "/scratch/alice"))
+
+
+@pytest.mark.parametrize("path", ["data", "/", "/data/", "/data/../root", "/proc/1", "/sys", "/dev/shm"])
+def test_what_is_no_directory_of_data_is_not_granted(tmp_path, path):
+    text = f"""
+    [tenant.alice]
+    token = "{ALICE}"
+    read = ["{path}"]
+    """
+    with pytest.raises(SettingsError, match=r"tenant\.alice: '/?.*' (is not an absolute path|cannot be granted)"):
+        read_tenants(written(tmp_path, text))

@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.cluster.sandbox.grants import PythonRules, View
+from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
+from atoll.cluster.settings import OnOff
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
-from tests.controller.play import Play, on, runs
+from tests.controller.play import Cluster, Play, on, ready, runs
 
 ALICE = TenantSettings("alice", token_hash("alice"), share=2.0)
 BOB = TenantSettings("bob", token_hash("bob"))
@@ -117,6 +120,54 @@ def test_an_operator_changes_tenants_while_they_run():
     assert refusal(play, root, m.RemoveTenant("carol")) == Code.OK
     assert carol.number not in play.controller.sessions
     assert refusal(play, root, m.SetTenant("default", role="user")) == Code.INVALID_ARGUMENT
+
+
+def tenant(name: str, **grants: Any) -> TenantSettings:
+    return TenantSettings(name, token_hash(name), **grants)
+
+
+def rules_of(play: Play, session: int) -> PythonRules:
+    """Return the rules for Python of a session, which its hosts got when it opened."""
+    stores = [each.message for each in play.actions if isinstance(each, a.Send) and type(each.message) is m.OpenStore]
+    (rules,) = {each.python for each in stores if each.session == session}
+    return rules
+
+
+def test_python_of_a_tenant_sees_what_the_tenant_and_the_cluster_are_granted():
+    tenants = (tenant("alice", read=("/data", "/both"), write=("/checkpoints",)), tenant("bob"))
+    play = Play(
+        token="cluster", tenants=tenants, python_read=("/shared",), python_write=("/both",), python_network=OnOff.OFF
+    )
+    alice, bob = play.open(token="alice"), play.open(token="bob")
+    play.flush()
+    assert rules_of(play, alice.number) == PythonRules(
+        View.GRANTED, ("/shared", "/data"), ("/both", "/checkpoints"), network=False
+    )
+    assert rules_of(play, bob.number) == PythonRules(View.GRANTED, ("/shared",), ("/both",), network=False)
+
+
+def test_without_tenants_python_keeps_the_view_of_the_user():
+    play = Play(python_read=("/shared",))
+    play.flush()
+    assert rules_of(play, play.session) == PythonRules()
+
+
+def test_a_host_that_cannot_confine_python_of_tenants_is_refused():
+    open_host = Mechanisms(missing={"namespaces": "the kernel has none"})
+    for mechanisms, insecure, is_refused in (
+        (open_host, False, True),
+        (open_host, True, False),
+        (Mechanisms(landlock=1), False, False),
+        (Mechanisms(Namespaces.BY_USER), False, False),
+    ):
+        cluster = Cluster("1x1x1", token="cluster", tenants=(tenant("alice"),), insecure_sandbox=insecure)
+        connection = cluster.connect("worker")
+        worker = msgspec.structs.replace(ready(cluster.topology, 0, "unix:/x"), sandbox=mechanisms)
+        cluster.receive(connection, worker)
+        said = [each.message for each in cluster.flush() if isinstance(each, a.Send) and each.connection == connection]
+        refusals = [each.status.message for each in said if isinstance(each, m.Refused)]
+        assert bool(refusals) is is_refused
+        assert all("the kernel has none" in each and "--insecure-sandbox" in each for each in refusals)
 
 
 def test_a_cluster_without_tenants_has_none_to_change():

@@ -7,6 +7,8 @@ CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "
 CLUSTER_OPTIONS += ["--bulk-tls", "off", "--lease", "5", "--wait", "90", "--ray-address", "head:6379"]
 CLUSTER_OPTIONS += ["--ray-resources", "CPU=2", "--ray-labels", "zone=a", "--ray-strategy", "PACK"]
 CLUSTER_OPTIONS += ["--spill", "8KiB", "--suspend-lower", "disk", "--suspend-folder", "/aside", "--suspended", "60"]
+CLUSTER_OPTIONS += ["--python-read", "/data", "--python-read", "/sets", "--python-write", "/out"]
+CLUSTER_OPTIONS += ["--python-network", "off", "--insecure-sandbox"]
 
 CLUSTER_VARIABLES = {
     "ATOLL_ISLANDS": "1x1x2",
@@ -27,6 +29,10 @@ CLUSTER_VARIABLES = {
     "ATOLL_SUSPEND_LOWER": "disk",
     "ATOLL_SUSPEND_FOLDER": "/aside",
     "ATOLL_SUSPENDED": "60.0",
+    "ATOLL_PYTHON_READ": "/data:/sets",
+    "ATOLL_PYTHON_WRITE": "/out",
+    "ATOLL_PYTHON_NETWORK": "off",
+    "ATOLL_INSECURE_SANDBOX": "1",
 }
 
 CLUSTER_SETTINGS = ClusterSettings(
@@ -47,4 +53,8 @@ CLUSTER_SETTINGS = ClusterSettings(
     suspend_lower=SuspendLower.DISK,
     suspend_folder="/aside",
     suspended_seconds=60.0,
+    python_read=("/data", "/sets"),
+    python_write=("/out",),
+    python_network=OnOff.OFF,
+    insecure_sandbox=True,
 )

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import msgspec
 
 from atoll.cluster.mesh import parse_mesh
-from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff, SuspendLower
+from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff, SuspendLower, check_grants
 from atoll.cluster.topology import IslandShape, Topology
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
@@ -70,6 +70,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     suspended: _Seconds | None = None
     suspend_lower: SuspendLower | None = None
     spill: int | str | None = None
+    python_read: tuple[str, ...] | None = None
+    python_write: tuple[str, ...] | None = None
+    python_network: OnOff | None = None
 
 
 # Where the name of a setting is another one.
@@ -102,6 +105,8 @@ def read_cluster_file(
     for name in ("device_memory", "spill"):
         if isinstance(said.get(name), str):
             said[name] = _bytes(said[name], f"{path}: {name}")
+    for name in ("python_read", "python_write"):
+        check_grants(f"{path}: {name}", said.get(name, ()))
     settings = msgspec.structs.replace(settings, **said | dict(flags or {}))
     shapes = [shape for number, each in enumerate(file.island) for shape in _shapes(each, settings, number, path)]
     if len(shapes) > MOST_ISLANDS:

@@ -14,6 +14,7 @@ from atoll.cluster.lifecycle import HostState, Island, IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import mesh_of, point
 from atoll.cluster.placement import GPUS, IslandDevices
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.topology import IslandShape, Topology
 from atoll.errors import not_found
 
@@ -36,6 +37,7 @@ class Host:
     max_in_flight: int
     incarnation: int = 0
     machine: str = ""
+    sandbox: Mechanisms | None = None  # for users' Python; None: its worker does not say
 
     @property
     def worker(self) -> str:

@@ -6,14 +6,15 @@ They travel as one record: from the command or the client through the engine to 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.processes.leases import LEASE_SECONDS
+from atoll.cluster.sandbox.grants import check_grant
 from atoll.cluster.tenants import TenantSettings
 from atoll.cluster.topology import IslandShape, Topology, make_topology
 from atoll.errors import SettingsError
@@ -52,6 +53,10 @@ VARIABLES = {
     "suspend_lower": "ATOLL_SUSPEND_LOWER",
     "suspended_seconds": "ATOLL_SUSPENDED",
     "spill": "ATOLL_SPILL",
+    "python_read": "ATOLL_PYTHON_READ",
+    "python_write": "ATOLL_PYTHON_WRITE",
+    "python_network": "ATOLL_PYTHON_NETWORK",
+    "insecure_sandbox": "ATOLL_INSECURE_SANDBOX",
 }
 
 
@@ -137,6 +142,12 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     suspended_seconds: float = SUSPENDED_SECONDS  # between two clusters, for scripts whose session is on disk to wait
     spill: int = 0  # bytes of each host's memory for arrays that others need the memory of; 0: none
 
+    # For Python of users on the hosts: directories that all tenants' processes see, and whether they have a network.
+    python_read: tuple[str, ...] = ()
+    python_write: tuple[str, ...] = ()
+    python_network: OnOff = OnOff.ON
+    insecure_sandbox: bool = False  # start with several tenants even if nothing confines their Python
+
     @property
     def topology(self) -> Topology:
         """The islands that the cluster starts with. Raises SettingsError for what is none."""
@@ -189,6 +200,10 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             suspended_seconds=seconds["suspended_seconds"] or SUSPENDED_SECONDS,
             suspend_lower=_one_of(SuspendLower, VARIABLES["suspend_lower"], said["suspend_lower"] or SuspendLower.OFF),
             spill=sizes["spill"],
+            python_read=_directories(VARIABLES["python_read"], said["python_read"]),
+            python_write=_directories(VARIABLES["python_write"], said["python_write"]),
+            python_network=_one_of(OnOff, VARIABLES["python_network"], said["python_network"] or OnOff.ON),
+            insecure_sandbox=_flag(VARIABLES["insecure_sandbox"], said["insecure_sandbox"]),
         )
 
 
@@ -197,6 +212,37 @@ def _bytes(variable: str, text: str) -> int:
         return parse_bytes(text or "0")
     except ValueError as error:
         raise SettingsError(f"{variable}: {error}") from None
+
+
+def environment_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that say these settings, by their names, as `from_environment` reads them."""
+    return {VARIABLES[name]: _text(value) for name, value in settings.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return os.pathsep.join(value) if isinstance(value, tuple | list) else str(value)
+
+
+def _flag(variable: str, text: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise SettingsError(f"{variable} is {text!r}: expected 1 or 0")
+    return text == "1"
+
+
+def _directories(variable: str, text: str) -> tuple[str, ...]:
+    return check_grants(variable, tuple(filter(None, text.split(os.pathsep))))
+
+
+def check_grants(what: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return these directories if they can be granted. Raises SettingsError, which names `what` they were given by."""
+    for each in paths:
+        try:
+            check_grant(each)
+        except ValueError as error:
+            raise SettingsError(f"{what}: {error}") from None
+    return paths
 
 
 def _relay_group(text: str) -> int:

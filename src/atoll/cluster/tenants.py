@@ -27,6 +27,7 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.cluster.sandbox.grants import check_grant
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
 
@@ -69,6 +70,9 @@ class TenantSettings(msgspec.Struct, frozen=True):
     launches: _Limit = 0  # in flight
     uploads: _Limit = 0  # buffers that no launch has used yet
     compiles: _Limit = 0  # functions that are being compiled
+    # Directories of the hosts that its sessions' Python processes see: see `cluster.sandbox`.
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
 
 
 # The tenant of a cluster without a file of tenants, and of who has started one.
@@ -131,6 +135,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     launches: _Limit = 0
     uploads: _Limit = 0
     compiles: _Limit = 0
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -178,6 +184,8 @@ def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
         )
         if min(memory, total) < 0:
             raise SettingsError("an amount of memory is not negative")
+        for each in (*entry.read, *entry.write):
+            check_grant(each)
     except (SettingsError, ValueError) as error:
         raise SettingsError(f"{where}: {error}") from None
     if name == DEFAULT_NAME:
@@ -200,6 +208,8 @@ def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
         entry.launches,
         entry.uploads,
         entry.compiles,
+        entry.read,
+        entry.write,
     )
 
 

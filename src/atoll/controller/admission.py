@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from atoll.cluster.lifecycle import HostState, IslandLost
+from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.islands.agents import Agents
@@ -67,6 +68,7 @@ class Admission:
     ) -> None:
         self._max_sessions = state.settings.max_sessions
         self._tenants = state.tenants
+        self._settings = state.settings
         self._connections = state.connections
         self._peers = state.connections.peers
         self._outbox = state.outbox
@@ -384,6 +386,8 @@ class Admission:
             return f"host {ready.host} is not expected: a later incarnation of island {ready.island} has been started"
         if island.is_over:
             return f"host {ready.host} is not expected: island {ready.island} is {island.state}"
+        if self._tenants.are_told_apart and not self._settings.insecure_sandbox and ready.sandbox is not None:
+            return why_not_confined(ready.sandbox)
         return ""
 
     def _from_worker(self, peer: Peer, event: Received) -> None:

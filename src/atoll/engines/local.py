@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.starting import StartingProcess
+from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.settings import OnOff
 from atoll.devices.accelerators import DeviceShares, devices
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
@@ -68,6 +69,8 @@ class LocalEngine:
             meeting=f"unix:{self._options.directory}/island-{start.island}-{start.incarnation}.sock",
             has_one_client=self._options.has_one_client,
             directory=self._options.directory,
+            hidden=(self._options.journal, self._options.settings.suspend_folder),
+            sandbox=None if self._options.has_one_client else mechanisms_here(),
         )
         return worker_command(start, place)
 

@@ -14,13 +14,15 @@ from pathlib import Path
 from atoll.cluster.processes.holders import watch_holder
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, start_logging, write_ready
+from atoll.cluster.sandbox.isolation import mechanisms_here
+from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.settings import DEFAULT_ENGINE
 from atoll.cluster.tenants import kept_tenants
 from atoll.engines.kinds import make_engine
 from atoll.engines.options import EngineOptions, Started
 from atoll.engines.standby import StandbySupervisor
 from atoll.engines.supervisor import Supervisor
-from atoll.errors import AtollError
+from atoll.errors import AtollError, ClusterError
 from atoll.security.start import start_security
 from atoll.wire.address import parse_address
 
@@ -35,9 +37,10 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     try:
         address = parse_address(options.controller_address)
         has_agents = options.settings.engine != DEFAULT_ENGINE
-        start_security(
-            options.directory, address, options.advertise, has_agents, has_tenants=bool(kept_tenants(options.directory))
-        )
+        has_tenants = bool(kept_tenants(options.directory))
+        if has_tenants and not has_agents and not options.settings.insecure_sandbox:
+            _check_sandbox()
+        start_security(options.directory, address, options.advertise, has_agents, has_tenants)
         if options.standby:
             supervisor = StandbySupervisor(options, stop)
         else:
@@ -57,9 +60,18 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _check_sandbox() -> None:
+    """Raises ClusterError if this machine cannot confine the Python of tenants."""
+    reason = why_not_confined(mechanisms_here())
+    if reason:
+        raise ClusterError(reason)
+
+
 def main() -> None:
     options = read_options(EngineOptions)
     start_logging("engine")
+    if options.settings.engine == DEFAULT_ENGINE and not options.has_one_client:
+        mechanisms_here()
     run_loop(lambda stop: serve(options, stop))
     sys.exit(0)
 

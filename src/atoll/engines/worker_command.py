@@ -9,7 +9,9 @@ from pkgutil import resolve_name
 
 from atoll.cluster.folders import key_file, state_directory
 from atoll.cluster.processes.process import command, for_arrays
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
+from atoll.cluster.tenants import TENANTS_VARIABLE
 from atoll.devices.accelerators import visible
 from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
@@ -37,6 +39,8 @@ class WorkerPlace:
     hostname: str = "127.0.0.1"
     has_one_client: bool = False
     directory: str = ""
+    hidden: tuple[str, ...] = ()  # files of the cluster on this machine, beside those of its user
+    sandbox: Mechanisms | None = None  # for users' Python on this machine
 
 
 def check_kinds(settings: ClusterSettings) -> None:
@@ -86,18 +90,28 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
             place.advertise,
             start.incarnation,
             place.directory,
-            _secrets(place.cache_directory),
+            _state(place),
+            place.sandbox,
         ),
     )
 
 
-def _secrets(cache_directory: str) -> tuple[str, ...]:
-    """Return paths that users' Python beside a worker must not see: the user's clusters, the host's join string, the
-    compiled programs with their key, and the arrays of other sessions.
+def _state(place: WorkerPlace) -> tuple[str, ...]:
+    """Return the files and directories of Atoll, which no Python of users may see whatever else it sees.
+
+    These are the registry of this user's clusters, the compiled programs with their key, usage, sessions on disk, the
+    join string of this host, the file of tenants, and what the engine knows.
     """
-    join = os.environ.get(JOIN_VARIABLE, "")
-    kept = (cache_directory, key_file(), str(state_directory()))
-    return str(registry_folder()), *filter(os.path.isabs, (join, *kept))
+    paths = (
+        str(registry_folder()),
+        place.cache_directory,
+        key_file(),
+        str(state_directory()),
+        os.environ.get(JOIN_VARIABLE, ""),
+        os.environ.get(TENANTS_VARIABLE, ""),
+        *place.hidden,
+    )
+    return tuple(dict.fromkeys(os.path.abspath(each) for each in paths if os.path.isabs(each)))
 
 
 def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0) -> dict[str, str]:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from atoll.cluster.sandbox.grants import View
 from atoll.quantities import human_bytes
 from atoll.telemetry.snapshot import Host, Island, Machine, Session, Snapshot, Tenant
 
@@ -48,6 +49,32 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
         )
     )
     return Group(*parts)
+
+
+def security_tables(snapshot: Snapshot, address: str, name: str = "") -> RenderableType:
+    """Return the table of the mechanisms by which each host confines Python of users, and why others are missing."""
+    hosts = [host for island in snapshot.islands for host in island.hosts]
+    table = Table("host", "worker", title="Python of users", title_justify="left")
+    for column in ("namespaces", "user ID", "seccomp", "Landlock", "files", "network"):
+        table.add_column(column)
+    python = snapshot.python
+    is_granted = python.view is View.GRANTED
+    for host in hosts:
+        sandbox = host.sandbox
+        row: tuple[str | Text, ...] = ("not known",) * 6
+        if sandbox is not None:
+            row = (
+                sandbox.namespaces.value,
+                "its own" if sandbox.own_user and is_granted else "the worker's",
+                "on" if sandbox.seccomp else "off",
+                f"version {sandbox.landlock}" if sandbox.landlock and is_granted else "off",
+                "those granted" if is_granted and sandbox.confine_files else "those of the worker's user",
+                "on" if python.network else "off",
+            )
+        table.add_row(str(host.id), str(host.pid), *row)
+    missing = {item for host in hosts if host.sandbox for item in host.sandbox.missing.items()}
+    heading = Text.assemble(("cluster ", "bold"), f"{name} at {address}" if name else address)
+    return Group(heading, table, *(Text(f"without {name}: {reason}") for name, reason in sorted(missing)))
 
 
 def _islands(islands: Iterable[Island]) -> Table:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from atoll.cluster.sandbox.grants import PythonRules, View
+from atoll.cluster.settings import ClusterSettings, OnOff
 from atoll.cluster.tenants import DEFAULT_NAME, DEFAULT_TENANT, MOST_TENANTS, TenantRole, TenantSettings
 from atoll.errors import Code, Status, StatusError, invalid, not_found
 from atoll.scheduling.ledger import Ledger
@@ -84,6 +86,18 @@ class Tenants:
 
     def settings(self) -> list[TenantSettings]:
         return [tenant.settings for tenant in self.by_name.values()]
+
+    def python_rules(self, tenant: Tenant, cluster: ClusterSettings) -> PythonRules:
+        """Return what the Python processes of a session of `tenant` may see and use.
+
+        Without tenants, all users of the cluster are the one who started it, who keeps the view of his own files.
+        """
+        network = cluster.python_network is OnOff.ON
+        if not self.are_told_apart:
+            return PythonRules(network=network)
+        write = (*cluster.python_write, *tenant.settings.write)
+        read = tuple(each for each in (*cluster.python_read, *tenant.settings.read) if each not in write)
+        return PythonRules(View.GRANTED, read, write, network, cluster.insecure_sandbox)
 
     def put(self, settings: TenantSettings, is_new: bool) -> Tenant:
         """Adds a tenant, or changes one. Raises StatusError."""

@@ -15,6 +15,7 @@ from atoll._version import __version__
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import Host, ResourceManager
+from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import TenantRole
 from atoll.protocol.messages import EngineReport
@@ -104,6 +105,7 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
                 "pid": host.pid,
                 "machine": host.machine,
                 "state": host.state.value,
+                "sandbox": msgspec.to_builtins(host.sandbox),
                 "devices": [
                     {
                         "id": resources.number_of(DeviceLocation(island, host.number, info.ordinal)),
@@ -184,6 +186,7 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
             "tenant": "" if viewer is None else viewer.name,
             "role": TenantRole.OPERATOR if viewer is None else viewer.settings.role,
         },
+        "python": msgspec.to_builtins(_python_rules(controller, viewer)),
         "seconds": round(now, 3),
         "gangs": _gangs(controller, waits, viewer),
         "waits": _waits(controller, waits),
@@ -199,6 +202,12 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
             "seconds": round(functions.seconds, 3),
         },
     }
+
+
+def _python_rules(controller: Reported, viewer: Tenant | None) -> PythonRules:
+    """Return what the viewer's Python may see on the hosts."""
+    tenants = controller.tenants
+    return tenants.python_rules(tenants.default if viewer is None else viewer, controller.settings)
 
 
 def _aside(session: Session) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.lifecycle import IslandState
+from atoll.cluster.sandbox.grants import PythonRules
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.protocol.events import Load
 
@@ -36,6 +38,7 @@ class Host(Part, frozen=True):
     machine: str = ""
     state: str = ""
     devices: tuple[Device, ...] = ()
+    sandbox: Mechanisms | None = None
 
 
 class Island(Part, frozen=True):
@@ -215,6 +218,7 @@ class Snapshot(Part, frozen=True):
     event_counts: tuple[EventCount, ...] = ()
     load: ControllerLoad = ControllerLoad()
     functions: Functions = Functions()
+    python: PythonRules = PythonRules()  # of the viewer's sessions
 
     @property
     def devices(self) -> int:

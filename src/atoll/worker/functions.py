@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from atoll.cluster.processes.bugs import start_in
+from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
 from atoll.devices.compilers.fork_server import CompilerCrashedError
 from atoll.devices.compilers.messages import CompiledProgram, CompileProgram
 from atoll.devices.device import DeviceBackend, LoadedFunction, ProgramLoader
@@ -240,9 +241,9 @@ class Functions:
         for other in self._compiling.pop(name, ()):
             self._inbox.drop(other.session, other.feed)
 
-    def open(self, session: int, tenant: str) -> None:
+    def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
         """A session begins."""
-        self.python.begin(session)
+        self.python.begin(session, python)
         if tenant and self._compilers is not None:
             self._compilers.open(session)
 

@@ -19,6 +19,7 @@ from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging, starting
 from atoll.cluster.processes.starting import StartSigns
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.devices.compilers.fork_server import CompilerServer
 from atoll.devices.compilers.limits import limits_from_environment
 from atoll.devices.device import DeviceBackend
@@ -102,6 +103,7 @@ class Worker:
                 options.hidden,
                 "" if options.membership is None else options.membership.hostname,
                 backend.key_values,
+                options.sandbox,
             )
         )
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend))
@@ -115,7 +117,9 @@ class Worker:
             backend, functions, data_port, executor.submit, lease.renew, report, recorder, asides, options.host
         )
         where = advertised(data_port.address, options.advertise)
-        connection.send(*introduction(options.island, options.host, backend, where, options.incarnation, token))
+        connection.send(
+            *introduction(options.island, options.host, backend, where, options.incarnation, token, options.sandbox)
+        )
 
     def run(self) -> None:
         """Serves the controller until it says stop, or its connection is lost."""
@@ -181,7 +185,13 @@ def advertised(address: Address, host: str) -> str:
 
 
 def introduction(
-    island: int, host: int, backend: DeviceBackend, data_address: str, incarnation: int = 0, token: str = ""
+    island: int,
+    host: int,
+    backend: DeviceBackend,
+    data_address: str,
+    incarnation: int = 0,
+    token: str = "",
+    sandbox: Mechanisms | None = None,
 ) -> tuple[m.Hello, m.WorkerReady]:
     """What a worker says first."""
     pid = os.getpid()
@@ -195,6 +205,7 @@ def introduction(
             backend.platform_version,
             data_address,
             backend.max_in_flight,
+            sandbox,
         ),
     )
 

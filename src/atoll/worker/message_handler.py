@@ -71,7 +71,7 @@ class MessageHandler:
                     self._execute(each)
             case m.OpenStore():
                 self._execute(message)
-                self._functions.open(message.session, message.tenant)
+                self._functions.open(message.session, message.tenant, message.python)
                 self._data_port.open_session(message.session, message.secret)
             case m.CloseStore():
                 self._execute(message)

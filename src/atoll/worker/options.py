@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.devices.membership import Membership
 
 
@@ -34,6 +35,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     incarnation: int = 0
     directory: str = ""
     hidden: tuple[str, ...] = ()
+    sandbox: Mechanisms | None = None  # of this machine; None: not known
 
 
 class IslandOptions(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.cluster.sandbox import landlock, system_calls
 from atoll.cluster.sandbox.isolation import user_of
-from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
+from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces, why_not_confined
 
 PRELUDE = """
 import os, socket, subprocess, sys
@@ -121,6 +121,24 @@ def test_as_root_the_sandbox_has_all_mechanisms(found: Mechanisms) -> None:
     assert found.own_user, found.missing
     assert found.seccomp is system_calls.has_filters()
     assert found.landlock == landlock.version()
+
+
+def test_a_system_that_refuses_namespaces_is_found_out() -> None:
+    code = """
+from atoll.cluster.sandbox.kernel import no_new_privileges
+from atoll.cluster.sandbox.system_calls import refuse_system_calls
+no_new_privileges()
+refuse_system_calls()
+"""
+    probed = subprocess.run([sys.executable, "-c", code + PROBE], capture_output=True, text=True)
+    assert probed.returncode == 0, probed.stderr
+    mechanisms = msgspec.json.decode(probed.stdout, type=Mechanisms)
+    assert mechanisms.namespaces is Namespaces.NONE
+    assert "Operation not permitted" in mechanisms.missing["namespaces"]
+    assert why_not_confined(mechanisms) == "" or not landlock.version()
+    reason = why_not_confined(msgspec.structs.replace(mechanisms, landlock=0))
+    assert "Operation not permitted" in reason
+    assert "--insecure-sandbox" in reason
 
 
 # ---- files

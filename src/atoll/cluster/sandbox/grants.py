@@ -54,6 +54,39 @@ class Sandbox(msgspec.Struct, frozen=True):
         """Paths of which no more is seen than the sandbox says."""
         return tuple(each for each in (self.scratch, self.shared, *self.hidden) if each)
 
+    def refusal(self, path: str, writing: bool) -> str:
+        """Return why the process cannot keep data at `path`, or read it from there, and which setting grants that.
+
+        Return "" if `path` is granted.
+        """
+        granted = self.write if writing else (*self.write, *self.read)
+        if self.view is View.USER or any(f"{path}/".startswith(f"{each}/") for each in granted):
+            return ""
+        verb = "write" if writing else "read"
+        return (
+            f"{path} is in no directory that Python of this tenant may {verb} on the hosts. The cluster's operator "
+            f"grants one with `{verb} = [...]` in the file of tenants, or with `atoll up --python-{verb} DIR`"
+        )
+
+
+class PythonRules(msgspec.Struct, frozen=True):
+    """Rules for the Python processes of one session. The controller makes them.
+
+    If files are confined and the host has no mechanism for that, the host refuses to start a process, unless
+    `insecure`.
+    """
+
+    view: View = View.USER
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    network: bool = True
+    insecure: bool = False
+
+
+# Without tenants.
+USER_RULES = PythonRules()
+USER_VIEW = Sandbox(View.USER)
+
 
 def check_grant(path: str) -> str:
     """Return `path` if a tenant may be granted it. Raises ValueError."""

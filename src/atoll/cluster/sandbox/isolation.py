@@ -5,6 +5,7 @@ Call `isolate` first of all in a new process: namespaces are for processes of on
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
@@ -46,6 +47,12 @@ def probe() -> Mechanisms:
     if not version:
         missing["landlock"] = "the kernel has none, or it is not among its security modules (`lsm=`)"
     return Mechanisms(namespaces, not own_user and namespaces is Namespaces.BY_ROOT, seccomp, version, missing)
+
+
+@functools.cache
+def mechanisms_here() -> Mechanisms:
+    """Return what `probe` finds, from the first call on. Call it first while the process has one thread."""
+    return probe()
 
 
 def isolate(sandbox: Sandbox, mechanisms: Mechanisms | None = None, keep: Sequence[int] = ()) -> Mechanisms:

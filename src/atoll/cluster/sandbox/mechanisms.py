@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+INSECURE_OPTION = "--insecure-sandbox"
+
 
 class Namespaces(StrEnum):
     """How the namespaces of a sandbox are made."""
@@ -28,3 +30,15 @@ class Mechanisms(msgspec.Struct, frozen=True):
     def confine_files(self) -> bool:
         """Whether a tenant's code can be kept from other files: without this it must not run."""
         return self.namespaces is not Namespaces.NONE or self.landlock > 0
+
+
+def why_not_confined(mechanisms: Mechanisms) -> str:
+    """Return why tenants' Python cannot be confined by these mechanisms, and what to do; "" if it can."""
+    if mechanisms.confine_files:
+        return ""
+    missing = "; ".join(f"{name}: {reason}" for name, reason in mechanisms.missing.items())
+    return (
+        f"this system cannot keep the Python of tenants from each other's files ({missing}). Allow user namespaces "
+        f"(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns) or Landlock (lsm=landlock), "
+        f"or start the cluster with {INSECURE_OPTION}"
+    )

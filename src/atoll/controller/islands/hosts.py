@@ -32,6 +32,7 @@ class Hosts:
         self._lifecycle = state.lifecycle
         self._sessions = state.sessions
         self._outbox = state.outbox
+        self._settings, self._tenants = state.settings, state.tenants
         self._device_memory = state.settings.device_memory  # bytes of each device; 0: what its worker says
         self._launcher = launcher
         self._programs = programs
@@ -71,13 +72,17 @@ class Hosts:
             ready.max_in_flight,
             hello.incarnation,
             machines.get(ready.host - self._resources.topology.first_host(ready.island), ""),
+            ready.sandbox,
         )
         self._resources.join(host)
         self._launcher.scheduler.set_window(ready.island, self._resources.max_in_flight(ready.island))
         for info in ready.devices:
             self._memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
         for session in self._sessions.values():
-            self._outbox.to_host(host.number, m.OpenStore(session.number, session.secret, session.tenant.host_name))
+            rules = self._tenants.python_rules(session.tenant, self._settings)
+            self._outbox.to_host(
+                host.number, m.OpenStore(session.number, session.secret, session.tenant.host_name, rules)
+            )
         self._programs.host_joined(host.number)
         if self._resources.has_all_hosts(ready.island):
             self._lifecycle.hosts_joined(ready.island)

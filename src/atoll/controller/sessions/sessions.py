@@ -26,6 +26,7 @@ class Sessions:
         self._resources = state.resources
         self._slices = state.slices
         self._history = state.history
+        self._settings, self._tenants = state.settings, state.tenants
         self._lease_seconds = state.settings.lease_seconds
         self._at_end: tuple[Callable[[Session], None], ...] = ()
         self.next_number = 1  # of a session
@@ -63,7 +64,8 @@ class Sessions:
         self._sessions[number] = session
         self._connections.sessions[number] = connection
         for host in self._resources.hosts:
-            self._outbox.to_host(host, m.OpenStore(number, secret, tenant.host_name))
+            rules = self._tenants.python_rules(tenant, self._settings)
+            self._outbox.to_host(host, m.OpenStore(number, secret, tenant.host_name, rules))
         first = self._resources.hosts[virtual[0].host]
         addresses = self._resources.addresses()
         self._outbox.to_session(

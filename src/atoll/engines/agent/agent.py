@@ -323,6 +323,7 @@ class HostAgent:
             self._address,
             start.meeting,
             self._collectives,
+            sandbox=self._options.sandbox,
         )
         self._host = f"host {start.host} of island {start.island}"
         self._on_event(f"this machine is {self._host} (rank {start.rank} of {start.hosts}): its worker starts")

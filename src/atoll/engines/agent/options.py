@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass, field, replace
 
+from atoll.cluster.sandbox.isolation import mechanisms_here
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.topology import Seat
 from atoll.devices.accelerators import Devices, devices, parts
 from atoll.wire.address import Address
@@ -35,6 +37,7 @@ class AgentOptions:
     parent: int = 0
     machine: str = field(default_factory=platform.node)
     devices: Devices = field(default_factory=devices)
+    sandbox: Mechanisms = field(default_factory=mechanisms_here)  # for users' Python
 
 
 def options_of_workers(options: AgentOptions, workers: int) -> list[AgentOptions]:

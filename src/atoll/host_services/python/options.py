@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.cluster.sandbox.grants import Sandbox, View
-from atoll.cluster.sandbox.mechanisms import Mechanisms
+from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
+from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
+from atoll.errors import Code, StatusError
 from atoll.host_services.python.meeting import KeyValues, Meeting, nowhere, told_by_the_first
 from atoll.protocol.messages.python import ClientSettings, PythonOptions
 from atoll.quantities import parse_bytes
@@ -37,12 +38,17 @@ class PythonHost:
 
 
 def python_options(
-    host: PythonHost, session: int, settings: ClientSettings, devices: Sequence[tuple[int, int]]
+    host: PythonHost,
+    session: int,
+    settings: ClientSettings,
+    devices: Sequence[tuple[int, int]],
+    rules: PythonRules = USER_RULES,
 ) -> tuple[PythonOptions, Meeting]:
     """For the process of a session with these devices: (host of the island, the client's id).
 
-    Its `meeting` is to be asked for at each start.
+    Its `meeting` is to be asked for at each start. Raises FAILED_PRECONDITION if the rules cannot be kept here.
     """
+    _check(host, rules, len({where for where, _ in devices}))
     sockets = [Path(each.path) for each in map(parse_address, (host.controller, host.data_address)) if each.is_unix]
     folder = Path(host.directory) / f"python-{session}"
     by_host: dict[int, list[int]] = {}
@@ -54,7 +60,7 @@ def python_options(
         tuple(tuple(by_host[each]) for each in hosts),
         hosts.index(host.island_rank),
         settings,
-        _sandbox(host, session, folder, sockets),
+        _sandbox(host, session, rules, folder, sockets),
         "",
         host.hostname,
         host.mechanisms,
@@ -72,14 +78,29 @@ def _private(path: Path) -> str:
     return str(path if path.parent.stat().st_mode & 0o077 else path.parent)
 
 
-def _sandbox(host: PythonHost, session: int, folder: Path, sockets: Sequence[Path]) -> Sandbox:
+def _check(host: PythonHost, rules: PythonRules, hosts: int) -> None:
+    if hosts > 1 and not rules.network:
+        raise StatusError(
+            Code.FAILED_PRECONDITION,
+            f"Python on the {hosts} hosts of an island needs the network, which this cluster does not give it: "
+            "start it with --python-network on",
+        )
+    if rules.view is View.GRANTED and not rules.insecure and host.mechanisms is not None:
+        reason = why_not_confined(host.mechanisms)
+        if reason:
+            raise StatusError(Code.FAILED_PRECONDITION, f"host {host.number}: {reason}")
+
+
+def _sandbox(host: PythonHost, session: int, rules: PythonRules, folder: Path, sockets: Sequence[Path]) -> Sandbox:
     return Sandbox(
-        View.USER,
+        rules.view,
         scratch=str(folder / f"host-{host.number}"),
         scratch_bytes=_bytes(_SCRATCH_VARIABLE, 1 / 4),
         shared=str(folder),
         hidden=tuple({host.directory, *host.hidden, *map(_private, sockets)}),
-        network=True,
+        read=rules.read,
+        write=rules.write,
+        network=rules.network,
         memory_bytes=_bytes(_MEMORY_VARIABLE, 3 / 4),
         identity=session,
     )

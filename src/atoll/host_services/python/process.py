@@ -30,6 +30,7 @@ from atoll.cluster.processes.process import (
     for_arrays,
     own_environment,
 )
+from atoll.cluster.sandbox.grants import Sandbox, View
 from atoll.errors import FrameError
 from atoll.host_services.python.link import PythonLink
 from atoll.host_services.python.meeting import Meeting
@@ -171,7 +172,7 @@ class PythonProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(options.sandbox.scratch),
+            env=_environment(options.sandbox),
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
@@ -227,7 +228,7 @@ def _ends(process: subprocess.Popen[bytes]) -> bool:
         os.close(descriptor)
 
 
-def _environment(folder: str) -> dict[str, str]:
+def _environment(sandbox: Sandbox) -> dict[str, str]:
     """Return the variables of the worker's environment that users' Python may have: no credential is among them.
 
     The user of the cluster adds names with `ATOLL_PYTHON_ENVIRONMENT`; "*" stands for all but those of Atoll and JAX.
@@ -239,4 +240,6 @@ def _environment(folder: str) -> dict[str, str]:
         for name, value in own.items()
         if "*" in added or name in added or name in _NAMES or name.startswith(_PREFIXES)
     }
-    return for_arrays(env) | {"JAX_PLATFORMS": "cpu", "TMPDIR": folder, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    home = {"HOME": sandbox.scratch} if sandbox.view is View.GRANTED else {}
+    path = os.environ.get("PYTHONPATH", "")
+    return for_arrays(env) | {"JAX_PLATFORMS": "cpu", "TMPDIR": sandbox.scratch, "PYTHONPATH": path} | home

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
 from atoll.errors import (
     OK,
     Code,
@@ -93,6 +94,7 @@ class _Session:
     """A session's functions here, and the process that has them."""
 
     number: int
+    rules: PythonRules
     options: m.PythonOptions | None = None  # once it is known which devices it has
     meeting: Meeting = nowhere
     process: PythonProcess | None = None
@@ -115,10 +117,10 @@ class PythonSessions:
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
 
-    def begin(self, session: int) -> None:
+    def begin(self, session: int, rules: PythonRules = USER_RULES) -> None:
         """The session is open from now on."""
         with self._lock:
-            self._sessions[session] = _Session(session)
+            self._sessions[session] = _Session(session, rules)
 
     # ---- functions
 
@@ -150,7 +152,7 @@ class PythonSessions:
     def _open(self, record: _Session, hosts: m.PythonHosts, message: Compile, host: PythonHost) -> None:
         flat = [where for partitions in message.assignment for where, _ in partitions]
         options, meeting = python_options(
-            host, record.number, hosts.settings, list(zip(flat, hosts.devices, strict=True))
+            host, record.number, hosts.settings, list(zip(flat, hosts.devices, strict=True)), record.rules
         )
         if record.options is not None and record.options.devices != options.devices:
             raise invalid("this session's Python processes were started for other devices of the island")

@@ -257,6 +257,14 @@ def _write_join(
 
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, for programs.")] = False,
+    security: Annotated[
+        bool,
+        typer.Option(
+            "--security",
+            help="Show by which mechanisms each host confines Python of users, and why others are missing. The JSON "
+            'has them in "sandbox" of each host.',
+        ),
+    ] = False,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
@@ -272,7 +280,7 @@ def status(
     "removed".
     """
     from atoll.operate.clusters import find, other_clusters, report_of
-    from atoll.operate.tables import status_tables
+    from atoll.operate.tables import security_tables, status_tables
     from atoll.telemetry.snapshot import Snapshot
 
     target = find(address, name, join)
@@ -283,7 +291,8 @@ def status(
         snapshot = msgspec.convert(report, Snapshot)
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
         title = target.record.title if target.record else ""
-        Console(width=width, highlight=False).print(status_tables(snapshot, str(target.address), title))
+        tables = security_tables if security else status_tables
+        Console(width=width, highlight=False).print(tables(snapshot, str(target.address), title))
         others = other_clusters(target)
         if others:
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))

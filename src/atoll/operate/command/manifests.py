@@ -191,5 +191,9 @@ def _flags(cluster: ClusterOptions) -> list[str]:
         "--suspend-lower": cluster.suspend_lower,
         "--suspend-folder": cluster.suspend_folder,
         "--suspended": cluster.suspended_seconds,
+        "--python-network": cluster.python_network,
     }
-    return [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
+    flags = [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
+    for flag, directories in (("--python-read", cluster.python_read), ("--python-write", cluster.python_write)):
+        flags += [part for directory in directories or () for part in (flag, directory)]
+    return [*flags, "--insecure-sandbox"] if cluster.insecure_sandbox else flags

@@ -27,6 +27,7 @@ from atoll.cluster.settings import (
     Dispatch,
     OnOff,
     SuspendLower,
+    check_grants,
 )
 from atoll.cluster.tenants import TENANTS_VARIABLE, read_tenant_tokens, read_tenants
 from atoll.errors import AtollError
@@ -148,6 +149,22 @@ _SUSPENDED_HELP = (
     "For how many seconds after `atoll down` scripts wait whose sessions are suspended on disk, for the next cluster "
     f"with this --journal to resume them. ATOLL_SUSPENDED if not given, else {SUSPENDED_SECONDS:.0f}, a day."
 )
+_PYTHON_READ_HELP = (
+    "A directory of the hosts that Python of all tenants may read there, such as a data set; repeat the option for "
+    'several. Only with --tenants: see the page "Security". ATOLL_PYTHON_READ if not given, separated by colons.'
+)
+_PYTHON_WRITE_HELP = (
+    "A directory of the hosts that Python of all tenants may read and write there, such as one for checkpoints; repeat "
+    "the option for several. ATOLL_PYTHON_WRITE if not given."
+)
+_PYTHON_NETWORK_HELP = (
+    "Whether Python of users on the hosts may use the network. Without one, an island of several hosts cannot run it. "
+    "ATOLL_PYTHON_NETWORK if not given, else on."
+)
+_INSECURE_SANDBOX_HELP = (
+    "Start a cluster with --tenants even if this system cannot keep the tenants' Python from each other's files. "
+    "ATOLL_INSECURE_SANDBOX=1 if not given."
+)
 _BULK_TLS_HELP = (
     "Whether data connections of a cluster on TCP are with TLS, as its control connections are. off is for networks "
     "that nobody else reads: what is computed with then travels in the clear. ATOLL_BULK_TLS if not given, else on."
@@ -199,6 +216,12 @@ class ClusterOptions:
     suspend_folder: Annotated[str | None, typer.Option(help=_SUSPEND_FOLDER_HELP, metavar="DIR")] = None
     suspended_seconds: Annotated[
         float | None, typer.Option("--suspended", min=1.0, help=_SUSPENDED_HELP, metavar="SECONDS")
+    ] = None
+    python_read: Annotated[list[str] | None, typer.Option(help=_PYTHON_READ_HELP, metavar="DIR")] = None
+    python_write: Annotated[list[str] | None, typer.Option(help=_PYTHON_WRITE_HELP, metavar="DIR")] = None
+    python_network: Annotated[OnOff | None, typer.Option(help=_PYTHON_NETWORK_HELP)] = None
+    insecure_sandbox: Annotated[
+        bool | None, typer.Option("--insecure-sandbox", help=_INSECURE_SANDBOX_HELP, show_default=False)
     ] = None
 
 
@@ -273,6 +296,9 @@ def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings
     said, settings = given(islands, cluster), ClusterSettings.from_environment()
     file = said.pop("cluster_file", None) or os.environ.get(FILE_VARIABLE, "")
     said.pop("tenants_file", None)
+    for name in ("python_read", "python_write"):
+        if name in said:
+            said[name] = check_grants(f"--{name.replace('_', '-')}", tuple(said[name]))
     tenants = tenants_file(cluster)
     if tenants is not None:
         said["tenants"] = read_tenants(tenants)

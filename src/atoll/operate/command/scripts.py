@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from atoll.cluster.cluster_file import FILE_VARIABLE
-from atoll.cluster.settings import VARIABLES
+from atoll.cluster.settings import environment_of
 from atoll.operate.command.options import (
     ClusterAddress,
     ClusterJoin,
@@ -63,7 +63,7 @@ def run(
     elif "cluster_file" in said:
         settings_of(islands, cluster)  # raises what is wrong with it
         env[FILE_VARIABLE] = os.path.abspath(said.pop("cluster_file"))
-    env.update({VARIABLES[name]: str(value) for name, value in said.items()})
+    env.update(environment_of(said))
     try:
         os.execvpe(command[0], command, env)
     except FileNotFoundError:

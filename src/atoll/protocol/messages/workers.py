@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.cluster.sandbox.grants import PythonRules
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.errors import Status
 from atoll.ir.plan import Plan
 from atoll.protocol.messages.asides import AsideFailed, AsidePut, DropAside, PutAside, SendAside
@@ -23,6 +25,7 @@ class WorkerReady(Message, frozen=True, tag=10):
     platform_version: str
     data_address: str
     max_in_flight: int
+    sandbox: Mechanisms | None = None  # for users' Python on this machine; None: not known
 
 
 class Compiled(Message, frozen=True, tag=11):
@@ -269,11 +272,12 @@ class FreeMany(Message, frozen=True, tag=124):
 
 
 class OpenStore(Message, frozen=True, tag=26):
-    """A session begins; `secret` opens the data port for it."""
+    """A session begins; `secret` opens the data port for it. `python` says what its Python processes may do."""
 
     session: int
     secret: str
     tenant: str = ""  # whose programs are compiled apart: see `Compile`
+    python: PythonRules = PythonRules()
 
 
 class CloseStore(Message, frozen=True, tag=27):

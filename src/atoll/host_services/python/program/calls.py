@@ -7,6 +7,7 @@ ends with its worker, and when the worker closes their link.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import socket
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 from atoll.cluster.processes.process import give_back_memory
+from atoll.cluster.sandbox.grants import USER_VIEW, Sandbox, View
 from atoll.errors import OK, Code, Status, StatusError, shortened, traceback_of
 from atoll.host_services.python.link import PythonLink, view
 from atoll.host_services.python.program.functions import open_functions
@@ -150,10 +152,14 @@ class Arguments:
 
 
 class Runner:
-    """Does what the worker asks. `functions` is the JAX side: see `host_services.python.program.functions`."""
+    """Does what the worker asks. `functions` is the JAX side: see `host_services.python.program.functions`.
 
-    def __init__(self, link: PythonLink, functions: Any) -> None:
+    Errors name the setting that would grant a file if `sandbox`, the sandbox of this process, does not.
+    """
+
+    def __init__(self, link: PythonLink, functions: Any, sandbox: Sandbox = USER_VIEW) -> None:
         self._link = link
+        self._sandbox = sandbox
         self._functions = functions
         self._loaded: dict[str, Future[Any]] = {}
         self._loads = Stream(lambda: None)
@@ -199,7 +205,7 @@ class Runner:
         try:
             loading.set_result(self._functions.load(message.source, message.again))
         except BaseException as error:
-            status = _failed(f"{message.source.name} cannot be loaded on {os.uname().nodename}", error)
+            status = _failed(f"{message.source.name} cannot be loaded on {os.uname().nodename}", error, self._sandbox)
             loading.set_exception(RuntimeError(status.message))
         with contextlib.suppress(OSError):  # the worker has ended
             self._link.send(m.Loaded(message.function, status))
@@ -222,7 +228,7 @@ class Runner:
             shards = held.pop().result()(call, arguments)
             return m.Returned(call.number, OK, tuple(tuple(map(self._send, each)) for each in shards))
         except BaseException as error:
-            return m.Returned(call.number, _failed("a Python function on the host raised", error))
+            return m.Returned(call.number, _failed("a Python function on the host raised", error, self._sandbox))
         finally:
             arguments.end()
 
@@ -245,11 +251,26 @@ def _nothing(name: str) -> Future[Any]:
     return missing
 
 
-def _failed(what: str, error: BaseException) -> Status:
+def _failed(what: str, error: BaseException, sandbox: Sandbox) -> Status:
     """An error of ours as it is; any other exception with its traceback, from the user's first line on."""
     if isinstance(error, StatusError):
         return error.status
-    return Status(Code.INTERNAL, shortened(f"{what}:\n{traceback_of(error, os.path.dirname(__file__))}"))
+    text = f"{what}:\n{traceback_of(error, os.path.dirname(__file__))}"
+    return Status(Code.INTERNAL, shortened("\n".join((text.rstrip("\n"), *_hints(error, sandbox)))))
+
+
+def _hints(error: BaseException, sandbox: Sandbox) -> Iterator[str]:
+    """How to get what the sandbox may have kept from the code that raised this error."""
+    if isinstance(error, ModuleNotFoundError) and sandbox.view is View.GRANTED:
+        yield (
+            "Modules are imported from the packages of the worker and from granted directories: install the package on "
+            "the hosts, or send its functions by value (cloudpickle.register_pickle_by_value)"
+        )
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        path = os.path.abspath(error.filename)
+        is_write = error.errno in (errno.EROFS, errno.EACCES)
+        if is_write or not os.path.isdir(os.path.dirname(path)):
+            yield from filter(None, [sandbox.refusal(path, is_write)])
 
 
 def run(options: m.PythonOptions, isolated: bool) -> None:
@@ -258,5 +279,5 @@ def run(options: m.PythonOptions, isolated: bool) -> None:
         os.chdir(options.settings.directory or options.sandbox.scratch)
     link = PythonLink(socket.socket(fileno=options.descriptor), m.ToPython)
     with contextlib.suppress(EOFError, OSError):
-        Runner(link, open_functions(options)).run(isolated)
+        Runner(link, open_functions(options), options.sandbox).run(isolated)
     os._exit(0)

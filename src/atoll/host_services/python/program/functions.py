@@ -20,6 +20,7 @@ from jax._src import distributed, tree_util, xla_bridge
 from jax._src.lib import _jax
 from jax.experimental.colocated_python import obj_backend, serialization
 
+from atoll.cluster.sandbox.grants import Sandbox
 from atoll.host_services.python.program.stored_arrays import reading, writing
 from atoll.protocol.messages import python as m
 
@@ -48,7 +49,7 @@ def open_functions(options: m.PythonOptions) -> Functions:
     for host, ids in enumerate(options.devices):
         here = sorted((each for each in jax.devices() if each.process_index == host), key=lambda each: each.id)
         devices.update(zip(ids, here, strict=True))
-    return Functions(devices, options.devices[options.rank])
+    return Functions(devices, options.devices[options.rank], options.sandbox)
 
 
 def _compute_at(hostname: str) -> None:
@@ -62,8 +63,9 @@ def _compute_at(hostname: str) -> None:
 class Functions:
     """`devices` are those of the island's processes, by the client's ids; those of this process are `local`."""
 
-    def __init__(self, devices: dict[int, jax.Device], local: Sequence[int]) -> None:
+    def __init__(self, devices: dict[int, jax.Device], local: Sequence[int], sandbox: Sandbox) -> None:
         self._local = local
+        self._sandbox = sandbox
         self._id_of = {device.id: number for number, device in devices.items()}
         private: Any = serialization
         private._get_cpu_device_map = lambda: devices
@@ -106,9 +108,9 @@ class Functions:
         """What runs one call: takes the local shards of its arguments as they come, and gives those of its results."""
         match source:
             case m.WriteArrays():
-                return writing(source, self._local)
+                return writing(source, self._local, self._sandbox)
             case m.ReadArrays():
-                return reading(source, self._local)
+                return reading(source, self._local, self._sandbox)
         adopt(source.settings)  # those of the start may be none: not all that starts a process has them
         function, in_tree, in_specs, out_tree, out_specs, _ = serialization._deserialize(source.text)
 

@@ -6,6 +6,7 @@ import os
 import sys
 
 from atoll.cluster.processes.process import read_options, starting
+from atoll.cluster.sandbox.file_system import GrantError
 from atoll.cluster.sandbox.isolation import isolate
 from atoll.cluster.sandbox.mechanisms import Namespaces
 from atoll.protocol.messages.python import PythonOptions
@@ -13,7 +14,10 @@ from atoll.protocol.messages.python import PythonOptions
 
 def main() -> None:
     options = read_options(PythonOptions)
-    sandbox = isolate(options.sandbox, options.mechanisms, (options.descriptor,))
+    try:
+        sandbox = isolate(options.sandbox, options.mechanisms, (options.descriptor,))
+    except (OSError, GrantError) as error:
+        sys.exit(f"its sandbox cannot be made: {error}")
     # What is printed in Python is for the user; what libraries print to the descriptor, such as gloo, is not.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

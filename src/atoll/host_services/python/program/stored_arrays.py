@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from atoll.cluster.sandbox.grants import USER_VIEW, Sandbox
 from atoll.errors import Code, StatusError, shortened
 from atoll.ir.types import Box, Shape, shard_boxes
 from atoll.protocol.messages import python as m
@@ -41,10 +42,13 @@ class Asking(Protocol):
         """Waits for a shard that was asked for. Raises StatusError where it cannot be had."""
 
 
-def writing(source: m.WriteArrays, devices: Sequence[int]) -> Callable[[m.Call, Asking], list[list[Any]]]:
+def writing(
+    source: m.WriteArrays, devices: Sequence[int], sandbox: Sandbox = USER_VIEW
+) -> Callable[[m.Call, Asking], list[list[Any]]]:
     """What writes the shards that `devices`, those of this host, hold of a call's arguments, each as soon as it has
     arrived, and no more of them at a time than `WINDOW_BYTES`. Raises StatusError.
     """
+    _check_granted(source.arrays, sandbox, True)
     tensorstore, context = _tensorstore()
     here = [_written(array, number, frozenset(devices)) for number, array in enumerate(source.arrays)]
 
@@ -93,8 +97,11 @@ def _window(argument: m.Argument) -> int:
     return min(WINDOW_BYTES, max(_LEAST_WINDOW, ((os.cpu_count() or 1) + 2) * _nbytes(argument)))
 
 
-def reading(source: m.ReadArrays, devices: Sequence[int]) -> Callable[[m.Call, object], list[list[Any]]]:
+def reading(
+    source: m.ReadArrays, devices: Sequence[int], sandbox: Sandbox = USER_VIEW
+) -> Callable[[m.Call, object], list[list[Any]]]:
     """What reads the shards that `devices` are to hold of each array. Raises StatusError."""
+    _check_granted(source.arrays, sandbox, False)
     tensorstore, context = _tensorstore()
     here = [_held(array, frozenset(devices)) for array in source.arrays]
 
@@ -123,6 +130,16 @@ def reading(source: m.ReadArrays, devices: Sequence[int]) -> Callable[[m.Call, o
         return results
 
     return run
+
+
+def _check_granted(arrays: Sequence[m.StoredArray], sandbox: Sandbox, is_write: bool) -> None:
+    """Raises PERMISSION_DENIED if an array is in no directory that this process is granted, with what grants one."""
+    for array in arrays:
+        path = array.location.removeprefix("file://")
+        reason = sandbox.refusal(os.path.normpath(path), is_write) if path.startswith("/") else ""
+        if reason:
+            what = "write" if is_write else "read"
+            raise StatusError(Code.PERMISSION_DENIED, f"cannot {what} {_where(array)}: {reason}")
 
 
 class _Waits:
