@@ -10,6 +10,8 @@ from typing import Any
 
 from atoll.cluster.topology import Topology
 from atoll.controller.validation.fields import (
+    MAX_HANDLES,
+    MAX_NUMBER,
     check_count,
     check_handles,
     check_new,
@@ -40,10 +42,21 @@ _QUERIES = frozenset(("layout", "cost", "text", "memory", "profile"))
 
 
 def launch(session: Session, message: m.Launch, topology: Topology) -> None:
-    check_number(message, "program")
-    check_handles(message, "arguments")
-    if message.results:
-        check_new_handles(message, "results", session.directory.entries)
+    if not 0 <= message.program < MAX_NUMBER:
+        check_number(message, "program")
+    if len(message.arguments) > MAX_HANDLES:
+        check_handles(message, "arguments")
+    first_own, entries, results = m.FIRST_OWN_HANDLE, session.directory.entries, message.results
+    for handle in message.arguments:
+        if not 0 <= handle < first_own:
+            check_handles(message, "arguments")
+            break
+    for handle in results:
+        if handle in entries or not 0 <= handle < first_own:
+            check_new_handles(message, "results", entries)
+            break
+    if len(results) > 1:
+        check_new_handles(message, "results", entries)
     if message.feeds:
         check_numbers(message, "feeds", m.OWN_NUMBERS)
     if message.released:
