@@ -113,10 +113,30 @@ def test_where_nothing_can_be_moved_a_machine_that_leaves_goes_on_for_its_grace_
     ended = time.monotonic()
     assert 2 <= ended - struck < 6
     lost, text = script.line(lambda line: line.startswith("lost"), struck)
-    assert "on m1" in text
+    assert "m1 left: SIGTERM" in text
+    assert "SIGTERM: leaving; the cluster has 2 s to move what is on host 0 of island 0" in first.said
     script.line(lambda line: line == "kept 140.0", lost)
     (host,) = cluster.status()["islands"][0]["hosts"]
     assert host["machine"] == "m2"
+
+
+@long
+def test_an_idle_island_whose_machine_leaves_starts_on_a_spare_at_once(
+    make_cluster: Callable[..., MachineCluster],
+) -> None:
+    cluster = make_cluster(4, "1x2x2")
+    cluster.host("m1", "--rank", "0")
+    second = cluster.host("m2", "--grace", "60")
+    cluster.is_up(120.0)
+    third = cluster.host("m3")
+    cluster.wait_until(lambda report: any(each["name"] == "m3" for each in report["machines"]))
+    second.signal(signal.SIGTERM)
+    assert second.wait(45) == 0, "before its grace is over"
+    cluster.wait_until(lambda report: report["islands"][0]["state"] == "ready")
+    assert [each["machine"] for each in cluster.status()["islands"][0]["hosts"]] == ["m1", "m3"]
+    assert "SIGTERM: leaving" in second.said
+    assert "this machine is host 1 of island 0 (rank 1 of 2): its worker starts" in third.said
+    assert [each["kind"] for each in cluster.status()["events"] if each["kind"] == "refused"] == []
 
 
 @long
