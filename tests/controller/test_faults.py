@@ -96,7 +96,7 @@ def test_a_bug_in_the_checks_of_a_message_is_known_to_have_changed_nothing(monke
     def check(*arguments: object) -> None:
         raise KeyError("a dtype")
 
-    monkeypatch.setattr("atoll.controller.admission.validate_from_session", check)
+    monkeypatch.setattr("atoll.controller.sessions.proxies.validate_from_session", check)
     with pytest.raises(NothingChangedError) as raised:
         cluster.proxy(session.number, m.Pong())
     assert isinstance(raised.value.__cause__, KeyError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from atoll.controller.faults import NothingChangedError
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.validation import validate_from_session
@@ -76,10 +77,19 @@ class Proxies:
         if session is None:
             return
         try:
-            validate_from_session(session, message, self._resources.topology)
+            self._validate(session, message)
             self._handlers[type(message)](session, message)
         except StatusError as error:
             self._sessions.end(number, error.status)
+
+    def _validate(self, session: Session, message: Any) -> None:
+        """Raises StatusError for a message that is not valid, and NothingChangedError if the check has a bug."""
+        try:
+            validate_from_session(session, message, self._resources.topology)
+        except StatusError:
+            raise
+        except Exception as error:
+            raise NothingChangedError from error
 
     def feeds_arrived(self, host: int, message: m.FeedsArrived) -> None:
         """Feeds of a session are complete at a host: sources of functions, or what launches wait for."""
