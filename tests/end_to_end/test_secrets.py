@@ -206,6 +206,36 @@ def search_processes(hidden: list[tuple[str, bytes]]) -> list[tuple[str, str]]:
     return found
 
 
+def search_files(
+    hidden: list[tuple[str, bytes]], roots: list[str], skipped: list[str], most: int
+) -> list[tuple[str, str]]:
+    """Regular files below these directories, but for those of programs and libraries: `most` files, 256 MiB in all."""
+    wanted = [(name, masked(each)) for name, each in hidden]
+    found: list[tuple[str, str]] = []
+    seen = read = nbytes = 0
+    for root in roots:
+        for directory, names, files in os.walk(root):
+            names[:] = [
+                each for each in names if os.path.join(directory, each) not in skipped and each not in (".git", "lib")
+            ]
+            for name in files:
+                path = os.path.join(directory, name)
+                seen += 1
+                try:
+                    if not os.path.isfile(path) or os.stat(path).st_size > 1 << 23:
+                        continue
+                    if seen > most or nbytes > 1 << 28:
+                        break
+                    with open(path, "rb") as file:
+                        content = file.read()
+                except OSError:
+                    continue
+                read, nbytes = read + 1, nbytes + len(content)
+                found.extend((path, name) for name, each in wanted if each in content)
+    found.append(("files", str(read)))
+    return found
+
+
 # ---- tests
 
 
@@ -217,6 +247,16 @@ def test_processes_that_users_python_sees_have_no_secret(ana: RemotePython, secr
     *leaks, (_, processes) = ana.call(on_a_host, search_processes, hidden(secrets), seconds=200.0)
     assert leaks == []
     assert int(processes) >= 1
+
+
+def test_files_that_users_python_sees_have_no_secret(
+    ana: RemotePython, secrets: dict[str, bytes], folder: Path, cluster: StandingCluster
+) -> None:
+    programs = [sys.prefix, sys.base_prefix, "/usr", "/proc", "/sys"]
+    places = [*map(str, (folder, cluster.directory)), "/"]
+    *leaks, (_, files) = ana.call(on_a_host, search_files, hidden(secrets), places, programs, 20_000, seconds=200.0)
+    assert leaks == []
+    assert int(files) >= 1
 
 
 def test_the_search_finds_what_is_there(ana: RemotePython) -> None:
