@@ -11,8 +11,11 @@ from atoll.cluster.slices import SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
+from atoll.scheduling.memory_errors import _amounts
 from tests.controller.play import Play, runs
 from tests.controller.test_tenants import shared
+
+MIB = 1 << 20
 
 
 def playing(topology: str = "1x1x2", **settings: Any) -> Play:
@@ -254,3 +257,38 @@ def test_a_function_that_is_compiled_on_several_hosts_counts_once():
     assert register(play, 1, (0, 1)) == []
     assert register(play, 2) == []
     assert len(register(play, 3)) == 1
+
+
+# ---- texts
+
+
+def test_the_error_of_a_quota_names_the_tenants_own_holdings_only():
+    play = playing(device_memory=100, memory=20)
+    bob = play.session
+    play.session = play.open(label="other.py", token="alice").number
+    play.array(10)
+    play.session = bob
+    play.with_call()
+    play.array(10)
+    (run,) = runs(play.say(m.Launch(1, (10,), (11,), ())))
+    assert runs(play.say(m.Launch(1, (10,), (12,), ()))) == []
+    play.done(run.sequence)
+    status = awaited(play, 12)
+    assert "needs 8 B, and tenant bob has 16 B of its quota `memory`, 20 B of each device" in status.message
+    assert "held there by session 2 (script.py): 16 B" in status.message
+    assert "alice" not in status.message
+
+
+@pytest.mark.parametrize(
+    ("needs", "has", "limit", "texts"),
+    [
+        (MIB, MIB + 4, 2 * MIB, ("1048576 B", "1048580 B", "2097152 B")),
+        (MIB, 2 * MIB, 2 * MIB, ("1.0 MiB", "2.0 MiB", "2.0 MiB")),
+    ],
+)
+def test_amounts_are_given_in_bytes_if_rounded_ones_seem_to_fit(needs, has, limit, texts):
+    assert _amounts(needs, has, limit) == texts
+
+
+def test_free_memory_is_given_in_bytes_if_it_seems_to_be_enough():
+    assert _amounts(MIB, MIB - 4, 4 * MIB, adds_up=False) == ("1048576 B", "1048572 B", "4194304 B")

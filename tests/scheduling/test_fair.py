@@ -235,6 +235,22 @@ def test_a_changed_share_counts_at_once():
     assert shares(again, 0, SECOND) == pytest.approx([0.75, 0.25], rel=0.03)
 
 
+@pytest.mark.parametrize("reserve", [0, 5, 20])
+@pytest.mark.parametrize("takes", [MS, 30 * MS])
+def test_a_reserve_is_kept_for_a_lower_priority(reserve, takes):
+    high = Client(1, tenant("high", priority=1), 2 * MS)
+    low = Client(2, Tenant(TenantSettings("low", reserve=reserve)), takes)
+    play([high, low], 10 * SECOND)
+    assert low.device_time(0, 10 * SECOND) / (10 * SECOND) == pytest.approx(reserve / 100, abs=0.02)
+
+
+def test_a_reserve_is_not_saved_up_while_nothing_wants_it():
+    high = Client(1, tenant("high", priority=1), 2 * MS)
+    low = Client(2, Tenant(TenantSettings("low", reserve=10)), MS, pauses=((SECOND, 6 * SECOND),))
+    play([high, low], 7 * SECOND)
+    assert low.device_time(6 * SECOND, 7 * SECOND) / SECOND == pytest.approx(0.1, abs=0.03)
+
+
 def test_a_changed_priority_counts_at_once_also_where_there_was_nobody_else():
     policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("one"), 3: tenant("other")}
     sessions[2] = sessions[1]

@@ -38,6 +38,7 @@ TENANT_MARK = "{tenant}"
 MOST_TENANTS = 4096
 MOST_SHARE = 1_000_000.0
 MOST_PRIORITY = 1_000_000
+MOST_RESERVE = 50  # percent of device time
 # A token is guessed offline by who has read its hash: let it be none that a person would think of.
 LEAST_TOKEN = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -46,6 +47,7 @@ _HASH_PREFIX = b"atoll tenant token\0"
 _Share = Annotated[float, msgspec.Meta(gt=0, le=MOST_SHARE)]
 _Priority = Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 _Limit = Annotated[int, msgspec.Meta(ge=0)]
+_Percent = Annotated[int, msgspec.Meta(ge=0, le=MOST_RESERVE)]
 
 
 class TenantRole(StrEnum):
@@ -73,6 +75,11 @@ class TenantSettings(msgspec.Struct, frozen=True):
     # Directories of the hosts that its sessions' Python processes see: see `cluster.sandbox`.
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    reserve: _Percent = 0  # of device time, that it gets although higher priorities have work
+    # While others have sessions: see `scheduling.rates`.
+    launch_rate: _Limit = 2000  # launches per second
+    compile_seconds: _Limit = 60  # seconds of compilations per minute
+    upload_rate: _Limit = 1 << 30  # bytes per second
 
 
 # The tenant of a cluster without a file of tenants, and of who has started one.
@@ -137,6 +144,10 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     compiles: _Limit = 0
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    reserve: _Percent = 0
+    launch_rate: _Limit = 2000
+    compile_seconds: _Limit = 60
+    upload_rate: int | str = 1 << 30
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -179,10 +190,11 @@ def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
     where = f"{path}: tenant.{name}"
     try:
         check_tenant_name(name)
-        memory, total = (
-            each if isinstance(each, int) else parse_bytes(each) for each in (entry.memory, entry.total_memory)
+        memory, total, uploads = (
+            each if isinstance(each, int) else parse_bytes(each)
+            for each in (entry.memory, entry.total_memory, entry.upload_rate)
         )
-        if min(memory, total) < 0:
+        if min(memory, total, uploads) < 0:
             raise SettingsError("an amount of memory is not negative")
         for each in (*entry.read, *entry.write):
             check_grant(each)
@@ -210,6 +222,10 @@ def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
         entry.compiles,
         entry.read,
         entry.write,
+        entry.reserve,
+        entry.launch_rate,
+        entry.compile_seconds,
+        uploads,
     )
 
 

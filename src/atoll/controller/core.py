@@ -161,6 +161,7 @@ class Controller:
             self._drop_program,
             self.quarantine,
             self.offenses,
+            self._state.rates,
             settings.sequential,
             find_policy(settings.policy),
             settings.static_seconds,
@@ -176,6 +177,7 @@ class Controller:
             self._outbox,
             self.quarantine,
             self.offenses,
+            self._state.rates,
             self.scheduler,
             self.meter,
             _location,
@@ -344,6 +346,7 @@ class Controller:
         self._inboxes.proceed()
         self.suspensions.proceed()
         self.migrations.proceed()
+        self.launcher.release_delayed()
         self.launcher.pump()
         self.launcher.memory.waits.seek_relief()
         self._compilation.release_late()

@@ -13,6 +13,7 @@ from atoll.dispatch.connections import Connections
 from atoll.dispatch.outbox import Outbox
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.rates import TenantRates
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
 from atoll.telemetry.history import History
@@ -30,6 +31,7 @@ class ClusterState:
     outbox: Outbox
     history: History
     leases: Leases  # of hosts
+    rates: TenantRates
     sessions: dict[int, Session] = field(default_factory=dict)  # that are open, by number
     slices: Slices = field(default_factory=Slices)
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -41,13 +43,15 @@ class ClusterState:
         connections = Connections()
         outbox = Outbox(connections)
         resources = ResourceManager(settings.topology)
+        tenants = Tenants(settings.tenants)
         return cls(
             settings,
-            Tenants(settings.tenants),
+            tenants,
             resources,
             Lifecycle(resources.islands),
             connections,
             outbox,
             History(outbox.time),
             Leases(settings.lease_seconds),
+            TenantRates(tenants),
         )

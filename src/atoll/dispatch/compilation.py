@@ -16,6 +16,7 @@ from atoll.scheduling.checks import island_problem
 from atoll.scheduling.functions import FunctionRegistry, Registration, function_name, hosts_of
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.rates import TenantRates
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenant
@@ -32,6 +33,7 @@ class Compilation:
         outbox: Outbox,
         quarantine: Quarantine,
         offenses: TenantOffenses,
+        rates: TenantRates,
         scheduler: Scheduler[GangRun],
         meter: Meter,
         location_of: Callable[[Session, int], DeviceLocation],
@@ -42,12 +44,13 @@ class Compilation:
         self._outbox = outbox
         self._quarantine = quarantine
         self._offenses = offenses
+        self._rates = rates
         self._scheduler = scheduler
         self._meter = meter
         self._location_of = location_of
         self._late: set[int] = set()  # sessions with releases that wait
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
-        # Until a time, by (session, host, feed): processes that compiled for their tenants crashed.
+        # Until a time, by (session, host, feed): compilations of their tenants crashed, or took long.
         self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
 
     # ---- a session's requests
@@ -105,7 +108,9 @@ class Compilation:
             name, session.number, feed, assignment, content, again, tenant.host_name, tenant.settings.share
         )
         now = self._outbox.seconds
-        delay = self._offenses.compile_delay(tenant, now)
+        rates = self._rates.of(tenant)
+        wait = rates.compile_wait(now) if rates is not None else 0.0
+        delay = max(wait, self._offenses.compile_delay(tenant, now))
         for host in sorted(hosts):
             if delay:
                 self._delayed[session.number, host, feed] = now + delay, compile_
@@ -225,6 +230,7 @@ class Compilation:
                 self._meter.account(first.tenant.name, first.number, first.label, message.name).compiled(
                     message.seconds
                 )
+                self._charge_seconds(first, host, message)
             if message.function in self.functions.users:  # else it was released meanwhile
                 self.functions.scratch[message.function] = message.scratch_bytes
                 self.functions.titles[message.function] = message.name
@@ -233,6 +239,20 @@ class Compilation:
         elif message.crashed:
             self._charge(host, message)
         self._settle(message.function, host, message.status, message.info)
+
+    def _charge_seconds(self, session: Session, host: int, message: m.Compiled) -> None:
+        """Charge a compilation to its tenant's limit, and to its device time if the host's devices are its CPUs.
+
+        An island's hosts compile the same function at the same time: only the first of them counts for the limit.
+        """
+        if message.cached:
+            return
+        rates, locations = self._rates.of(session.tenant), self.functions.locations.get(message.function)
+        if rates is not None and locations is not None and host == min(hosts_of(locations)):
+            rates.compiles.take(message.seconds, self._outbox.seconds)
+        record = self._resources.hosts.get(host)
+        if record is not None and record.devices and record.devices[0].platform == "cpu":
+            self._scheduler.compiled(record.island, session.number, session.tenant, round(message.seconds * 1e9))
 
     def _charge(self, host: int, message: m.Compiled) -> None:
         """Charge the crash of a compiler process to the tenant of the first session that asked for the function."""

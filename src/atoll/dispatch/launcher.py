@@ -31,6 +31,8 @@ from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.rates import TenantRates
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session, Undecided
@@ -57,6 +59,7 @@ class Launcher:
         on_program_idle: Callable[[RegisteredProgram], None],
         quarantine: Quarantine,
         offenses: TenantOffenses,
+        rates: TenantRates,
         sequential: bool = False,
         policy: Callable[[], Policy] = FairShares,
         static_seconds: float | None = None,
@@ -70,6 +73,7 @@ class Launcher:
         self._outbox = outbox
         self._quarantine = quarantine
         self._offenses = offenses
+        self._rates = rates
         self.memory = Reservations(sessions, self.scheduler, resources)
         self.scheduler.use_memory(self.memory.reserve)
         self._next_sequence = 1
@@ -155,6 +159,8 @@ class Launcher:
                 self._line_up(launch, self._make_tickets(session, launch))
             else:
                 self.static_runs.line_up(session, launch, static)
+            if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
+                self.scheduler.lacks(launch.tickets[0], Reason.RATE)
         self.pump()
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
@@ -352,6 +358,11 @@ class Launcher:
         """The island's hosts have started anew, with nothing on them."""
         self._endings.island_back(island)
         self.scheduler.resume(island)
+
+    def release_delayed(self) -> None:
+        """Let the launches compete for devices that were delayed by the limits of their tenants, and are due."""
+        for ticket in self._rates.due(self._outbox.seconds):
+            self.scheduler.arrived(ticket)
 
     def name_frees(self) -> None:
         """Hosts learn which memory goes, before anything that is sent to them later."""

@@ -9,7 +9,7 @@ import msgspec
 from atoll.cluster.locations import HostDevice
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
-from atoll.quantities import human_bytes
+from atoll.quantities import human_bytes, parse_bytes
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang, Ticket
@@ -26,25 +26,38 @@ def exhausted(
     quota: str,
 ) -> Status:
     """The gang needs so many bytes of the device and gets none: for want of memory, or of its tenant's quota."""
-    text = (
-        f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
-        f"{human_bytes(nbytes)}, and "
-    )
+    text = f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
     tenant = gang.ticket.tenant
     if quota and tenant.memory is not None:
         limit = int(getattr(tenant.settings, quota))
         where, used = "", tenant.memory.total
         if quota == "memory":
             where, used = " of each device", tenant.memory.used.get(device, 0)
-        of_quota = f"its quota `{quota}`, {human_bytes(limit)}{where}"
-        text += f"tenant {tenant.name} has {human_bytes(used)} of {of_quota}"
+        # In units that hide no byte that counts: rounded, what is needed may seem to fit.
+        needs, has, most = _amounts(nbytes, used, limit)
+        text += f"{needs}, and tenant {tenant.name} has {has} of its quota `{quota}`, {most}{where}"
+        sessions, of_rest = [each for each in sessions if each.tenant is tenant], "; held there by "
     else:
-        text += f"{human_bytes(max(0, ledger.free(device)))} of {human_bytes(ledger.capacity[device])} are free"
+        needs, free, capacity = _amounts(nbytes, max(0, ledger.free(device)), ledger.capacity[device], adds_up=False)
+        text += f"{needs}, and {free} of {capacity} are free"
+        of_rest = "; the rest is held by "
     holders, largest = _holders(sessions, gang.ticket, device)
     if largest:
-        text += "; the rest is held by " + ", ".join(largest)
+        text += of_rest + ", ".join(largest)
     report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))
     return Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
+
+
+def _amounts(needs: int, other: int, limit: int, adds_up: bool = True) -> tuple[str, str, str]:
+    """Return the amounts as text: rounded, or as bytes if the rounded amounts would contradict that too little is left.
+
+    With `adds_up`, `needs` and `other` are more than `limit` together; otherwise `needs` is more than `other`.
+    """
+    texts = tuple(map(human_bytes, (needs, other, limit)))
+    rounded = [parse_bytes(each) for each in texts]
+    is_clear = rounded[0] + rounded[1] > rounded[2] if adds_up else rounded[0] > rounded[1]
+    one, two, three = texts if is_clear else tuple(f"{each} B" for each in (needs, other, limit))
+    return one, two, three
 
 
 def holds(session: Session, device: HostDevice) -> bool:

@@ -85,6 +85,8 @@ class TenantOffenses:
 
     def launch_problem(self, tenant: Tenant, now: float) -> Status | None:
         """Return why the tenant may not launch now."""
+        if not self._runs:
+            return None
         return self._problem(self._runs, tenant, now, "launch programs", "workers that ran its programs crashed")
 
     def compile_problem(self, tenant: Tenant, now: float) -> Status | None:

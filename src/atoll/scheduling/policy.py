@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import Gang, Ticket
 
 
@@ -21,7 +22,7 @@ class Policy(Protocol):
     All methods are pure: no I/O, clock, or randomness, no iteration over unordered sets, so that the event log replays;
     and they return at once, since they are on the path of each gang. They raise nothing.
 
-    To subclass it is to inherit `commit`, `charge` and `forget`, which do nothing here.
+    To subclass it is to inherit `commit`, `charge`, `compiled` and `forget`, which do nothing here.
     """
 
     def add(self, ticket: Ticket[Any]) -> None:
@@ -51,6 +52,9 @@ class Policy(Protocol):
         Called once for each gang that was committed, with 0 where it did not run. `gang.ticket.session` is who pays, of
         the tenant `gang.ticket.tenant`.
         """
+
+    def compiled(self, session: int, tenant: Tenant, nanoseconds: int) -> None:
+        """The island's CPUs, which are its devices, have compiled for the session for so long."""
 
     def forget(self, session: int) -> None:
         """The session has ended: nothing more of it is added, committed or charged, and what is kept of it must go.

@@ -13,6 +13,7 @@ class Reason(StrEnum):
     ALONE = "alone"  # a gang that runs alone is before it, or is it
     MEMORY = "memory"  # of its devices
     QUOTA = "quota"  # of its tenant's memory
+    RATE = "rate"  # of its tenant's launches or uploads: they are limited per second
     BYTES = "bytes"  # that its client sends
     PLAN = "plan"  # a large one, on its way to the hosts
     PYTHON = "python"  # what the client's Python, or Python on the hosts, is about to make

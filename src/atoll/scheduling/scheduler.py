@@ -28,6 +28,7 @@ from atoll.scheduling.island_lines import IslandLines
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.reasons import Reason
+from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import Gang, Payload, Ticket
 from atoll.scheduling.waits import Hindrances, Wait, waits_of
 
@@ -198,6 +199,10 @@ class Scheduler(Generic[Payload]):
         if state.draining and state.in_flight == 0:
             state.draining = False
             self.touched.add(gang.island)
+
+    def compiled(self, island: int, session: int, tenant: Tenant, nanoseconds: int) -> None:
+        """The CPUs that are the island's devices have compiled for the session for so long: it is charged for that."""
+        self._islands[island].policy.compiled(session, tenant, nanoseconds)
 
     def retry(self, ticket: Ticket[Payload]) -> None:
         """What the ticket lacked when it was to be committed may be there now."""

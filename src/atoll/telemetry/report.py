@@ -304,6 +304,7 @@ _TEXTS = {
     Reason.OWN: "what its session has launched before",
     Reason.ORDER: "its turn",
     Reason.ALONE: "a gang that runs alone",
+    Reason.RATE: "its tenant's limit of launches or uploads per second",
     Reason.BYTES: "bytes that its client sends",
     Reason.PLAN: "its plan, which is sent to the hosts",
     Reason.PYTHON: "what Python makes, or data decide",

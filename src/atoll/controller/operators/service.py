@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.tenants import TenantSettings
+from atoll.cluster.tenants import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
 from atoll.dispatch.connections import Peer
@@ -131,6 +131,24 @@ class OperatorService:
             current = TenantSettings(message.name, message.token_hash)
         else:
             current = known.settings
+        if message.share is not None and not 0 < message.share <= MOST_SHARE:
+            raise invalid(
+                f"the share of tenant {message.name} cannot be {message.share:g}: a share is more than 0 and at most "
+                f"{MOST_SHARE:.0f}"
+            )
+        if message.priority is not None and abs(message.priority) > MOST_PRIORITY:
+            raise invalid(
+                f"the priority of tenant {message.name} cannot be {message.priority}: a priority is from "
+                f"{-MOST_PRIORITY} to {MOST_PRIORITY}"
+            )
+        for name, value in message.limits.items():
+            if value < 0:
+                raise invalid(f"the limit `{name}` of tenant {message.name} cannot be {value}: 0 means no limit")
+        if message.limits.get("reserve", 0) > MOST_RESERVE:
+            raise invalid(
+                f"the reserve of tenant {message.name} cannot be {message.limits['reserve']}: "
+                f"a reserve is a percentage of device time, and at most {MOST_RESERVE}"
+            )
         said = {name: value for name in ("share", "priority", "role") if (value := getattr(message, name)) is not None}
         if message.token_hash:
             said["token_hash"] = message.token_hash
@@ -140,7 +158,26 @@ class OperatorService:
         except msgspec.ValidationError as error:
             raise invalid(f"tenant {message.name}: {error}") from None
         self._tenants.put(settings, message.is_new)
-        return f"tenant {settings.name}: share {settings.share:g}, priority {settings.priority}, {settings.role}"
+        text = f"tenant {settings.name}: share {settings.share:g}, priority {settings.priority}, {settings.role}"
+        return text if message.priority is None else text + self._meaning(settings)
+
+    def _meaning(self, settings: TenantSettings) -> str:
+        """Return what the priority of a tenant means for the others, as further lines."""
+        others = [each for each in self._tenants.settings() if each.name != settings.name]
+        lower = [each.name for each in others if each.priority < settings.priority]
+        higher = [each.name for each in others if each.priority > settings.priority]
+        text = ""
+        if lower:
+            text += (
+                f"\nwarning: priorities are strict: while {settings.name} has work, these tenants get no device time "
+                f"beyond their reserve (`atoll tenants set NAME --reserve PERCENT`): {', '.join(lower)}"
+            )
+        if higher:
+            text += (
+                f"\nwarning: priorities are strict: {settings.name} gets no device time beyond its reserve of "
+                f"{settings.reserve} percent while one of these has work: {', '.join(higher)}"
+            )
+        return text
 
     def _remove_tenant(self, name: str) -> str:
         tenant = self._tenants.remove(name)

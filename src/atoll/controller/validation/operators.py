@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,7 +48,8 @@ def add_island_request(message: m.AddIslandRequest, topology: Topology) -> None:
 def set_tenant(message: m.SetTenant, topology: Topology) -> None:
     check_text(message, "name", _MAX_NAME)
     check_text(message, "token_hash", _MAX_HASH)
-    if message.share is not None and not (math.isfinite(message.share) and 0 < message.share <= _MAX_SHARE):
+    if message.share is not None and not abs(message.share) <= _MAX_SHARE:
+        # The service refuses shares that no tenant can have, in the words of the command.
         raise violation(message, "share", message.share, f"a number up to {_MAX_SHARE:g}")
     if message.priority is not None and abs(message.priority) > _MAX_PRIORITY:
         raise violation(message, "priority", message.priority, f"at most {_MAX_PRIORITY}")

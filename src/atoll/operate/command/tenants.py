@@ -56,6 +56,25 @@ class TenantOptions:
     launches: Count = None
     uploads: Count = None
     compiles: Count = None
+    reserve: Annotated[
+        int | None,
+        typer.Option(min=0, max=50, help="Percent of device time that it gets although higher priorities have work."),
+    ] = None
+    launch_rate: Annotated[
+        int | None, typer.Option(min=0, help="Launches per second while others have sessions; 0: no limit.")
+    ] = None
+    compile_seconds: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seconds of compilations per minute while others have sessions; 0: no limit."),
+    ] = None
+    upload_rate: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes sent per second while others have sessions, such as 1GiB; 0: no limit.",
+            parser=_amount,
+            metavar="AMOUNT",
+        ),
+    ] = None
 
     @property
     def limits(self) -> dict[str, int]:

@@ -17,7 +17,9 @@ from collections import deque
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
+from atoll.cluster.tenants import TenantSettings
 from atoll.scheduling.policy import Policy
+from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import Gang, Ticket
 
 Who = TypeVar("Who", bound="_Served")
@@ -121,11 +123,13 @@ class _Session(_Served):
 
 
 class _Tenant(_Served):
-    __slots__ = ("line", "priority", "sessions")
+    __slots__ = ("due", "line", "priority", "reserve", "sessions")
 
     def __init__(self, priority: int) -> None:
         super().__init__()
         self.priority = priority
+        self.reserve = 0.0  # part of the device time that it gets while higher priorities have work
+        self.due = 0.0  # device time that it should have had of that, and has not
         self.sessions: dict[int, _Session] = {}
         self.line: _Line[_Session] = _Line()
 
@@ -148,6 +152,7 @@ class FairShares(Policy):
         self._served = 0  # tenants that have sessions
         self._lines: dict[int, _Line[_Tenant]] = {}  # by priority
         self._priorities: list[int] = []  # of these, the highest first
+        self._reserved: dict[str, _Tenant] = {}  # that have a reserve
 
     def add(self, ticket: Ticket[Any]) -> None:
         session = self._sessions.get(ticket.session)
@@ -164,6 +169,12 @@ class FairShares(Policy):
             return self._alone.take()
         if self._only is not None:
             return self._only.line.take()
+        for tenant in self._reserved.values():
+            if tenant.due > 0 and tenant.is_waiting:
+                ticket = tenant.take()
+                if ticket is not None:
+                    return ticket
+                tenant.due = 0.0  # it has nothing, and saves nothing up
         for priority in self._priorities:
             ticket = self._lines[priority].take()
             if ticket is not None:
@@ -180,6 +191,8 @@ class FairShares(Policy):
                     tenant = session.tenant
                     tenant.gang = expected / gang.ticket.tenant.settings.share
                     tenant.owed += tenant.gang
+                    if self._reserved:
+                        self._note_reserves(tenant, expected)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
         if self._alone is None and gang.weight:
@@ -193,12 +206,38 @@ class FairShares(Policy):
                 if self._only is None:
                     self._charge_tenant(session.tenant, gang, nanoseconds)
 
+    def compiled(self, session: int, tenant: Tenant, nanoseconds: int) -> None:
+        served = self._sessions.get(session)
+        if served is not None and self._alone is None:
+            served.owed += nanoseconds
+            if self._only is None:
+                served.tenant.owed += nanoseconds / tenant.settings.share
+
     def _charge_tenant(self, tenant: _Tenant, gang: Gang[Any], nanoseconds: int) -> None:
         share = gang.ticket.tenant.settings.share
         charged = gang.charged / share
         tenant.owed += nanoseconds / share - charged
+        if self._reserved:
+            self._note_reserves(tenant, nanoseconds - gang.charged)
         if tenant.is_new or tenant.owed < -charged:
             self._lines[tenant.priority].correct(tenant, charged, nanoseconds / share)
+
+    def _note_reserves(self, served: _Tenant, nanoseconds: float) -> None:
+        """Note that a tenant has had device time: tenants of lower priorities that wait are due a part of it."""
+        for tenant in self._reserved.values():
+            if tenant is served:
+                tenant.due -= nanoseconds * (1 - tenant.reserve)
+            elif not tenant.is_waiting:
+                tenant.due = min(tenant.due, 0.0)  # nothing is saved up
+            elif served.priority > tenant.priority:
+                tenant.due += nanoseconds * tenant.reserve
+
+    def _set_reserve(self, tenant: _Tenant, settings: TenantSettings) -> None:
+        tenant.reserve = settings.reserve / 100
+        if settings.reserve:
+            self._reserved[settings.name] = tenant
+        elif self._reserved:
+            self._reserved.pop(settings.name, None)
 
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)
@@ -242,6 +281,7 @@ class FairShares(Policy):
             if tenant.priority != priority:
                 tenant = self._move(tenant, priority)
             if not tenant.is_waiting:
+                self._set_reserve(tenant, session.ready[-1].tenant.settings)
                 self._lines[priority].join(tenant)
 
     def _tenant(self, ticket: Ticket[Any]) -> _Tenant:
