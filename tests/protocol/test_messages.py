@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.cluster.sandbox.grants import PythonRules
+from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.topology import IslandShape, Seat
 from atoll.cluster.usage.records import By
@@ -66,6 +68,8 @@ SAMPLES: dict[Any, Any] = {
     m.MachineReport: m.MachineReport("m0", "10.0.0.1", "free", "", {"cpu": 4}, 1 << 30),
     SliceRequest: SliceRequest(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30),
     m.AsidePiece: m.AsidePiece(7, 1 << 30, "/state/7.piece", 1 << 31),
+    PythonRules: PythonRules(read=("/data",), write=("/checkpoints",)),
+    Mechanisms | None: Mechanisms(Namespaces.BY_ROOT, True, True, 3, {"landlock": "too old"}),
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
 }
 SAMPLES[m.GroupEnds] = m.GroupEnds(7, (0, 1), (1, 2, 3, 4))
