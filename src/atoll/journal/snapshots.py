@@ -16,10 +16,11 @@ import signal
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
+
+from atoll.cluster.processes.forking import fork_quietly
 
 _PR_SET_PDEATHSIG = 1
 _MOST_DEPTH = 1_000_000  # of Python's calls
@@ -114,11 +115,7 @@ def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> 
     there is no child to be had.
     """
     parent = os.getpid()
-    with warnings.catch_warnings():
-        # Python warns of locks that other threads may hold, and so does JAX where it is: the child takes none that
-        # they do (the threads of a controller write usage, and sync files).
-        warnings.simplefilter("ignore")
-        pid = os.fork()
+    pid = fork_quietly()  # the child takes no locks of a controller's threads: they write usage, and sync files
     if pid:
         return pid
     status = _FAILED

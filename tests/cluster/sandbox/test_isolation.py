@@ -39,6 +39,9 @@ from atoll.cluster.sandbox.isolation import probe
 print(msgspec.json.encode(probe()).decode())
 """
 
+# JAX has started threads in this process, so Python and JAX warn of forks.
+PROBE_BESIDE_THREADS = "import jax; jax.devices()" + PROBE
+
 WAYS = ["as-it-is", "user-namespace", "landlock"]
 
 
@@ -47,6 +50,13 @@ def found() -> Mechanisms:
     """The mechanisms of this system."""
     probed = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=True)
     return msgspec.json.decode(probed.stdout, type=Mechanisms)
+
+
+def test_a_process_with_threads_finds_the_same_mechanisms_without_a_warning(found: Mechanisms) -> None:
+    command = [sys.executable, "-W", "always", "-c", PROBE_BESIDE_THREADS]
+    probed = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    assert msgspec.json.decode(probed.stdout, type=Mechanisms) == found
+    assert b"os.fork" not in probed.stderr
 
 
 class Sandboxed:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.cluster.processes.forking import fork_quietly
 from atoll.cluster.sandbox import kernel, landlock, system_calls
 from atoll.cluster.sandbox.file_system import Trees, build, map_grants
 from atoll.cluster.sandbox.grants import Sandbox, View
@@ -29,7 +30,7 @@ _FIRST_USER_OF_A_CONTAINER, _USERS_OF_A_CONTAINER = 61_184, 4_096
 
 
 def probe() -> Mechanisms:
-    """Try what this system offers. The process must have one thread: it forks."""
+    """Try what this system offers, in child processes. They take no locks, so this process may have other threads."""
     missing = {}
     own_user = _why_no_own_user()
     namespaces = Namespaces.NONE
@@ -51,7 +52,7 @@ def probe() -> Mechanisms:
 
 @functools.cache
 def mechanisms_here() -> Mechanisms:
-    """Return what `probe` finds, from the first call on. Call it first while the process has one thread."""
+    """Return what `probe` found at the first call."""
     return probe()
 
 
@@ -125,13 +126,13 @@ def _why_not(namespaces: Namespaces, own_user: bool) -> str:
     if namespaces is Namespaces.BY_ROOT and os.geteuid() != 0:
         return "Atoll does not run as root"
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork_quietly()
     if child == 0:
         try:
             sandbox = Sandbox(scratch="/tmp")
             user = user_of(0) if namespaces is Namespaces.BY_ROOT and own_user else None
             _enter(sandbox, namespaces, user)
-            inner = os.fork()
+            inner = fork_quietly()
             if inner == 0:
                 build(sandbox, {}, user)
                 _become(user)
