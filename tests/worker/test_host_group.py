@@ -11,7 +11,8 @@ import pytest
 from atoll.errors import Code, FrameError, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.wire.pieces import PIECE_BYTES, PieceBuffer
+from atoll.wire.pieces import PIECE_BYTES
+from atoll.worker import host_group
 from atoll.worker.host_group import HostGroup
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
@@ -171,7 +172,7 @@ def test_a_large_message_reaches_the_hosts_in_pieces_and_the_relay_whole(group: 
 def test_pieces_of_no_message_are_refused(
     group: Group, pieces: list[m.Piece], reason: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(group.hosts[1], "_pieces", PieceBuffer(1000))
+    monkeypatch.setattr(host_group, "MAX_FRAME", 1000)
     *before, last = pieces
     for piece in before:
         group.hosts[1].receive(msgspec.msgpack.encode(piece))

@@ -176,8 +176,10 @@ class Functions:
                 program = compilation.compile(request, ask, f"program {message.content[:12]}")
                 function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
                 info = function.loaded.info()
+            except CompilerCrashedError as error:
+                status, crashed = error.status, True
             except Exception as error:
-                status, crashed = status_of(error), isinstance(error, CompilerCrashedError)
+                status = status_of(error)
             with self._lock:
                 if self._apart.get(message.function) is not compilation:
                     return  # it was canceled

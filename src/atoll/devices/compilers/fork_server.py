@@ -33,7 +33,7 @@ from atoll.devices.compilers.messages import (
     FromCompiler,
     Kill,
 )
-from atoll.errors import Code, FrameError, StatusError
+from atoll.errors import Code, FrameError, Status, StatusError
 from atoll.host_services.calls.calls import ClientError
 
 _log = logging.getLogger(__name__)
@@ -91,8 +91,15 @@ class Words:
         os.close(self._descriptor)
 
 
-class CompilerCrashedError(StatusError):
-    """The compiler process ended by a signal or at a limit. The status names it."""
+class CompilerCrashedError(Exception):
+    """The compiler process ended by a signal or at a limit. The status names it.
+
+    The worker reports the status, and users never see this error: it is not in the tree of `atoll.errors`.
+    """
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(str(status))
+        self.status = status
 
 
 class Asked:
@@ -205,7 +212,8 @@ def _crash(begun: Begun, code: Code, text: str) -> CompilerCrashedError:
     where = f" ({begun.line})" if begun.line else ""
     whole = f"{begun.name}{where} cannot be compiled: {text}"
     # Nothing of it is trusted: a tenant has chosen the names, and may have made the process print anything.
-    return CompilerCrashedError(code, "".join(each if each.isprintable() or each == "\n" else "?" for each in whole))
+    safe = "".join(each if each.isprintable() or each == "\n" else "?" for each in whole)
+    return CompilerCrashedError(Status(int(code), safe))
 
 
 class CompilerServer:
