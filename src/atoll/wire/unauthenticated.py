@@ -73,7 +73,7 @@ class UnauthenticatedConnections:
         self._addresses.pop(connection, None)
 
     def refused(self, address: str, reason: str) -> None:
-        """Log that a peer at `address` was refused, at most once per minute and address."""
+        """Log that a peer at `address` was refused, each reason at most once per minute and address."""
         line = self._refusals.line(address, reason, asyncio.get_running_loop().time())
         if line is not None:
             _log.warning("%s", line)
