@@ -10,12 +10,14 @@ import pytest
 
 from atoll.cluster.slices import SliceRequest
 from atoll.errors import OK, Code, ConnectError, Status, StatusError
-from atoll.ir.program import NODES_PER_CREDIT, Program, Report
+from atoll.ir.program import NODES_PER_CREDIT, Call, HostBuffer, HostToDevice, Program, Report, Switch
+from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.session.irregular import in_parts
 from atoll.session.session import DIAL_SECONDS
 from tests.session.fake_cluster import WINDOW, FakeCluster
 
+ARRAY = ArraySpec("float32", (4,), Sharding((0,)))
 PROGRAM = Program("nothing", (), (), ())
 FAILURE = Status(int(Code.DATA_LOSS), "it burnt")
 
@@ -35,7 +37,7 @@ async def settle() -> None:
 def test_a_launch_takes_credits_for_its_nodes_until_the_controller_returns_them():
     cluster = FakeCluster()
     session = cluster.session
-    large = Program("large", (), (Report((0,)),) * ((WINDOW - 1) * NODES_PER_CREDIT), ())
+    large = Program("large", (ARRAY,), (Report((0,)),) * ((WINDOW - 1) * NODES_PER_CREDIT), ())
     program = session.register_program(large)
     results = [session.mint(), session.mint()]
     session.launch(program, (7,), results, (8,), context=9)
@@ -46,6 +48,22 @@ def test_a_launch_takes_credits_for_its_nodes_until_the_controller_returns_them(
     assert session.window.is_full
     session.handle(m.CreditReturned(WINDOW))
     assert session.window.in_flight == 0
+
+
+TRANSFER = Program("put", (), (HostToDevice((HostBuffer(0, (4,), (4, 4), None),), (ARRAY,)),), (0,), feeds=1)
+NUMBER = ArraySpec("int32", (), Sharding((0,)))
+BRANCHES = (Program("good", (ARRAY,), (), (0,)), Program("bad", (ARRAY,), (Call(-1, (0,), (ARRAY,), (0,)),), (1,)))
+SWITCH = Program("switch", (NUMBER, ARRAY), (Switch((0, 1), (ARRAY,), BRANCHES),), (2,))
+
+
+@pytest.mark.parametrize(("program", "text"), [(TRANSFER, "strides"), (SWITCH, "function is -1")])
+def test_a_program_that_is_not_valid_is_refused_and_nothing_of_it_is_sent(program, text):
+    cluster = FakeCluster()
+    for _ in range(2):
+        with pytest.raises(StatusError, match=text) as error:
+            cluster.session.programs.number("key", lambda: program)
+        assert error.value.status.code == Code.INVALID_ARGUMENT
+    assert cluster.take() == []
 
 
 def test_handles_count_up_from_the_first_and_numbers_of_other_things_do_not_repeat():

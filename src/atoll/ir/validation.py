@@ -1,7 +1,8 @@
 """The checks of a program definition that comes from an untrusted sender.
 
-`DefinitionCheck` takes the definition part by part, so that the work for each part is bounded. It checks what can be
-known without lowering the program: counts, dtypes, shapes, tilings, device numbers and value numbers. Every error is
+`DefinitionCheck` takes the definition part by part, so that the work for each part is bounded. `check_definition` takes
+a whole definition: a session checks its own programs with it before it sends them. The checks cover what can be known
+without lowering the program: counts, dtypes, shapes, tilings, device numbers and value numbers. Every error is
 INVALID_ARGUMENT and begins with the path of the field, such as `nodes[3].outputs[0].dtype`.
 """
 
@@ -17,6 +18,7 @@ from atoll.ir.program import (
     HostToDevice,
     Loop,
     Node,
+    Program,
     Rearrange,
     Route,
     Switch,
@@ -204,6 +206,15 @@ class DefinitionCheck:
             left -= len(range(*mapping.target))
             if left < 0 or not len(range(*mapping.target)) == len(range(*mapping.source)):
                 raise invalid(f"{path}.mappings[{i}] does not fill each shard of the outputs once")
+
+
+def check_definition(program: Program, devices: Collection[int]) -> None:
+    """Check a whole definition. Raises INVALID_ARGUMENT."""
+    check = DefinitionCheck(program.name, program.feeds, devices)
+    check.arguments(program.arguments)
+    for node in program.nodes:
+        check.node(node)
+    check.results(program.results)
 
 
 def _shape(shape: Shape, path: str) -> None:

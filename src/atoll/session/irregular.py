@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from atoll.ir.irregular import Piece, SwitchPrograms, is_irregular, parts_of, split
 from atoll.ir.program import Program, credits_of
+from atoll.ir.validation import check_definition
 from atoll.protocol import messages as m
 
 
@@ -46,12 +47,23 @@ def in_parts(number: int, program: Program) -> Iterator[m.ProgramPart | m.Regist
 
 
 class SplitPrograms:
-    """Registers programs, and knows those that it has split. `number` and `mint` give fresh numbers and handles."""
+    """Registers programs, and knows those that it has split. `number` and `mint` give fresh numbers and handles.
 
-    def __init__(self, send: Callable[[Any], None], number: Callable[[], int], mint: Callable[[], int]) -> None:
+    `devices` are the session's virtual devices at each moment. Invariant: each definition that is sent is valid. The
+    controller ends a session for one that is not.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Any], None],
+        number: Callable[[], int],
+        mint: Callable[[], int],
+        devices: Collection[int],
+    ) -> None:
         self._send = send
         self._number = number
         self._mint = mint
+        self._devices = devices
         self._known: dict[int, _Split] = {}
         self._credits: dict[int, int] = {}  # that a launch takes, by number, of those that take more than one
 
@@ -59,12 +71,19 @@ class SplitPrograms:
         return number in self._known
 
     def register(self, program: Program) -> int:
-        """The program's number. Raises INVALID_ARGUMENT for one that cannot be split."""
-        if not is_irregular(program):
-            number = self._number()
-            self._send_program(number, program)
-            self._takes(number, credits_of(program))
-            return number
+        """Return the program's number. Raises INVALID_ARGUMENT for one that is not valid, or cannot be split."""
+        if is_irregular(program):
+            return self._register_pieces(program)
+        check_definition(program, self._devices)
+        number = self._number()
+        self._send_program(number, program)
+        self._takes(number, credits_of(program))
+        return number
+
+    def _register_pieces(self, program: Program) -> int:
+        launches = split(program)
+        for part in dict.fromkeys(part for piece in launches for part in parts_of(piece.programs)):
+            check_definition(part, self._devices)
         numbers: list[int] = []
         known: dict[Program, int] = {}
 
@@ -76,7 +95,7 @@ class SplitPrograms:
             return known[each]
 
         pieces = []
-        for piece in split(program):
+        for piece in launches:
             programs = piece.programs
             number, *others = map(registered, parts_of(programs))
             if not isinstance(programs, Program):

@@ -77,10 +77,10 @@ class ClusterSession:
         self._channels = open_channels(self.downloads.take, self._lose)
         self._channels.awaits = self.downloads.any
         self._functions = FunctionTable()
-        self._split = split = SplitPrograms(self.send, self.number, self.mint)
+        self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
+        self._split = split = SplitPrograms(self.send, self.number, self.mint, self._hosts.keys())
         self.register_program, self.release_program, self.credits = split.register, split.release, split.credits
         self.programs = ProgramCache(split.register, split.release)
-        self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._away = HostsAway(self.send)
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}

@@ -146,6 +146,17 @@ def shards(array: int, positions: list[list[int]]) -> Any:
     return asking("make_arrays_from_host_buffer_shards", request), [array]
 
 
+def makes_both(good: int, bad: int, strides: tuple[int, ...]) -> tuple[Any, list[int]]:
+    """Make two arrays in one request; the second one's buffer has these strides."""
+    request = arrays_pb2.MakeArraysFromHostBufferShards(arrays=[good, bad])
+    for buffer in (100, 101):
+        each = request.specs.add(array_spec=spec(on_device(0)))
+        each.addressable_shard_indices.add(indices=[0])
+        each.host_buffers.add(dtype=F32, shape={"dims": (4,)}, host_buffer=buffer)
+    each.host_buffers[0].byte_strides.strides.extend(strides)
+    return asking("make_arrays_from_host_buffer_shards", request), [good, bad]
+
+
 def assignment(replicas: int, partitions: int, rows: list[list[int]]) -> bytes:
     options = compile_pb2.XlaCompileOptions()
     build = options.compile_options.executable_build_options

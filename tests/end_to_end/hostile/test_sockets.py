@@ -79,9 +79,10 @@ def test_the_controller_requires_a_valid_greeting(cluster: StandingCluster) -> N
 def test_no_other_process_is_accepted_as_a_worker(cluster: StandingCluster) -> None:
     for host in (0, 7, -1):
         sock = connected(cluster.address)
-        ready = m.WorkerReady(0, host, (), "cpu", "", "unix:/nowhere", 24)
+        devices = tuple(m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(4))
+        ready = m.WorkerReady(0, host, devices, "cpu", "", "unix:/nowhere", 24)
         sock.sendall(hello("worker") + frame(ready))
-        assert b"host" in assert_closed(sock)
+        assert f"host {host} of 1x1x4 is not expected".encode() in assert_closed(sock)
     assert cluster.report()["islands"][0]["hosts"][0]["state"] == "ready"
 
 
