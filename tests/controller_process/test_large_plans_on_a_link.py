@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -15,7 +16,10 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.main import serve
 from atoll.controller_process.options import ControllerOptions
+from atoll.ir.program import NODES_PER_CREDIT, HostBuffer, HostToDevice, Program
+from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
+from atoll.protocol.messages.proxies import MAX_PART_NODES
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
@@ -23,9 +27,23 @@ from atoll.wire.framing import FrameDecoder, encode
 from tests.controller.play import ready
 from tests.controller.test_large_plans import put
 
-# A plan has its program's name.
-LARGE = "x" * (47 << 20)
-SECONDS = 60.0
+# Nodes that put arrays of many dimensions: a plan of more than the buffers of a socket hold, and of this size at least.
+NODES = 4_096
+DIMENSIONS = 64
+LARGE_BYTES = 3 << 18
+SECONDS = 300.0
+
+
+def parts_of_a_large_program(number: int) -> list[m.ProgramPart | m.RegisterProgram]:
+    shape = (2,) + (1,) * (DIMENSIONS - 1)
+    output = ArraySpec("float32", shape, Sharding((0,)))
+    node = HostToDevice((HostBuffer(0, shape, None, None),), (output,))
+    nodes = (node,) * MAX_PART_NODES
+    part = m.ProgramPart(number, Program("large", (), nodes, (), feeds=1))
+    return [
+        *(part for _ in range(NODES // len(nodes) - 1)),
+        m.RegisterProgram(number, Program("large", (), nodes, (0,), feeds=1)),
+    ]
 
 
 class Worker:
@@ -78,9 +96,9 @@ class Client:
             pass
         return cls(connection, message.session)
 
-    async def launch(self, worker: Worker, handle: int) -> None:
+    async def launch(self, worker: Worker, handle: int, nodes: int = 1) -> None:
         await worker.send(m.FeedsArrived(self.number, (handle,)))
-        self.connection.send(m.Launch(1, (), (handle,), (handle,)))
+        self.connection.send(m.Launch(1, (), (handle,), (handle,), credits=1 + nodes // NODES_PER_CREDIT))
 
 
 async def settled(path: str) -> None:
@@ -91,6 +109,19 @@ async def settled(path: str) -> None:
     for _ in range(3):
         operator.send(m.StatusRequest())
         await came.get()
+    operator.close()
+
+
+async def lowered(path: str) -> None:
+    """The large program is lowered, and its launch waits for its plan to arrive."""
+    came: asyncio.Queue[Any] = asyncio.Queue()
+    operator = await connect(Address(path=path), m.ToOperator, came.put_nowait, print, name="the controller")
+    operator.send(m.Hello(m.PROTOCOL, "operator", "", 1, "test"))
+    waiting = 0
+    while not waiting:
+        operator.send(m.StatusRequest())
+        waiting = len(json.loads((await came.get()).content)["waits"])
+        await asyncio.sleep(0.05)
     operator.close()
 
 
@@ -106,20 +137,21 @@ async def overtaking(path: str) -> None:
     await one.launch(worker, 10)
     await worker.send(m.Done((((await worker.next(m.Run)).sequence, 0, 1),)))
 
-    # Nothing is read while 47 MiB are sent, and a launch that needs them.
-    other.connection.send(m.RegisterProgram(1, put(LARGE)))
-    await other.launch(worker, 10)
-    await settled(path)
+    # Nothing is read while a large plan is sent, and a launch that needs it.
+    for part in parts_of_a_large_program(1):
+        other.connection.send(part)
+    await other.launch(worker, 10, NODES)
+    await lowered(path)
     await one.launch(worker, 11)
     await settled(path)
     before = worker.nbytes
     run = await worker.next(m.Run)
     assert run.session == one.number
-    assert worker.nbytes - before < 2 << 20, "what the socket's buffers held"
+    assert worker.nbytes - before < LARGE_BYTES // 2, "what the socket's buffers held"
 
     large = await worker.next(m.RegisterPlan)
-    assert len(large.definition.name) == len(LARGE)
-    assert worker.nbytes - before > len(LARGE)
+    assert large.definition.name == "large"
+    assert worker.nbytes - before > LARGE_BYTES
     await worker.send(m.PlanRegistered(large.plan))
     run = await worker.next(m.Run)
     assert (run.session, run.plan) == (other.number, large.plan)
@@ -136,7 +168,7 @@ def test_a_gang_of_another_program_starts_before_a_large_plan_is_there(
 
     async def main() -> None:
         stop = asyncio.Event()
-        options = ControllerOptions(f"unix:{path}", ClusterSettings("1x1x1"), os.getpid())
+        options = ControllerOptions(f"unix:{path}", ClusterSettings("1x1x1", lease_seconds=SECONDS), os.getpid())
         async with asyncio.timeout(SECONDS):
             running = asyncio.create_task(serve(options, stop))
             await overtaking(path)
