@@ -58,7 +58,9 @@ def _make_arrays(pending: PendingRequest, request: Any) -> None:
         handles = session.handles(given, len(specs))
         if len(specs) > 1:  # all before the first is launched: the request succeeds or fails as a whole
             for spec, buffers in zip(specs, sources, strict=True):
-                _prepare(session, spec, buffers)
+                _hosts(session, spec, buffers)
+            for spec, buffers in zip(specs, sources, strict=True):
+                _program(session, spec, buffers)
         for spec, handle, buffers in zip(specs, handles, sources, strict=True):
             _put(pending, spec, handle, buffers)
     except StatusError as error:
@@ -88,24 +90,28 @@ def _sources(spec: Any) -> list[_Source]:
 def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
     """Launches the transfer; its buffers go to the hosts when they come."""
     session = pending.session
-    hosts, program = _prepare(session, spec, sources)
+    hosts = _hosts(session, spec, sources)
+    program = _program(session, spec, sources)
     feeds = [session.cluster.number() for _ in sources]
     for source, feed, takers in zip(sources, feeds, hosts, strict=True):
         session.buffers.consume(source.handle, _uploader(session, feed, takers, spec.dtype, feeds[0]))
     session.launch(program, (), (handle,), feeds, pending.context)
 
 
-def _prepare(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) -> tuple[list[list[int]], int]:
-    """Return the hosts that take each buffer, and the transfer's program. Raises if no such array can be made."""
+def _hosts(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) -> list[list[int]]:
+    """Return the hosts that take each buffer. Raises if no such array can be made from data."""
     if spec.dtype in ("token", "opaque"):
         raise unimplemented(f"arrays of dtype {spec.dtype} cannot be made from data")
     session.cluster.hosts_of(spec.sharding.devices)
-    hosts = [_takers(session, spec, source) for source in sources]
+    return [_takers(session, spec, source) for source in sources]
+
+
+def _program(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) -> int:
+    """Return the program of the transfer. Raises INVALID_ARGUMENT if it is not valid."""
     node = HostToDevice(tuple(HostBuffer(i, s.shape, s.strides, s.positions) for i, s in enumerate(sources)), (spec,))
-    program = session.cluster.programs.number(
+    return session.cluster.programs.number(
         ("put", node), lambda: single("device_put", (), node, feeds=len(node.buffers))
     )
-    return hosts, program
 
 
 def _takers(session: IfrtSession, spec: ArraySpec, source: _Source) -> list[int]:
