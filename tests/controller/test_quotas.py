@@ -9,12 +9,10 @@ import pytest
 
 from atoll.cluster.slices import SliceRequest
 from atoll.errors import OK, Code, Status
-from atoll.ir.program import Call, single
-from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.scheduling.memory_errors import _amounts
-from tests.controller.play import Play, on, runs
+from tests.controller.play import Play, runs
 from tests.controller.test_tenants import shared
 
 MIB = 1 << 20
@@ -294,31 +292,3 @@ def test_amounts_are_given_in_bytes_if_rounded_ones_seem_to_fit(needs, has, limi
 
 def test_free_memory_is_given_in_bytes_if_it_seems_to_be_enough():
     assert _amounts(MIB, MIB - 4, 4 * MIB, adds_up=False) == ("1048576 B", "1048572 B", "4194304 B")
-
-
-# ---- what workers report
-
-
-def test_memory_is_what_the_worker_reports_whatever_the_client_declares():
-    """Four functions give 256 MiB each, declared as float32[1], under a quota of 600 MiB."""
-    play = playing("1x1x1", memory=600 << 20)
-    output = m.OutputInfo("float32", (64 << 20,), None, "device", b"")
-    info = msgspec.msgpack.encode(m.FunctionInfo("f", b"", None, (), (output,), (), {}, 0))
-    for number in range(1, 5):
-        play.say(m.RegisterFunction(number, f"content {number}", 900 + number, ((0,),)))
-        for message in play.report(0, m.FeedsArrived(play.session, (900 + number,))):
-            play.report(0, m.Compiled(message.function, OK, info, 0.1, False))
-        one = ArraySpec("float32", (1,), Sharding((0,)))
-        play.say(m.RegisterProgram(number, single("f", (), Call(number, (), (one,), (0,)))))
-    started = [run for number in range(1, 5) for run in runs(play.say(m.Launch(number, (), (20 + number,), ())))]
-    assert len(started) == 2
-    assert play.controller.memory.used[0, 0] == 512 << 20
-
-
-def test_a_program_of_a_function_that_is_not_compiled_cannot_be_launched():
-    play = playing()
-    play.say(m.RegisterFunction(1, "content", 901, ((0,),)))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0),), (0,)))))
-    play.say(m.Launch(1, (), (20,), ()))
-    (answer,) = [each for each in play.say(m.Await(5, (20,))) if isinstance(each, m.Awaited)]
-    assert "has not been compiled yet" in answer.status.message

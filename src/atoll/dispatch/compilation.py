@@ -5,16 +5,12 @@ The source travels from the proxy to each host as a feed; a host is asked to com
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container
-
-import msgspec
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid
-from atoll.ir.types import DTYPE_BITS
 from atoll.protocol import messages as m
 from atoll.scheduling.checks import island_problem
 from atoll.scheduling.functions import FunctionRegistry, Registration, function_name, hosts_of
@@ -237,10 +233,6 @@ class Compilation:
                 self._charge_seconds(first, host, message)
             if message.function in self.functions.users:  # else it was released meanwhile
                 self.functions.scratch[message.function] = message.scratch_bytes
-                self.functions.ready.add(message.function)
-                outputs = _output_bytes(message.info)
-                if outputs is not None:
-                    self.functions.outputs[message.function] = outputs
                 self.functions.titles[message.function] = message.name
                 if message.calls_client:
                     self.functions.calls_client.add(message.function)
@@ -320,16 +312,3 @@ class Compilation:
             if not cold:
                 del session.cold[island]
                 self._scheduler.admit(island, number)
-
-
-def _output_bytes(info: bytes) -> tuple[int, ...] | None:
-    """The bytes of each output of a function on each of its devices; None if the worker does not say."""
-    try:
-        outputs = _decode_info(info).outputs
-    except msgspec.MsgspecError:
-        return None
-    # Tokens take no memory, and have no bits.
-    return tuple(math.prod(each.shape) * DTYPE_BITS.get(each.dtype, 0) // 8 for each in outputs)
-
-
-_decode_info = msgspec.msgpack.Decoder(m.FunctionInfo).decode

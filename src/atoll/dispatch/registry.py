@@ -162,7 +162,6 @@ class ProgramRegistry:
             registry.calls_client,
             account,
             registry.titles,
-            registry.outputs_of,
         )
         return program, (yield from self._estimates.keys_of(program))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from atoll.cluster.locations import DeviceLocation, MemoryRequirement
-from atoll.errors import Status, invalid
+from atoll.errors import Status
 
 # XLA's device assignment: [replica][partition].
 DeviceAssignment = tuple[tuple[DeviceLocation, ...], ...]
@@ -37,9 +37,7 @@ class FunctionRegistry:
     locations: dict[str, DeviceAssignment] = field(default_factory=dict)  # where each of them runs
     contents: dict[str, str] = field(default_factory=dict)  # the hashes of what their clients sent
     scratch: dict[str, int] = field(default_factory=dict)  # bytes on each of its devices while it runs
-    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)  # bytes of each on each of its devices
     titles: dict[str, str] = field(default_factory=dict)  # by which people know them
-    ready: set[str] = field(default_factory=set)  # those that have been compiled
     calls_client: set[str] = field(default_factory=set)  # those that call their client's Python
     # Compilations under way, in the order in which each host was asked: its answers come in any order.
     waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
@@ -60,8 +58,6 @@ class FunctionRegistry:
         self.locations.pop(name, None)
         self.contents.pop(name, None)
         self.scratch.pop(name, None)
-        self.outputs.pop(name, None)
-        self.ready.discard(name)
         self.titles.pop(name, None)
         self.calls_client.discard(name)
         return True
@@ -76,19 +72,6 @@ class FunctionRegistry:
             for partitions in self.locations[name]
             for location in partitions
         )
-
-    def outputs_of(self, name: str) -> tuple[MemoryRequirement, ...] | None:
-        """The memory that each output of the function takes, as its worker reports it; None if that is not known.
-
-        Raises INVALID_ARGUMENT for a function that has not been compiled: a client could declare what it likes of it.
-        """
-        found = self.outputs.get(name)
-        if found is None:
-            if name not in self.ready:
-                raise invalid("it calls a function that has not been compiled yet")
-            return None
-        devices = [(each.host, each.ordinal) for partitions in self.locations[name] for each in partitions]
-        return tuple(tuple((device, nbytes) for device in devices) for nbytes in found)
 
     def expect(self, registration: Registration) -> None:
         for host in registration.pending:

@@ -110,14 +110,6 @@ class RegisteredProgram:
         return sum(max(gang.experience.estimate for gang in node) for node in self.nodes)
 
 
-# The memory of each output of a function.
-OutputsOf = Callable[[str], tuple[MemoryRequirement, ...] | None]
-
-
-def _declared(function: str) -> None:
-    """For functions that nobody knows more of than their program declares."""
-
-
 def register(
     program: Program,
     number: int,
@@ -127,12 +119,9 @@ def register(
     calls_client: Container[str] = (),
     account: Account | None = None,
     titles: Mapping[str, str] = MappingProxyType({}),
-    outputs_of: OutputsOf = _declared,
 ) -> RegisteredProgram:
     """As `register_in_steps`, all at once."""
-    return finish(
-        register_in_steps(program, number, placement, functions, scratch_of, calls_client, account, titles, outputs_of)
-    )
+    return finish(register_in_steps(program, number, placement, functions, scratch_of, calls_client, account, titles))
 
 
 def register_in_steps(
@@ -144,13 +133,11 @@ def register_in_steps(
     calls_client: Container[str] = (),
     account: Account | None = None,
     titles: Mapping[str, str] = MappingProxyType({}),
-    outputs_of: OutputsOf = _declared,
 ) -> Steps[RegisteredProgram]:
     """Lowers a program, whose plans are to have this number, and whose launches are charged to the account.
 
     `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs; those in
-    `calls_client` call their client's Python meanwhile. People know functions by their `titles`. If
-    `outputs_of(function)` knows what memory the outputs of a function take, what the program declares does not count.
+    `calls_client` call their client's Python meanwhile. People know functions by their `titles`.
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
@@ -184,7 +171,6 @@ def register_in_steps(
         found = _on(hosts, requirement)
         return same.setdefault(found, found)
 
-    memory: dict[int, MemoryRequirement] = {}  # of values, as workers report it
     islands: set[int] = set()
     called: dict[str, None] = {}
     fed: set[int] = set()
@@ -192,8 +178,7 @@ def register_in_steps(
     for gang, segments in zip(lowered.gangs, segments_of, strict=True):
         scratch = on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
         late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
-        _account(gang, segments, outputs_of, lowered.values, memory)
-        spec = _spec(gang, segments, lowered, position_of, program, scratch, late, on, memory)
+        spec = _spec(gang, segments, lowered, position_of, program, scratch, late, on)
         spec.title = titles.get(gang.function, "")
         nodes.setdefault(gang.node, []).append(spec)
         islands.add(gang.island)
@@ -207,10 +192,7 @@ def register_in_steps(
     inner: list[int] = []
     for value, made in enumerate(lowered.values[count:], start=count):
         position = position_of.get(value)
-        nbytes = made.nbytes
-        if value in memory:
-            nbytes = max(nbytes, sum(each for _, each in memory[value]))
-        values.append(ProgramValue(made.hosts, nbytes, -1 if position is None else position - count))
+        values.append(ProgramValue(made.hosts, made.nbytes, -1 if position is None else position - count))
         if position is None:
             inner.append(value)
         yield
@@ -276,7 +258,6 @@ def _spec(
     scratch: MemoryRequirement,
     late: Late | None,
     on: Callable[[tuple[int, ...], MemoryRequirement], MemoryRequirement],
-    memory: Mapping[int, MemoryRequirement],
 ) -> GangSpec:
     values = lowered.values
     steps = [step for segment in segments.values() for step in segment.steps]
@@ -293,10 +274,7 @@ def _spec(
             if (feeds := tuple(each for step in segment.steps for each in _received(step)))
         ),
         tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
-        tuple(
-            MadeValue(value, on(gang.hosts, memory.get(value, values[value].memory)), values[value].views)
-            for value in gang.makes
-        ),
+        tuple(MadeValue(value, on(gang.hosts, values[value].memory), values[value].views) for value in gang.makes),
         tuple({value: None for step in steps for value in p.consumes(step)}),
         gang.drops,
         scratch,
@@ -306,27 +284,6 @@ def _spec(
         late=late,
         moved=sum(bytes_moved(step, program.arguments) for step in steps),
     )
-
-
-def _account(
-    gang: LoweredGang,
-    segments: Mapping[int, p.Segment],
-    outputs_of: OutputsOf,
-    values: Sequence[LoweredValue],
-    memory: dict[int, MemoryRequirement],
-) -> None:
-    """Note the memory of what a gang's function gives, as its worker reports it. Raises INVALID_ARGUMENT."""
-    outputs = outputs_of(gang.function) if gang.function and not gang.colocated else None
-    if outputs is None:
-        return
-    for step in next(iter(segments.values())).steps:
-        if isinstance(step, p.Execute):
-            made = len(gang.makes) - step.completion
-            if made != len(outputs):
-                raise invalid(f"a program takes {made} outputs of a function that gives {len(outputs)}")
-            for i, requirement in enumerate(outputs):
-                if values[step.first_output + i].memory != requirement:
-                    memory[step.first_output + i] = requirement
 
 
 def _received(step: p.Step) -> tuple[tuple[int, int], ...]:
