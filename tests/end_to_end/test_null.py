@@ -83,14 +83,14 @@ def test_a_chain_over_the_hosts_of_an_island_takes_as_long_as_its_computations(u
 
 
 def test_a_program_whose_plan_goes_to_its_hosts_in_pieces_runs(user: User) -> None:
-    """A plan has its program's name. What is launched at once waits for it, and is released before it is there."""
+    """A plan of many nodes is large. A launch at once waits for it, and is released before it is there."""
 
     async def work(client: BareClient) -> None:
         devices = client.islands[0]
         function = await client.compile(NullProgram("large", 0.0, (), (SCALAR,)), devices)
         node = call(function, (), (sharded(devices),), devices)
         for letter in "ab":
-            number = client.register(program(letter * (5 << 20), (), [node], (0,)))
+            number = client.register(program(letter, (), [node] * 1024, (0,)))
             await client.when_ready([*await client.launch(number, (), 1), *await client.launch(number, (), 1)])
 
     with_client(user, work)
