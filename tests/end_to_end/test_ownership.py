@@ -14,6 +14,7 @@ import pytest
 from tests.end_to_end.script_process import GONE_SECONDS, GRACE_SECONDS, Script, StartScript
 
 START_SECONDS = 300.0
+pytestmark = pytest.mark.executed  # it kills processes
 
 WORKING = """
 import time
