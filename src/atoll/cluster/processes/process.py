@@ -152,7 +152,7 @@ class CollectorPause:
     """
 
     def __init__(self) -> None:
-        self._turns = 0  # of the pause that goes on
+        self._turns = 0  # of the present pause
 
     def pause(self, is_needed: bool) -> None:
         """Begin or continue a pause if it is needed in this turn; otherwise end it."""

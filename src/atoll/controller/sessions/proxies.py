@@ -72,7 +72,7 @@ class Proxies:
         }
 
     def handle(self, number: int, message: Any) -> None:
-        """A proxy's message, which is valid. One that no honest proxy sends now ends its session."""
+        """Handle a message of the session's proxy. A message that no honest proxy sends ends the session."""
         session = self._open.get(number)
         if session is None:
             return

@@ -39,7 +39,7 @@ from atoll.host_services.calls.calls import ClientError
 _log = logging.getLogger(__name__)
 
 _MODULE = "atoll.devices.compilers.server"
-# What a compiler process inherits of the worker's environment. Whatever else is there may be a secret.
+# Variables that a compiler process inherits from the worker. Other variables may hold secrets.
 _INHERITED = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "GLIBC_TUNABLES"),
     *("XLA_FLAGS", "JAX_ENABLE_X64", "TF_CPP_MIN_LOG_LEVEL", "NPROC", "ATOLL_LOG"),
