@@ -6,6 +6,7 @@ solo rate, with no wrong value, no lost array and no restart of an island.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -78,11 +79,9 @@ class Ground:
         status: Any = json.loads(self.atoll("status", "--json"))
         return [island["restarts"] for island in status["islands"]]
 
-    def start(
-        self, tenant: str, module: str, *arguments: str, out: IO[str] | int, niceness: int = 0
-    ) -> subprocess.Popen[str]:
+    def start(self, tenant: str, module: str, *arguments: str, out: IO[str] | int) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["nice", f"-n{niceness}", sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             env={**self._environment, "ATOLL_TOKEN": self.tokens[tenant]},
             stdin=subprocess.DEVNULL,
@@ -160,7 +159,8 @@ class Attackers:
             self._seed += 1
             self.tries[kind] += 1
             tenant, module = "crashing" if kind in _CRASHES else "hostile", "scripts.hostile.attacks"
-            process = self._ground.start(tenant, module, kind, str(self._seed), out=log, niceness=_NICENESS)
+            process = self._ground.start(tenant, module, kind, str(self._seed), out=log)
+            _yield_to_others(process)
             self._running[kind] = process, time.monotonic()
 
     def end(self) -> None:
@@ -168,6 +168,13 @@ class Attackers:
             _kill(process)
         for log in self._logs.values():
             log.close()
+
+
+def _yield_to_others(process: subprocess.Popen[str]) -> None:
+    """Give all CPU time that another process wants to that one: niceness alone counts within a session."""
+    with contextlib.suppress(OSError):  # no autogroups, or the process has ended
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+        Path(f"/proc/{process.pid}/autogroup").write_text(str(_NICENESS))
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

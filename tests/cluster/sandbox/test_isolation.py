@@ -138,7 +138,7 @@ def test_a_system_that_refuses_namespaces_is_found_out() -> None:
 from atoll.cluster.sandbox.kernel import no_new_privileges
 from atoll.cluster.sandbox.system_calls import refuse_system_calls
 no_new_privileges()
-refuse_system_calls()
+refuse_system_calls(tenant=True)
 """
     probed = subprocess.run([sys.executable, "-c", code + PROBE], capture_output=True, text=True)
     assert probed.returncode == 0, probed.stderr
@@ -361,6 +361,24 @@ print({action}, errno.errorcode[ctypes.get_errno()])
 """
     result, name = confined.run(code).split()
     assert (result, name) in (("-1", "EPERM"), ("-1", "ENOSYS"), ("-1", "EAFNOSUPPORT"))
+
+
+def test_a_tenant_cannot_raise_its_priority(sandboxed: Sandboxed, found: Mechanisms) -> None:
+    if not found.seccomp:
+        pytest.skip(found.missing["seccomp"])
+    code = """
+print(attempt(lambda: subprocess.run(["true"], check=True, start_new_session=True)))
+print(attempt(lambda: os.nice(-1)))
+print(attempt(lambda: Path("/proc/self/autogroup").write_text("0")))
+"""
+    new_session, niceness, autogroup = sandboxed.run(code).splitlines()
+    assert (new_session, niceness) == ("PermissionError", "PermissionError")
+    assert autogroup in ("PermissionError", "OSError", "FileNotFoundError")
+
+
+def test_the_python_of_the_only_user_may_start_sessions(confined: Sandboxed) -> None:
+    code = """print(subprocess.run(["true"], check=True, start_new_session=True).returncode)"""
+    assert confined.run(code, view="user") == "0"
 
 
 def test_programs_of_root_give_it_nothing(confined: Sandboxed) -> None:

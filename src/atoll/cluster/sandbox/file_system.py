@@ -130,7 +130,7 @@ def _cover_root(sandbox: Sandbox) -> None:
     if sandbox.scratch:
         os.makedirs(sandbox.scratch, exist_ok=True)
         _temporary(sandbox.scratch, sandbox)
-    _mount_proc()
+    _mount_proc(read_only=False)
 
 
 def _hide(paths: Iterable[str]) -> None:
@@ -159,7 +159,7 @@ def _new_root(sandbox: Sandbox, trees: Trees, user: int | None) -> None:
     os.mkdir(_OLD[1:])
     kernel.pivot_root(_OLD[1:])
     os.chdir("/")
-    _mount_proc()
+    _mount_proc(read_only=True)  # a process could raise its priority there
     root = _Root()
     _make_private(sandbox, user)
     for path in paths:
@@ -291,7 +291,7 @@ def _write_settings(sandbox: Sandbox, user: int | None) -> None:
     Path("/etc/group").write_text("\n".join(groups.values()) + "\n")
 
 
-def _mount_proc() -> None:
+def _mount_proc(read_only: bool) -> None:
     os.makedirs("/proc", exist_ok=True)
     kernel.mount("proc", "/proc", "proc", _SAFE | kernel.NO_EXEC)
     for name in _PROC_READ_ONLY:
@@ -302,3 +302,5 @@ def _mount_proc() -> None:
     for name in _PROC_HIDDEN:
         if os.path.exists(f"/proc/{name}"):
             kernel.mount(null, f"/proc/{name}", "", kernel.BIND)
+    if read_only:
+        kernel.restrict("/proc", kernel.READ_ONLY | _SAFE | kernel.NO_EXEC)

@@ -93,7 +93,7 @@ def isolate(sandbox: Sandbox, mechanisms: Mechanisms | None = None, keep: Sequen
         _restrict_files(sandbox, mechanisms.namespaces)
         version = mechanisms.landlock
     if mechanisms.seccomp:
-        system_calls.refuse_system_calls()
+        system_calls.refuse_system_calls(tenant=sandbox.view is View.GRANTED)
     return msgspec.structs.replace(mechanisms, own_user=user is not None, landlock=version)
 
 
@@ -186,9 +186,7 @@ def _restrict_files(sandbox: Sandbox, namespaces: Namespaces) -> None:
     private = [sandbox.scratch, "/tmp", "/dev/shm"] if sandbox.scratch else []
     devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
     if namespaces is not Namespaces.NONE:
-        landlock.restrict_files(
-            ["/"], ["/proc", *private, sandbox.shared, *sandbox.write], [*devices, *sandbox.devices]
-        )
+        landlock.restrict_files(["/"], [*private, sandbox.shared, *sandbox.write], [*devices, *sandbox.devices])
         return
     read = [
         *system_paths(),

@@ -72,6 +72,8 @@ _REFUSED = {
     "iopl": (172, -1),
     "ioperm": (173, -1),
 }
+# A session of its own has a priority of its own (`processes.priorities`).
+_REFUSED_TO_TENANTS = {"setsid": (112, 157)}
 # Libraries work without these calls if the kernel reports that it does not have them.
 _ABSENT = {"clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426)} | {
     "io_uring_register": (427, 427)
@@ -91,11 +93,6 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def refused() -> tuple[str, ...]:
-    """The names of the system calls that a sandboxed process cannot make."""
-    return (*_REFUSED, *_ABSENT)
-
-
 def has_filters() -> bool:
     """Whether this system has filters, for an architecture whose numbers are known here."""
     machine = platform.machine()
@@ -109,15 +106,18 @@ def has_filters() -> bool:
     return True
 
 
-def refuse_system_calls() -> None:
-    """From now on, for this process and all that it starts. It must have no new privileges. Raises OSError."""
+def refuse_system_calls(tenant: bool) -> None:
+    """Refuse system calls to this process and all that it starts, and further ones if it works for a tenant.
+
+    The process must have no new privileges. Raises OSError.
+    """
     machine = platform.machine()
-    code = _code(machine)
+    code = _code(machine, _REFUSED | _REFUSED_TO_TENANTS if tenant else _REFUSED)
     program = _Program(len(code) // 8, code)
     system_call("seccomp", _SECCOMP[machine], _SET_FILTER, _ALL_THREADS, ctypes.byref(program))
 
 
-def _code(machine: str) -> bytes:
+def _code(machine: str, not_permitted: dict[str, tuple[int, int]]) -> bytes:
     column = 0 if machine == "x86_64" else 1
     lines: list[tuple[int, int, int, int]] = []
 
@@ -134,7 +134,7 @@ def _code(machine: str) -> bytes:
     if machine == "x86_64":
         lines.append((_AT_LEAST, 0, 1, _X32))
         refuse(errno.EPERM)
-    for table, number in ((_REFUSED, errno.EPERM), (_ABSENT, errno.ENOSYS)):
+    for table, number in ((not_permitted, errno.EPERM), (_ABSENT, errno.ENOSYS)):
         for each in table.values():
             if each[column] >= 0:
                 lines.append((_EQUAL, 0, 1, each[column]))

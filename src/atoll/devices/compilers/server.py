@@ -21,6 +21,7 @@ from pkgutil import resolve_name
 
 import msgspec
 
+from atoll.cluster.processes.priorities import lower_priority
 from atoll.cluster.processes.process import read_options
 from atoll.devices.compilers.messages import CompilerOptions, Ended, Fork, Kill, ToServer
 from atoll.devices.compilers.process import Compiler, limit_process, serve
@@ -121,7 +122,7 @@ class ForkServer:
 def main() -> None:
     options = read_options(CompilerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICENESS)
+    lower_priority(_NICENESS)
     gc.disable()
     make = resolve_name(options.compiler)
     gc.freeze()  # children share what was imported: the collector would write to all of it

@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import sys
 
+from atoll.cluster.processes.priorities import lower_priority
 from atoll.cluster.processes.process import read_options, starting
 from atoll.cluster.sandbox.file_system import GrantError
+from atoll.cluster.sandbox.grants import View
 from atoll.cluster.sandbox.isolation import isolate
 from atoll.cluster.sandbox.mechanisms import Namespaces
 from atoll.protocol.messages.python import PythonOptions
 
+# On a host whose devices are its CPUs, the computations of all tenants go before the Python of one.
+_NICENESS = 10
+
 
 def main() -> None:
     options = read_options(PythonOptions)
+    if options.sandbox.view is View.GRANTED:
+        lower_priority(_NICENESS)
     try:
         sandbox = isolate(options.sandbox, options.mechanisms, (options.descriptor,))
     except (OSError, GrantError) as error:
