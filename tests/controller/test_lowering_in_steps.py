@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 from typing import Any
 
 import pytest
 
 from atoll.controller.sessions.inboxes import MAX_WAITING
-from atoll.dispatch.lowerings import SMALL_NODES, STEPS_PER_FLUSH
+from atoll.dispatch.lowerings import SMALL_NODES
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, Program
 from atoll.ir.validation import MAX_NODES
@@ -17,6 +18,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.session.irregular import in_parts
+from atoll.virtual.host_process import decoded
 from tests.controller.play import Play, chain_of, on, runs
 
 NODES = 1000
@@ -51,9 +53,9 @@ def test_a_large_program_is_lowered_over_many_flushes_and_then_launched():
         assert not runs(sent)
         sent += play.turn()
         turns += 1
-    assert turns > NODES // STEPS_PER_FLUSH
+    assert turns > NODES // e.STEPS_PER_FLUSH
     (plan,) = [each for each in sent if isinstance(each, m.RegisterPlan)]
-    assert len(plan.definition.segments) == NODES
+    assert len(decoded(plan).definition.segments) == NODES
     assert [each.plan for each in runs(sent)] == [plan.plan]
 
 
@@ -77,7 +79,7 @@ def test_the_work_of_one_flush_does_not_grow_with_the_program():
         (waiting,) = play.controller.programs.lowerings._waiting.values()
         return waiting[0].done
 
-    assert steps_of(NODES) == steps_of(4 * NODES) == STEPS_PER_FLUSH
+    assert steps_of(NODES) == steps_of(4 * NODES) == e.STEPS_PER_FLUSH
 
 
 def test_a_program_that_cannot_be_lowered_fails_its_launches():
@@ -197,3 +199,24 @@ def test_more_nodes_than_a_program_may_have_are_refused_with_the_part_that_has_t
 def test_a_part_is_checked_as_what_follows_the_ones_before(second, text):
     first = m.ProgramPart(5, Program("f", (on(0),), (Call(1, (0,), (on(0),), (0,)),), ()))
     assert text in closing_of(Slow(), first, m.RegisterProgram(5, second))
+
+
+def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
+    """What a flush does is counted in blocks of memory: time would depend on the machine."""
+
+    def most_blocks(nodes: int) -> int:
+        play = Slow()
+        play.register(5, chain_of(nodes))
+        most, before = 0, sys.getallocatedblocks()
+        while play.controller.has_work:
+            play.turn()
+            after = sys.getallocatedblocks()
+            most, before = max(most, abs(after - before)), after
+        return most
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert most_blocks(4 * NODES) < 2 * most_blocks(NODES)
+    finally:
+        gc.enable()

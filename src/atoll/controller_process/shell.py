@@ -25,6 +25,7 @@ from atoll.controller_process.following import Following, is_standby
 from atoll.controller_process.options import FAILED, READY, ControllerOptions, report
 from atoll.controller_process.state import ShellState
 from atoll.controller_process.staying import leave
+from atoll.controller_process.step_budget import StepBudget
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.journal import Journal
 from atoll.journal.replay import skipped_of
@@ -107,6 +108,8 @@ class ControllerShell:
         self.journal: Journal | None = None
         self._uncommitted: list[bytes] = []  # records of turns that are not in it yet
         self._collector = CollectorPause()
+        self._budget = StepBudget()
+        self._has_work = False  # after the last turn
         self._has_opened = False  # a connection, whose peer learns its number: nobody else is to have it
         self._flush_scheduled = False
         self._to_acknowledge: list[AcceptedConnection] = []
@@ -334,19 +337,24 @@ class ControllerShell:
         does, load, now = self._does, self._load, self._clock()
         if now - self._turn > load.longest:
             load.longest = now - self._turn
+        budget, has_worked = self._budget, self._has_work
+        began = time.thread_time() if has_worked else 0.0
         try:
-            actions = self.controller.handle(e.Flush(now))
+            actions = self.controller.handle(e.Flush(now, budget.steps))
         finally:
             if self.journal is not None:
                 self._uncommitted += self.controller.log.turn
+        if has_worked:
+            budget.observe(time.thread_time() - began)
+        self._has_work = has_work = self.controller.has_work
         if actions or self._to_acknowledge or self._has_opened:
             self.commit()
         for action in actions:
             does[type(action)](action)
-        if self.controller.has_work and not self._flush_scheduled:
+        if has_work and not self._flush_scheduled:
             self._flush_scheduled, self._turn = True, self._clock()
             self._loop.call_soon(self._flush)
-        self._collector.pause(self.controller.has_work)
+        self._collector.pause(has_work)
         if self._to_acknowledge:
             for connection in self._to_acknowledge:
                 connection.acknowledge()

@@ -26,8 +26,6 @@ Lowered = tuple[RegisteredProgram, GangsByKey]
 
 # Programs of up to so many nodes are lowered at once.
 SMALL_NODES = 16
-# In one flush: about a millisecond's work.
-STEPS_PER_FLUSH = 64
 
 
 @dataclass(eq=False)
@@ -76,13 +74,13 @@ class Lowerings:
         lowering.session.lowering += 1
         self._waiting.setdefault(lowering.session.number, deque()).append(lowering)
 
-    def proceed(self) -> None:
-        """Do some steps for the session whose turn it is."""
+    def proceed(self, steps: int) -> None:
+        """Do so many steps for the session whose turn it is."""
         if not self._waiting:
             return
         number = next(iter(self._waiting))
         own = self._waiting.pop(number)
-        result = own[0].proceed(STEPS_PER_FLUSH)
+        result = own[0].proceed(steps)
         if result is not None:
             finished = own.popleft()
             finished.session.lowering -= 1

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
+from typing import cast
+
+import msgspec
 
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
 from atoll.dispatch.compilation import Compilation
+from atoll.dispatch.discards import Discards
 from atoll.dispatch.lowerings import SMALL_NODES, Lowered, Lowering, Lowerings
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import Plan
-from atoll.ir.program import Call, Program, credits_of
+from atoll.ir.program import Program, credits_of
 from atoll.ir.steps import Steps, finish
 from atoll.promises.large_plans import LargePlans
 from atoll.protocol import messages as m
 from atoll.scheduling.estimates import Estimates, GangsByKey
+from atoll.scheduling.program_parts import calls_of
 from atoll.scheduling.programs import RegisteredProgram, device_groups, register_in_steps
 from atoll.scheduling.session import Session
 from atoll.scheduling.usage import Meter
@@ -38,8 +43,9 @@ class ProgramRegistry:
         estimates: Estimates,
     ) -> None:
         self.lowerings = Lowerings(self._lowered)
+        self.discards = Discards()
         self._sessions = sessions
-        self.plans: dict[int, dict[int, Plan]] = {}  # by number and host
+        self.plans: dict[int, dict[int, Plan | msgspec.Raw]] = {}  # by number and host
         self._compilation = compilation
         self._outbox = outbox
         self._large = large
@@ -47,8 +53,9 @@ class ProgramRegistry:
         self._estimates = estimates
         self._next_plan = 1
 
-    def register(self, session: Session, number: int, definition: Program) -> None:
-        """Register a program of the session. If it cannot be lowered, its launches fail with the reason.
+    def register(self, session: Session, number: int, definition: Program, called: Iterable[int]) -> None:
+        """Register a program of the session, which calls these functions. If it cannot be lowered, its launches fail
+        with the reason.
 
         A large one is lowered in steps: until then, it is one that cannot be launched yet.
         """
@@ -58,6 +65,7 @@ class ProgramRegistry:
             session.costs[number] = cost
         if len(definition.nodes) > SMALL_NODES:
             session.programs[number] = Status(Code.UNAVAILABLE, f"program {definition.name!r} is being lowered")
+            session.called[number] = tuple(dict.fromkeys(called))
             self.lowerings.add(self._lowering(session, number, definition, is_new=True))
             return
         try:
@@ -69,7 +77,10 @@ class ProgramRegistry:
 
     def release(self, session: Session, number: int) -> None:
         """The session needs the program no more."""
-        session.definitions.pop(number, None)
+        definition = session.definitions.pop(number, None)
+        if definition is not None:
+            self.discards.add(definition.nodes)
+        session.called.pop(number, None)
         session.irregular.pop(number, None)
         session.parts.pop(number, None)
         session.costs.pop(number, None)
@@ -99,9 +110,10 @@ class ProgramRegistry:
 
     def _lowering(self, session: Session, number: int, definition: Program, is_new: bool) -> Lowering:
         """Return a lowering for the devices and functions of this moment. It keeps the functions until it ends."""
-        functions = dict(session.functions)
-        called = {node.function: None for node in definition.nodes if isinstance(node, Call)}
-        names = tuple({functions[each]: None for each in called if each in functions})
+        if number not in session.called:  # of a session that an earlier cluster kept
+            session.called[number] = tuple(dict.fromkeys(calls_of(definition)))
+        functions = {each: session.functions[each] for each in session.called[number] if each in session.functions}
+        names = tuple(dict.fromkeys(functions.values()))
         for name in names:
             self._compilation.functions.acquire(name)
         begin = partial(
@@ -189,11 +201,14 @@ class ProgramRegistry:
         self._estimates.end(program)
         for name in program.functions:
             self._compilation.drop_reference(name)
+        self.discards.add(program.nodes, program.values, program.result_specs)
 
     def session_closed(self, session: Session) -> None:
         for program in session.programs.values():
             if isinstance(program, RegisteredProgram):
                 self.drop(program)
+        for definition in session.definitions.values():
+            self.discards.add(definition.nodes)
         self._meter.session_closed(session.number)
 
     def host_joined(self, host: int) -> None:
@@ -214,11 +229,12 @@ class ProgramRegistry:
             self._outbox.to_host(host, m.DropPlan(message.plan))
             self._large.dropped(message.plan)
 
-    def _send(self, hosts: tuple[int, ...], number: int, plan: Plan) -> None:
+    def _send(self, hosts: tuple[int, ...], number: int, plan: Plan | msgspec.Raw) -> None:
+        definition = cast(Plan, plan)  # an encoded plan becomes part of the message as it is
         if number in self._large:
-            self._outbox.to_hosts_in_pieces(hosts, m.RegisterPlan(number, plan, acknowledge=True))
+            self._outbox.to_hosts_in_pieces(hosts, m.RegisterPlan(number, definition, acknowledge=True))
         else:
-            self._outbox.to_hosts(hosts, m.RegisterPlan(number, plan))
+            self._outbox.to_hosts(hosts, m.RegisterPlan(number, definition))
 
 
 _GROUPS_PER_STEP = 16

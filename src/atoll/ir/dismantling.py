@@ -6,7 +6,8 @@ once: for a large program that takes hundreds of milliseconds. An op that is tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from typing import Any
 
 from xdsl.ir import Block, Operation, SSAValue, SSAValues
 from xdsl.rewriter import Rewriter
@@ -14,11 +15,17 @@ from xdsl.rewriter import Rewriter
 from atoll.ir.steps import Steps
 
 
-def dismantled(block: Block) -> Steps[None]:
-    """Take a block apart, from its last op on. Nobody else uses it or the values that it defines any more."""
+def dismantled(block: Block, known: MutableMapping[SSAValue, Any] | None = None) -> Steps[None]:
+    """Take a block apart, from its last op on. Nobody else uses it or the values that it defines any more.
+
+    `known` is a table of these values, which would keep them: they are removed from it.
+    """
     while (op := block.last_op) is not None:
         block.detach_op(op)
         op.drop_all_references()
+        if known is not None:
+            for result in op.results:
+                known.pop(result, None)
         op.results = SSAValues()
         yield
     block._args = ()

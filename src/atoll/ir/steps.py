@@ -6,12 +6,16 @@ a row, so that the work of a large program never holds up others.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Generator, Iterable
+from itertools import islice
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 Steps = Generator[None, None, _T]
+
+# Cheap items that one step makes or frees.
+_PER_STEP = 8
 
 
 def finish(steps: Steps[_T]) -> _T:
@@ -21,3 +25,28 @@ def finish(steps: Steps[_T]) -> _T:
             next(steps)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+def collected(items: Iterable[_T]) -> Steps[list[_T]]:
+    """Return the items as a list, some of which each step makes."""
+    found: list[_T] = []
+    left = iter(items)
+    while some := list(islice(left, _PER_STEP)):
+        found += some
+        yield
+    return found
+
+
+def freed(*collections: list[Any] | dict[Any, Any]) -> Steps[None]:
+    """Empty the collections, some items in each step.
+
+    A collection that is dropped as a whole frees all of its items at once.
+    """
+    for each in collections:
+        while each:
+            if isinstance(each, list):
+                del each[-_PER_STEP:]
+            else:
+                for _ in range(min(_PER_STEP, len(each))):
+                    each.popitem()
+            yield

@@ -25,8 +25,17 @@ class Received(Event, frozen=True, tag=1):
     message: m.ToController
 
 
+# Of a flush, unless the shell says otherwise: of programs that are lowered, each step is the work for one node.
+STEPS_PER_FLUSH = 64
+
+
 class Flush(Event, frozen=True, tag=2):
-    """All that has come for now was handled: what was decided may leave. Only this event returns actions."""
+    """All that has come for now was handled: what was decided may leave. Only this event returns actions.
+
+    At most so many `steps` of large work are done. The shell chooses them by the time that they took before.
+    """
+
+    steps: int = STEPS_PER_FLUSH
 
 
 class Started(Event, frozen=True, tag=3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from atoll.ir import plan as p
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.lowering import lower_in_steps
 from atoll.ir.program import Call, Program, Report, specs_of
-from atoll.ir.steps import Steps, finish
+from atoll.ir.steps import Steps, collected, finish, freed
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.gangs import ClientFeed, Experience, GangSpec, HostFeeds, MadeValue
@@ -29,16 +30,18 @@ MAX_PLAN_BYTES = 48 << 20
 _FEED_BYTES = 9
 # Plans from here on go to their hosts in pieces, and launches wait until they are there.
 LARGE_PLAN_BYTES = 64 << 10
-_SEGMENTS_PER_STEP = 16
+# The header of a MessagePack array of so few has one byte.
+_SEGMENTS_PER_STEP = 15
+_FOUR_FIELDS, _ARRAY_32, _ARRAY = b"\x94", 0xDD, struct.Struct(">BI")
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
     """A host's plan; which handles a run of it takes and gives, by their positions in the launch's. Hosts that do the
-    same have the same object.
+    same have the same object. A large plan is kept as it is encoded in a message.
     """
 
-    plan: p.Plan
+    plan: p.Plan | msgspec.Raw
     arguments: tuple[int, ...]
     results: tuple[int, ...]
 
@@ -143,21 +146,16 @@ def register_in_steps(
     """
     lowered = yield from lower_in_steps(program, placement, functions)
     count = len(program.arguments)
-    position_of = {value: count + i for i, value in enumerate(lowered.results)}
+    results = yield from collected((value, count + i) for i, value in enumerate(lowered.results))
+    position_of = dict(results)
     if len(position_of) != len(lowered.results) or any(value < count for value in position_of):
         raise invalid(f"program {program.name!r} returns a value twice, or an argument")
     position_of.update((value, value) for value in range(count))
     yield
-    plans = yield from _host_plans(lowered.plans, position_of)
-    largest = yield from _largest_plan(plans)
+    plans, largest = yield from _host_plans(lowered.plans, position_of)
     if max(largest, program.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
         raise invalid(f"program {program.name!r} is too large for one message to a host: make it of several")
-    segments_of: list[dict[int, p.Segment]] = [{} for _ in lowered.gangs]
-    for host, plan in lowered.plans.items():
-        for i, segment in enumerate(plan.segments):
-            segments_of[segment.gang][host] = segment
-            if i % _SEGMENTS_PER_STEP == 0:
-                yield
+    segments_of = yield from _segments_of(lowered)
     specs: list[ArraySpec | None] = list(program.arguments)
     reports = 0
     for node in program.nodes:
@@ -175,7 +173,8 @@ def register_in_steps(
     called: dict[str, None] = {}
     fed: set[int] = set()
     is_late = False
-    for gang, segments in zip(lowered.gangs, segments_of, strict=True):
+    for gang in lowered.gangs:
+        segments = segments_of.pop()
         scratch = on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
         late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
         spec = _spec(gang, segments, lowered, position_of, program, scratch, late, on)
@@ -196,19 +195,30 @@ def register_in_steps(
         if position is None:
             inner.append(value)
         yield
-    gangs = tuple(tuple(each) for each in nodes.values())
+    gangs = tuple((yield from collected(tuple(each) for each in nodes.values())))
+    result_specs = tuple((yield from collected(specs[value] for value in program.results)))
+    result_values = yield from collected(value for value in lowered.results if value >= count)
+    argument_memory = tuple((yield from collected(value.memory for value in lowered.values[:count])))
+    donated, result_count, host_feeds = lowered.donated, len(lowered.results), lowered.host_feeds
+    parts: list[list[Any]] = [list(lowered.gangs), list(lowered.values)]
+    own = lowered.plans
+    del lowered
+    yield from freed(nodes, results, specs, *parts)
+    while own:
+        segments_left = list(own.popitem()[1].segments)
+        yield from freed(segments_left)
     return RegisteredProgram(
         program.name,
         number,
         count,
-        len(lowered.results),
+        result_count,
         program.feeds,
-        lowered.host_feeds,
+        host_feeds,
         gangs,
         plans,
         tuple(values),
-        tuple(specs[value] for value in program.results),
-        lowered.donated,
+        result_specs,
+        donated,
         tuple(called),
         tuple(sorted(islands)),
         UnitBuilder(gangs),
@@ -218,35 +228,64 @@ def register_in_steps(
         reports=reports,
         fed=frozenset(fed),
         static=None if len(islands) > 1 else False,
-        result_values=tuple(sorted(value for value in lowered.results if value >= count)),
+        result_values=tuple(sorted(result_values)),
         inner_values=tuple(inner),
-        argument_memory=tuple(value.memory for value in lowered.values[:count]),
+        argument_memory=argument_memory,
     )
 
 
-def _largest_plan(plans: Mapping[int, HostPlan]) -> Steps[int]:
-    """Return about how many bytes the largest of these plans has as a message."""
-    largest = 0
-    encode = msgspec.msgpack.encode
-    for plan in {id(each): each.plan for each in plans.values()}.values():
-        nbytes = len(encode(plan.arguments)) + len(encode(plan.results)) + len(encode(plan.name))
-        for i in range(0, len(plan.segments), _SEGMENTS_PER_STEP):
-            nbytes += len(encode(plan.segments[i : i + _SEGMENTS_PER_STEP]))
-            yield
-        largest = max(largest, nbytes)
-    return largest
+def _segments_of(lowered: Lowered) -> Steps[list[dict[int, p.Segment]]]:
+    """Return the segments of each gang by host, the last gang first."""
+    found: list[dict[int, p.Segment]] = [{} for _ in lowered.gangs]
+    for host, plan in lowered.plans.items():
+        for i, segment in enumerate(plan.segments):
+            found[-1 - segment.gang][host] = segment
+            if i % _SEGMENTS_PER_STEP == 0:
+                yield
+    return found
 
 
-def _host_plans(plans: Mapping[int, p.Plan], position_of: Mapping[int, int]) -> Steps[dict[int, HostPlan]]:
+def _host_plans(plans: Mapping[int, p.Plan], position_of: Mapping[int, int]) -> Steps[tuple[dict[int, HostPlan], int]]:
+    """Return the plans by host, and about how many bytes the largest of them has as a message."""
     found: dict[int, HostPlan] = {}
     last: HostPlan | None = None
+    before: p.Plan | None = None
+    largest = 0
     for host, plan in plans.items():
-        if last is None or plan != last.plan:
-            arguments = tuple(position_of[value] for value in plan.arguments)
-            last = HostPlan(plan, arguments, tuple(position_of[value] for value in plan.results))
+        if last is None or before is None or not (yield from _are_equal(plan, before)):
+            encoded = yield from _encoded(plan)
+            largest = max(largest, len(encoded))
+            last = HostPlan(
+                msgspec.Raw(encoded) if len(encoded) >= LARGE_PLAN_BYTES else plan,
+                tuple((yield from collected(position_of[value] for value in plan.arguments))),
+                tuple((yield from collected(position_of[value] for value in plan.results))),
+            )
+            before = plan
         found[host] = last
         yield
-    return found
+    return found, largest
+
+
+def _are_equal(one: p.Plan, other: p.Plan) -> Steps[bool]:
+    if (one.arguments, one.results, len(one.segments)) != (other.arguments, other.results, len(other.segments)):
+        return False
+    for i in range(0, len(one.segments), _SEGMENTS_PER_STEP):
+        if one.segments[i : i + _SEGMENTS_PER_STEP] != other.segments[i : i + _SEGMENTS_PER_STEP]:
+            return False
+        yield
+    return True
+
+
+def _encoded(plan: p.Plan) -> Steps[bytes]:
+    """Return the MessagePack encoding of a plan: an array of its fields, of which the segments are encoded in steps."""
+    encode = msgspec.msgpack.encode
+    count = len(plan.segments)
+    parts = [_FOUR_FIELDS, encode(plan.name), encode(plan.arguments), _ARRAY.pack(_ARRAY_32, count)]
+    for i in range(0, count, _SEGMENTS_PER_STEP):
+        parts.append(encode(plan.segments[i : i + _SEGMENTS_PER_STEP])[1:])  # without the header of this short array
+        yield
+    parts.append(encode(plan.results))
+    return b"".join(parts)
 
 
 def _spec(

@@ -150,6 +150,7 @@ class Session:
     migration_failure: Status | None = None  # why one of them could not be compiled
     # As they came, for migrations.
     definitions: dict[int, Program] = field(default_factory=dict)  # of programs
+    called: dict[int, tuple[int, ...]] = field(default_factory=dict)  # functions, by each program that is large
     function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
     feeds: Feeds[Ticket[GangRun]] = field(default_factory=Feeds)  # that its client sends
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from atoll.devices.null.backend import Collectives
 from atoll.devices.null.model import NullModel
 from atoll.engines.null_hosts.host import AtOnce, NullHost
 from atoll.errors import unimplemented
-from atoll.ir.plan import Report
+from atoll.ir.plan import Plan, Report
 from atoll.protocol import messages as m
 from atoll.transfers.engine import Contents
 from atoll.transfers.inbox import Inbox
@@ -102,6 +104,7 @@ class HostProcess:
         elif isinstance(message, m.Dispatch):
             gangs = len(message.units)
         elif isinstance(message, m.RegisterPlan):
+            message = decoded(message)
             steps = (step for segment in message.definition.segments for step in segment.steps)
             if any(isinstance(step, Report) for step in steps):
                 raise unimplemented("what depends on data cannot run in virtual time, where arrays have no contents")
@@ -113,3 +116,11 @@ class HostProcess:
     def _do(self, seconds: float, call: Callable[[], None]) -> None:
         self._free_at = max(self._free_at, self._clock.now()) + seconds
         self._clock.call_at(self._free_at, call)
+
+
+def decoded(message: m.RegisterPlan) -> m.RegisterPlan:
+    """Return the message with its plan as an object. The controller encodes large plans before it sends them."""
+    plan: Any = message.definition
+    if not isinstance(plan, msgspec.Raw):
+        return message
+    return msgspec.structs.replace(message, definition=msgspec.msgpack.decode(plan, type=Plan))

@@ -18,7 +18,7 @@ from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.program_parts import ProgramParts
+from atoll.scheduling.program_parts import ProgramParts, calls_of
 from atoll.scheduling.session import Session
 from atoll.telemetry.tracing import Tracing
 
@@ -124,8 +124,10 @@ class Proxies:
 
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
         before = session.parts.pop(message.program, None)
-        definition = message.definition if before is None else before.whole(message.definition)
-        self._programs.register(session, message.program, definition)
+        definition, called = message.definition, calls_of(message.definition)
+        if before is not None:
+            definition, called = before.whole(definition), [*before.called, *called]
+        self._programs.register(session, message.program, definition, called)
 
     def _program_part(self, session: Session, message: m.ProgramPart) -> None:
         part = message.definition
@@ -135,8 +137,7 @@ class Proxies:
             check.count_arguments(part.arguments)
             before = ProgramParts(part.name, part.arguments, part.feeds, check)
             session.parts[message.program] = before
-        before.check.count(part.nodes)
-        before.nodes += part.nodes
+        before.add(part)
 
     def _register_irregular(self, session: Session, message: m.RegisterSwitch | m.RegisterLoop) -> None:
         session.irregular[message.program] = message

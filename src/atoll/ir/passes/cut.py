@@ -17,7 +17,7 @@ from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.row_exchange import RowExchange
-from atoll.ir.steps import Steps, finish
+from atoll.ir.steps import Steps, collected, finish, freed
 from atoll.ir.types import Box, Replicated
 
 
@@ -99,7 +99,7 @@ class _Cut:
                 if number < self.arguments and op.consumes(index)
             )
             yield
-        results = tuple(self.numbers[value] for value in self.program.returned().operands)
+        results = tuple((yield from collected(self.numbers[value] for value in self.program.returned().operands)))
         values = []
         for value, number in self.numbers.items():
             values.append(self._value(value, number))
@@ -362,7 +362,9 @@ class _Cut:
                     defined.setdefault(host, set()).update(work.defines)
                     gang_touches |= touched
                     makes |= work.defines
-                needed = by_island.setdefault(island, set(kept))
+                needed = by_island.get(island)
+                if needed is None:
+                    needed = by_island[island] = set(kept)
                 drops = tuple(sorted(gang_touches - needed))
                 needed |= gang_touches
                 made = tuple(sorted(makes))
@@ -374,6 +376,7 @@ class _Cut:
             arguments, made = tuple(sorted(used[host] - defined[host])), tuple(sorted(defined[host] & results))
             plans[host] = p.Plan(self.name, arguments, tuple(segments[host][::-1]), made)
             yield
+        yield from freed(self.nodes, self.numbers, islands)
         return tuple(gangs), plans
 
     def _islands(self, node: _Node) -> list[tuple[int, tuple[int, ...]]]:

@@ -15,7 +15,7 @@ from atoll.ir.dialect.types import ArrayType, PlacedCompletionType, PlacedType
 from atoll.ir.dismantling import dismantled
 from atoll.ir.geometry import Located
 from atoll.ir.passes.lowering_pass import LoweringPass
-from atoll.ir.steps import Steps
+from atoll.ir.steps import Steps, freed
 from atoll.ir.types import Replicated
 
 
@@ -54,11 +54,13 @@ class _Placing:
         try:
             yield from self._place(old, new, values)
         except StatusError:
+            yield from freed(values)
             yield from dismantled(new)
             raise
         self.program.detach_region(self.program.body)
         self.program.add_region(Region(new))
-        yield from dismantled(old)
+        yield from dismantled(old, values)
+        yield from freed(self.types)
 
     def _place(self, old: Block, new: Block, values: dict[SSAValue, SSAValue]) -> Steps[None]:
         for op in old.ops:

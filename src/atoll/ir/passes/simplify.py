@@ -15,7 +15,7 @@ from atoll.ir.dialect.ops import PRESENT, CallOp, Node, ProgramOp, RearrangeOp, 
 from atoll.ir.dialect.rows import RouteOp, UnrouteOp
 from atoll.ir.dismantling import erase, replace
 from atoll.ir.passes.lowering_pass import LoweringPass
-from atoll.ir.steps import Steps
+from atoll.ir.steps import Steps, freed
 from atoll.ir.types import ArraySpec, Replicated, Tiled
 
 
@@ -54,11 +54,13 @@ def simplify(program: ProgramOp) -> Steps[None]:
         for first, indices in left.items():
             _without(first, indices)
             yield
+        yield from freed(uses.known, left)
         known: dict[tuple[SSAValue, Attribute, bool], SSAValue] = {}
         uses = _Uses()
         for op in program.each():
             changed |= isinstance(op, TransferOp) and _merge(op, known, uses)
             yield
+        yield from freed(uses.known, known)
         if changed:
             yield from _drop_dead(program)
 
@@ -193,7 +195,7 @@ class _Uses:
     """What is to be known of values' uses, looked up once in a sweep: a value may have thousands."""
 
     def __init__(self) -> None:
-        self._known: dict[SSAValue, tuple[set[Operation], bool]] = {}
+        self.known: dict[SSAValue, tuple[set[Operation], bool]] = {}
 
     def holders(self, value: SSAValue) -> set[Operation]:
         """What consumes it, or has views of it."""
@@ -205,10 +207,10 @@ class _Uses:
     def join(self, kept: SSAValue, gone: SSAValue) -> None:
         """From now on the uses of both are those of `kept`."""
         (held, returned), (also_held, also_returned) = self._of(kept), self._of(gone)
-        self._known[kept] = held | also_held, returned or also_returned
+        self.known[kept] = held | also_held, returned or also_returned
 
     def _of(self, value: SSAValue) -> tuple[set[Operation], bool]:
-        found = self._known.get(value)
+        found = self.known.get(value)
         if found is None:
             holders: set[Operation] = set()
             returned = False
@@ -217,7 +219,7 @@ class _Uses:
                 returned = returned or isinstance(op, ReturnOp)
                 if isinstance(op, RearrangeOp) or (isinstance(op, Node) and op.consumes(use.index)):
                     holders.add(op)
-            found = self._known[value] = holders, returned
+            found = self.known[value] = holders, returned
         return found
 
 
