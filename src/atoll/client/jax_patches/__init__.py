@@ -12,6 +12,7 @@ from atoll.client.jax_patches import (
     cost_analysis,
     dlpack,
     host_callbacks,
+    many_threads,
     memory_stats,
     module_transformations,
     newer_operations,
@@ -47,6 +48,7 @@ PATCHES: tuple[Patch, ...] = (
     profiler.PATCH,
     profiler.EXPORT_PATCH,
     several_meshes.PATCH,
+    many_threads.PATCH,
 )
 
 _installed: tuple[Patch, ...] | None = None
