@@ -1,10 +1,12 @@
 """Keeps hundreds of threads that read arrays from starving one another.
 
-A thread that waits for Python's interpreter lock wakes after each switch interval, 5 ms, to ask for the lock. A thousand
-waiting threads wake 200,000 times per second: the kernel is busy with them, and the thread that holds the lock comes to
-nothing. On stock JAX a short call ends before the next thread has started; a call on a cluster takes a round trip, so
-all threads wait at the same time. A read with many threads about makes the interval longer, in proportion to their
-number, and one with few threads makes it what it was. An interval that the user has set is left alone.
+A thread that waits for Python's interpreter lock wakes after each switch interval, 5 ms, to ask for the lock. A
+thousand waiting threads wake 200,000 times per second, which takes all CPU time from the thread that holds the lock. On
+stock JAX a short call ends before the next thread has started. A call on a cluster takes a round trip, so all threads
+wait at the same time.
+
+A read lengthens the interval in proportion to the number of threads. The first read after most of them have ended
+restores the usual interval. Nothing changes an interval that the user has set.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class SwitchInterval:
         # With many threads the number changes all the time: do not follow each of them.
         if wanted == self._set or _USUAL < wanted < self._set < 2 * wanted:
             return
-        if abs(sys.getswitchinterval() - self._set) < _USUAL / 100:  # else the user has set it
+        if abs(sys.getswitchinterval() - self._set) < _USUAL / 100:  # otherwise the user has set it
             self._set = wanted
             sys.setswitchinterval(wanted)
 
