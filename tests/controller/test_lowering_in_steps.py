@@ -49,10 +49,11 @@ def test_a_large_program_is_lowered_over_many_flushes_and_then_launched():
     play.register(5, chain_of(NODES))
     play.proxy(play.session, m.Launch(5, (10,), (11,), (), credits=CREDITS))
     turns, sent = 0, []
-    while play.controller.has_work:
+    while len(play.controller.programs.lowerings):
         assert not runs(sent)
         sent += play.turn()
         turns += 1
+    sent += play.outbox()
     assert turns > NODES // e.STEPS_PER_FLUSH
     (plan,) = [each for each in sent if isinstance(each, m.RegisterPlan)]
     assert len(decoded(plan).definition.segments) == NODES

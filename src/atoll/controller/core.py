@@ -338,11 +338,13 @@ class Controller:
     @property
     def has_work(self) -> bool:
         """Whether another `Flush` is to follow the last one, though nothing else has happened."""
-        return bool(len(self.programs.lowerings) or self._inboxes or self.programs.discards)
+        programs = self.programs
+        return bool(len(programs.lowerings) or self._inboxes or self.launcher.large_launches or programs.discards)
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()
         self.programs.lowerings.proceed(event.steps)
+        self.launcher.large_launches.proceed(event.steps)
         self.programs.discards.proceed(event.steps)
         self._inboxes.proceed()
         self.suspensions.proceed()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.buffers import Buffers
+from atoll.dispatch.large_launches import LARGE_NODES
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.promises.promises import Promises
@@ -53,6 +54,7 @@ class Endings:
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence
         self.trace = Trace()
         self.on_part_ended: Callable[[Launch], None]  # of what depends on data
+        self.on_large_end: Callable[[Launch], None]  # frees the memory of inner values, and what tickets refer to
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
@@ -190,6 +192,9 @@ class Endings:
         launch.pending -= 1
         if not launch.pending:
             self.launch_done(launch)
+            if len(launch.program.nodes) > LARGE_NODES and launch.error is None:
+                self.on_large_end(launch)
+                return
             for ticket in launch.tickets:
                 if not ticket.dropped:  # one that is may be in line still
                     ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
@@ -200,7 +205,7 @@ class Endings:
         if launch.error is not None or session is None:
             for entry in launch.entries[launch.program.arguments :]:
                 self._memory.release(entry)
-        elif not launch.is_static:
+        elif not launch.is_static and len(launch.program.nodes) <= LARGE_NODES:
             for value in launch.program.inner_values:
                 self._memory.release(launch.entries[value])
         if launch.promise is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.buffers import Buffers
 from atoll.dispatch.endings import Endings
+from atoll.dispatch.large_launches import LARGE_NODES, LargeLaunches
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.promises.irregular import IrregularNodes
@@ -24,7 +25,7 @@ from atoll.promises.static_charges import StaticCharges
 from atoll.promises.static_runs import StaticRuns
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import NO_ENTRY, Entry
-from atoll.scheduling.checks import check_window, gang_problem, launch_problem
+from atoll.scheduling.checks import check_window, gang_problem, launch_problem, program_problem
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.policies.fair import FairShares
@@ -94,6 +95,8 @@ class Launcher:
             on_program_idle,
             self._sequential,
         )
+        self.large_launches = LargeLaunches(sessions, self.scheduler, self)
+        self._endings.on_large_end = self.large_launches.end
         self.trace = self._endings.trace
         self.in_flight = self._endings.in_flight
         self.tallies = Tallies()
@@ -124,7 +127,7 @@ class Launcher:
         """As `launch`, for a client whose proxy is to keep to its window. Raises INVALID_ARGUMENT where it does not."""
         check_window(session, message)
         self.launch(session, message)
-        if message.released:
+        if message.released and not session.in_steps:
             self._buffers.release(session, message.released, delete=False)
 
     def launch(self, session: Session, message: m.Launch) -> None:
@@ -154,6 +157,12 @@ class Launcher:
         if isinstance(program, RegisteredProgram):
             is_plain = self._sequential is None and not self._promises.has_some(session.number)
             static = self.static_runs.program_of(session, program) if is_plain else None
+            if static is None and len(program.nodes) > LARGE_NODES:
+                launch = self._new_launch(session, program, message, is_large=True)
+                for entry in launch.entries[: program.arguments]:
+                    entry.uses += 1  # until its tickets are made
+                self.large_launches.begin(session, launch, message)
+                return
             launch = self._new_launch(session, program, message, is_static=static is not None)
             if static is None:
                 self._line_up(launch, self._make_tickets(session, launch))
@@ -190,19 +199,54 @@ class Launcher:
 
     def _make_tickets(self, session: Session, launch: Launch, age: int = -1) -> Sequence[Unit]:
         """The launch's dispatch units, each with its ticket."""
-        program = launch.program
-        may_join = (
+        units = launch.program.units.next_launch(may_join=self.may_join(session, launch.program))
+        for unit in units:
+            self.make_ticket(session, launch, unit, age)
+        for i in launch.program.donated:
+            launch.entries[i].consumed = True
+        return units
+
+    def may_join(self, session: Session, program: RegisteredProgram) -> bool:
+        """Return whether short nodes of a launch are joined."""
+        return (
             len(program.nodes) > 1
             and self._sequential is None
             and not self._quarantine.suspects
             and not self._is_contended(session, program)
         )
-        units = program.units.next_launch(may_join=may_join)
-        for unit in units:
-            self.make_ticket(session, launch, unit, age)
+
+    def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
+        """Note that all tickets of a large launch are made. Return whether they join their lines now.
+
+        Meanwhile the launch may have become impossible, and then it fails.
+        """
+        program = launch.program
+        problems = (session.directory.problem(handle) for handle in launch.arguments)
+        problem = next((each for each in problems if each is not None), None)
+        problem = problem or program_problem(session, program, self._quarantine, self._resources)
+        if problem is not None:
+            self._endings.fail(launch, problem)
+            return False
         for i in program.donated:
             launch.entries[i].consumed = True
-        return units
+        if program.is_late or self._promises.has_some(launch.session):
+            self._order_by_promises(launch, units)
+        if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
+            self.scheduler.lacks(launch.tickets[0], Reason.RATE)
+        return launch.promise is None
+
+    def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
+        """Note that a large launch is in line, or has failed; the client needs the `released` handles no more."""
+        self._buffers.unuse(session, launch.arguments)
+        self._buffers.release(session, released, delete=False)
+
+    def clear(self, launch: Launch, values: Sequence[int], tickets: Sequence[Ticket[GangRun]]) -> None:
+        """Free the memory of inner values, and what tickets refer to, after the end of a large launch."""
+        for value in values:
+            self.memory.release(launch.entries[value])
+            launch.entries[value] = NO_ENTRY
+        for ticket in tickets:
+            ticket.gangs = ()
 
     def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
         """Its tickets join their lines, or wait until they may."""
@@ -235,15 +279,18 @@ class Launcher:
         message: m.Launch,
         are_promised: bool = False,
         is_static: bool = False,
+        is_large: bool = False,
     ) -> Launch:
-        """With `are_promised`, its results have their entries already; with `is_static`, others have none."""
+        """With `are_promised`, its results have their entries already; with `is_static`, others have none. With
+        `is_large`, `make_entries` makes all of them later.
+        """
         directory = session.directory
         if session.has_asides:
             self.bring_back(session, [each for each in message.arguments if directory.entries[each].aside is not None])
         entries = [directory.entries[handle] for handle in message.arguments]
         first = len(entries)
         entries += [NO_ENTRY] * len(program.values)
-        for value in program.result_values if is_static else range(first, len(entries)):
+        for value in program.result_values if is_static else range(first, first if is_large else len(entries)):
             made = program.values[value - first]
             if are_promised and made.result >= 0:
                 entries[value] = directory.entries[message.results[made.result]]
@@ -266,6 +313,16 @@ class Launcher:
             seconds=self._outbox.seconds,
             is_static=is_static,
         )
+
+    def make_entries(self, session: Session, launch: Launch, context: int, values: Sequence[int]) -> None:
+        """Make the entries of these values of a large launch."""
+        program, entries, directory = launch.program, launch.entries, session.directory
+        for value in values:
+            made = program.values[value - program.arguments]
+            entry = entries[value] = Entry(made.hosts, made.nbytes, maker=program.name, context=context)
+            if made.result >= 0:
+                entry.spec = program.result_specs[made.result]
+                directory.add(launch.results[made.result], entry)
 
     @property
     def is_sequential(self) -> bool:
@@ -335,10 +392,12 @@ class Launcher:
                 Gang(sequence, spec.island, ticket, run, 0, exclusive, spec.weight, spec.hosts, spec.device_count, spec)
             )
         ticket.gangs = tuple(gangs)
-        if launch.program.is_large:
-            self.large_plans.hold(launch.program.number, ticket)
+        program = launch.program
+        # On one island, all others are behind the first.
+        if program.is_large and (len(launch.tickets) == 1 or len(program.islands) > 1 or program.is_late):
+            self.large_plans.hold(program.number, ticket)
         launch.pending += len(gangs)
-        launch.program.waiting += len(gangs)
+        program.waiting += len(gangs)
 
     def feed_arrived(self, session: Session, host: int, feed: int) -> bool:
         """A client's feed is complete at a host's data port; True where a launch waited for it."""

@@ -71,7 +71,7 @@ class Lowerings:
 
     def add(self, lowering: Lowering) -> None:
         """Lower this program after the others of its session."""
-        lowering.session.lowering += 1
+        lowering.session.in_steps += 1
         self._waiting.setdefault(lowering.session.number, deque()).append(lowering)
 
     def proceed(self, steps: int) -> None:
@@ -83,7 +83,7 @@ class Lowerings:
         result = own[0].proceed(steps)
         if result is not None:
             finished = own.popleft()
-            finished.session.lowering -= 1
+            finished.session.in_steps -= 1
             self._finished(finished, result)
         if own:
             self._waiting[number] = own

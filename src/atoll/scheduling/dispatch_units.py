@@ -33,45 +33,84 @@ class UnitBuilder:
         self._joined = nodes
         self._launches = 0
         self._next_look = _FIRST_LOOK
+        self._forming: _Forming | None = None
 
     def next_launch(self, *, may_join: bool) -> tuple[Unit, ...]:
         """The units of one more launch, in order; with `may_join`, short nodes are joined."""
         if len(self._nodes) == 1:
             return self._nodes
+        self.begin_launch()
+        if self._forming is not None:
+            self.form(len(self._nodes))
+        return self.units(may_join=may_join)
+
+    def begin_launch(self) -> None:
+        """Note one more launch. For some launches the units are formed anew: `form` has to follow."""
         self._launches += 1
         if self._launches == self._next_look:
             self._next_look *= 2
-            self._form()
+            self._forming = _Forming(self._nodes, self._joined)
+
+    def form(self, count: int) -> bool:
+        """Continue with about so many nodes. Return whether the units are formed."""
+        if self._forming is not None and self._forming.proceed(count):
+            self._joined = tuple(self._forming.units)
+            self._forming = None
+        return self._forming is None
+
+    def units(self, *, may_join: bool) -> tuple[Unit, ...]:
+        """The units as they were formed last, in order; with `may_join`, short nodes are joined."""
         return self._joined if may_join else self._nodes
 
-    def _form(self) -> None:
-        """Forms the units anew. Nodes took what their unit took, in equal parts."""
-        nodes = iter(self._nodes)
-        for unit in self._joined:
-            each = [next(nodes) for _ in range(unit[0].segments)]
+
+class _Forming:
+    """Units that are being formed anew. Nodes took what their unit took, in equal parts."""
+
+    def __init__(self, nodes: Sequence[Unit], joined: Sequence[Unit]) -> None:
+        self.units: list[Unit] = []
+        self._nodes, self._before = nodes, joined
+        self._node = self._unit = 0  # the next ones
+        self._open: list[GangSpec] = []
+
+    def proceed(self, count: int) -> bool:
+        """Continue with about so many nodes. Return whether all are in units."""
+        stop = self._node + count
+        while self._node < stop and self._unit < len(self._before):
+            unit = self._before[self._unit]
+            each = self._nodes[self._node : self._node + unit[0].segments]
             took = unit[0].experience
             if len(each) > 1 and took.runs:
                 for (gang,) in each:  # a guess, which is not for others that do the same
                     gang.experience = Experience(took.estimate // len(each), gang.experience.runs)
-        self._joined = join(self._nodes)
+            for node in each:
+                self._add(node)
+            self._unit += 1
+            self._node += len(each)
+        if self._unit < len(self._before):
+            return False
+        self._close()
+        return True
+
+    def _add(self, node: Unit) -> None:
+        may_join = len(node) == 1 and _is_plain(node[0]) and _is_known(node[0])
+        if not (may_join and self._open and _fits(self._open, node[0])):
+            self._close()
+        if may_join:
+            self._open.append(node[0])
+        else:
+            self.units.append(node)
+
+    def _close(self) -> None:
+        if self._open:
+            self.units.append((_joined(self._open),))
+            self._open = []
 
 
 def join(nodes: Sequence[Unit]) -> tuple[Unit, ...]:
     """The nodes in units that are as long as they may be."""
-    units: list[Unit] = []
-    open_unit: list[GangSpec] = []
-    for node in nodes:
-        may_join = len(node) == 1 and _is_plain(node[0]) and _is_known(node[0])
-        if open_unit and not (may_join and _fits(open_unit, node[0])):
-            units.append((_joined(open_unit),))
-            open_unit = []
-        if may_join:
-            open_unit.append(node[0])
-        else:
-            units.append(node)
-    if open_unit:
-        units.append((_joined(open_unit),))
-    return tuple(units)
+    forming = _Forming(nodes, nodes)
+    forming.proceed(len(nodes))
+    return tuple(forming.units)
 
 
 def _is_plain(gang: GangSpec) -> bool:

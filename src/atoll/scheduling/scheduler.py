@@ -115,9 +115,12 @@ class Scheduler(Generic[Payload]):
             line.insert(place, ticket)
         self._offer(ticket)
 
-    def stand_aside(self, ticket: Ticket[Payload]) -> None:
-        """The ticket waits in no line, and holds up nothing of its session, until it is enqueued."""
-        ticket.is_aside, ticket.reason = True, Reason.PYTHON
+    def stand_aside(self, ticket: Ticket[Payload], own: bool = False) -> None:
+        """The ticket waits in no line, and holds up nothing of its session, until it is enqueued.
+
+        With `own`, it waits for other tickets of its launch, and else for Python.
+        """
+        ticket.is_aside, ticket.reason = True, Reason.OWN if own else Reason.PYTHON
         self._aside[ticket.number] = ticket
 
     def arrived(self, ticket: Ticket[Payload]) -> None:
@@ -312,7 +315,7 @@ class Scheduler(Generic[Payload]):
     def _hindrance(self, ticket: Ticket[Payload]) -> Reason:
         """What keeps it from being ready; ORDER where nothing does."""
         if ticket.is_aside:
-            return Reason.PYTHON
+            return ticket.reason
         if ticket.behind:
             return Reason.OWN
         return ticket.lacks if ticket.missing > 0 else self._held_for(ticket)

@@ -156,7 +156,7 @@ class Session:
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
     # By island: why it was lost, until the proxy knows that what it has sent there is lost.
     unseen: dict[int, Status] = field(default_factory=dict)
-    lowering: int = 0  # programs of it that are being lowered in steps
+    in_steps: int = 0  # programs of it that are being lowered, and launches that are put in line, in steps
     in_flight: int = 0
     credits: int = 0  # of its window, that these have taken
     launches: int = 0

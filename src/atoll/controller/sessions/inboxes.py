@@ -1,4 +1,4 @@
-"""Messages of sessions that wait while a program of the session is being lowered: they are handled in order.
+"""Messages of sessions that wait while large work for the session is done in steps: they are handled in order.
 
 Each flush of the controller handles a few of them, so that many of them hold up nobody.
 """
@@ -41,14 +41,14 @@ class Inboxes:
         if session is None:
             return
         waiting = self._waiting.get(number)
-        if (waiting is None and not session.lowering) or type(message) is m.Pong:
+        if (waiting is None and not session.in_steps) or type(message) is m.Pong:
             self._handle(number, message)
             return
         if waiting is None:
             waiting = self._waiting[number] = deque()
         waiting.append(message)
         if len(waiting) > MAX_WAITING:
-            text = f"{MAX_WAITING} messages of this session wait for a program to be lowered: at most as many may"
+            text = f"{MAX_WAITING} messages of this session wait for its large programs: at most as many may"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
 
     def proceed(self) -> None:
@@ -56,7 +56,7 @@ class Inboxes:
         for number in list(self._waiting):
             for _ in range(_PER_FLUSH):
                 waiting = self._waiting.get(number)
-                if waiting is None or self._sessions[number].lowering:
+                if waiting is None or self._sessions[number].in_steps:
                     break
                 message = waiting.popleft()
                 if not waiting:

@@ -1,0 +1,145 @@
+"""Launches of large programs, which are put in line, and cleared away, over several flushes.
+
+A launch has one ticket per node, or per few nodes: 65,536 tickets take hundreds of milliseconds to make. Each flush
+does some of the work for one launch, in three stages: the entries of its values, its tickets, which stand aside, and
+the lines, which the tickets join in order. Meanwhile later messages of the session wait, in order.
+
+Pure: all state is plain data, so a snapshot has it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.protocol import messages as m
+from atoll.scheduling.dispatch_units import Unit
+from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.session import GangRun, Launch, Session
+from atoll.scheduling.tickets import Ticket
+
+# Launches of programs with more nodes are large.
+LARGE_NODES = 256
+
+
+class Parts(Protocol):
+    """The parts of a launch's beginning and end; `Launcher` has them."""
+
+    def make_entries(self, session: Session, launch: Launch, context: int, values: Sequence[int]) -> None:
+        """Make the entries of these values."""
+
+    def may_join(self, session: Session, program: RegisteredProgram) -> bool:
+        """Return whether short nodes of a launch are joined."""
+
+    def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int) -> None:
+        """Append the ticket of a unit to those of the launch."""
+
+    def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
+        """Note that all tickets are made. Return whether they join their lines now."""
+
+    def join_lines(self, ticket: Ticket[GangRun]) -> None:
+        """Have a ticket join its lines."""
+
+    def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
+        """Note that a large launch is in line, or has failed; the client needs the `released` handles no more."""
+
+    def clear(self, launch: Launch, values: Sequence[int], tickets: Sequence[Ticket[GangRun]]) -> None:
+        """Free the memory of these inner values, and what these tickets refer to, after the end of the launch."""
+
+
+@dataclass(eq=False)
+class _Beginning:
+    session: Session
+    launch: Launch
+    message: m.Launch
+    values: int = 0  # whose entries are made
+    units: Sequence[Unit] | None = None
+    joined: int | None = None  # tickets; None until all are made
+
+
+@dataclass(eq=False)
+class _End:
+    launch: Launch
+    values: int = 0  # inner values that are cleared
+
+
+class LargeLaunches:
+    """Large launches that begin, and that have ended."""
+
+    def __init__(self, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], parts: Parts) -> None:
+        self._sessions = sessions
+        self._scheduler = scheduler
+        self._parts = parts
+        self._beginning: deque[_Beginning] = deque()  # at most one per session
+        self._ended: deque[_End] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._beginning or self._ended)
+
+    def begin(self, session: Session, launch: Launch, message: m.Launch) -> None:
+        """Put the launch in line over the next flushes. Later messages of the session wait until it is there."""
+        session.in_steps += 1
+        launch.program.units.begin_launch()
+        self._beginning.append(_Beginning(session, launch, message))
+
+    def end(self, launch: Launch) -> None:
+        """Clear away over the next flushes what a launch without error has kept until its end."""
+        self._ended.append(_End(launch))
+
+    def proceed(self, steps: int) -> None:
+        """Do so many steps for one launch that begins, and for one that has ended."""
+        if self._beginning:
+            beginning = self._beginning.popleft()
+            session = beginning.session
+            if self._sessions.get(session.number) is session:
+                if self._is_in_line(beginning, steps):
+                    session.in_steps -= 1
+                    self._parts.is_in_line(session, beginning.launch, beginning.message.released)
+                else:
+                    self._beginning.append(beginning)
+        if self._ended:
+            ended = self._ended.popleft()
+            if not self._is_cleared(ended, steps):
+                self._ended.append(ended)
+
+    def _is_in_line(self, each: _Beginning, steps: int) -> bool:
+        session, launch, parts = each.session, each.launch, self._parts
+        if launch.error is not None:  # meanwhile, and its tickets were dropped
+            return True
+        if each.values < len(launch.program.values):
+            first = launch.program.arguments + each.values
+            each.values = min(each.values + 2 * steps, len(launch.program.values))
+            stop = launch.program.arguments + each.values
+            parts.make_entries(session, launch, each.message.context, range(first, stop))
+            return False
+        builder = launch.program.units
+        if each.units is None:
+            if builder.form(steps):
+                each.units = builder.units(may_join=parts.may_join(session, launch.program))
+            return False
+        if each.joined is None:
+            made = len(launch.tickets)
+            for unit in each.units[made : made + steps]:
+                parts.make_ticket(session, launch, unit, -1)
+                self._scheduler.stand_aside(launch.tickets[-1], own=True)
+            if len(launch.tickets) == len(each.units):
+                each.joined = 0
+                return not parts.begin_lines(session, launch, each.units)
+            return False
+        some = launch.tickets[each.joined : each.joined + steps]
+        each.joined += len(some)
+        for ticket in some:
+            if not ticket.dropped:
+                parts.join_lines(ticket)
+        return each.joined >= len(launch.tickets)
+
+    def _is_cleared(self, each: _End, steps: int) -> bool:
+        launch, inner = each.launch, each.launch.program.inner_values
+        values, tickets = inner[each.values : each.values + steps], launch.tickets[-steps:]
+        each.values += len(values)
+        del launch.tickets[-steps:]
+        self._parts.clear(launch, values, tickets)
+        return each.values >= len(inner) and not launch.tickets

@@ -1,0 +1,172 @@
+"""Launches of large programs are put in line over several flushes: other sessions go on meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import sys
+from typing import Any
+
+import pytest
+
+from atoll.errors import OK, Code
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from tests.controller.play import BROKEN, chain_of, runs
+from tests.controller.test_lowering_in_steps import Slow
+
+NODES = 1000
+
+
+class Registered(Slow):
+    """The session has a program 5 of many nodes, which its hosts have."""
+
+    def __init__(self, nodes: int = NODES, donated: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register(5, chain_of(nodes))
+        (plan,) = [each for each in self.outbox() if isinstance(each, m.RegisterPlan)]
+        self.worker(0, m.PlanRegistered(plan.plan))
+        self.cost = self.controller.sessions[self.session].costs[5]
+        self.flush()
+
+    def launch(self, result: int = 11, released: tuple[int, ...] = ()) -> None:
+        self.proxy(self.session, m.Launch(5, (10,), (result,), (), credits=self.cost, released=released))
+
+    def run(self) -> list[Any]:
+        """All messages until nothing is in flight; hosts end what they get."""
+        sent = self.outbox()
+        while live := list(self.controller.launcher.in_flight):
+            self.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
+            sent += self.outbox()
+        return sent
+
+
+def test_a_large_launch_runs_all_of_its_nodes_in_order():
+    play = Registered()
+    play.launch()
+    play.proxy(play.session, m.Await(7, (11,)))
+    sent = play.run()
+    assert m.Awaited(7, OK) in sent
+    (run,) = runs(sent)
+    units = [unit for each in sent if isinstance(each, m.Dispatch) for unit in each.units]
+    assert run.segments + sum(segments for _, segments in units) == NODES
+    assert [sequence for sequence, _ in units] == sorted(sequence for sequence, _ in units)
+    assert any(isinstance(each, m.CreditReturned) and each.launches == play.cost for each in sent)
+
+
+def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
+    """Objects are counted in blocks of memory: time would depend on the machine."""
+
+    def most_blocks(nodes: int) -> int:
+        play = Registered(nodes)
+        most, before = 0, sys.getallocatedblocks()
+
+        def turns() -> None:
+            nonlocal most, before
+            while True:
+                play.turn()
+                after = sys.getallocatedblocks()
+                most, before = max(most, abs(after - before)), after
+                if not play.controller.has_work:
+                    return
+
+        play.launch()
+        turns()
+        while live := list(play.controller.launcher.in_flight):
+            play.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
+            turns()
+        return most
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert most_blocks(4 * NODES) < 2 * most_blocks(NODES)
+    finally:
+        gc.enable()
+
+
+def test_other_sessions_are_served_meanwhile_and_later_messages_of_the_session_wait():
+    play = Registered()
+    play.launch()
+    play.turn()
+    assert play.controller.has_work
+    play.proxy(play.other, m.Await(7, ()))
+    play.proxy(play.session, m.Await(8, ()))
+    sent = play.turn()
+    assert m.Awaited(7, OK) in sent
+    assert m.Awaited(8, OK) not in sent
+    assert m.Awaited(8, OK) in play.outbox()
+
+
+def test_an_argument_that_is_released_with_the_launch_is_freed_after_its_last_use():
+    play = Registered()
+    play.launch(released=(10,))
+    for _ in range(3):
+        assert not [each for each in play.turn() if isinstance(each, m.Free)]
+    sent = play.run()
+    (free,) = [each for each in sent if isinstance(each, m.Free) and 10 in each.handles]
+    assert sent.index(free) > sent.index(runs(sent)[0])
+
+
+@pytest.mark.parametrize("flushes", [0, 5, 12, 20, 30, 40])
+def test_a_session_that_ends_meanwhile_leaves_nothing(flushes: int):
+    play = Registered()
+    play.launch()
+    for _ in range(flushes):
+        play.turn()
+    play.close(play.session)
+    play.flush()
+    while live := list(play.controller.launcher.in_flight):
+        play.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
+        play.flush()
+    assert play.controller.programs.plans == {}
+    assert not play.controller.scheduler.tickets(0)
+    assert play.controller.memory.statistics((0, 0))["bytes_in_use"] == 0
+    assert not play.controller.has_work
+
+
+@pytest.mark.parametrize("flushes", [0, 5, 12, 20, 30, 40])
+def test_a_launch_whose_island_is_lost_meanwhile_fails_with_the_loss_of_its_argument(flushes: int):
+    play = Registered()
+    play.launch()
+    for _ in range(flushes):
+        play.turn()
+    play.proxy(play.session, m.Await(7, (11,)))
+    play.lose(0, "it ended")
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert awaited.status.code == Code.DATA_LOSS
+    assert not play.controller.launcher.in_flight
+    assert not play.controller.scheduler.tickets(0)
+    assert not play.controller.has_work
+
+
+def test_a_launch_that_fails_while_it_is_put_in_line_fails_once():
+    play = Registered()
+    play.launch()
+    play.proxy(play.session, m.Await(7, (11,)))
+    while not play.controller.launcher.in_flight:
+        play.turn()
+    (first, *_) = play.controller.launcher.in_flight
+    assert play.controller.launcher.large_launches, "it is not in line completely"
+    play.worker(0, m.Failed(first, BROKEN))
+    sent = play.run()
+    (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]
+    assert BROKEN.message in awaited.status.message
+    assert sum(each.launches for each in sent if isinstance(each, m.CreditReturned)) == play.cost
+    assert not play.controller.scheduler.tickets(0)
+    play.launch(12)
+    play.proxy(play.session, m.Await(8, (12,)))
+    assert m.Awaited(8, OK) in play.run()
+
+
+@pytest.mark.parametrize("flushes", [0, 5, 12, 20, 30, 40])
+def test_a_controller_that_is_restored_goes_on_with_the_same_messages(flushes: int):
+    play = Registered()
+    play.launch()
+    for _ in range(flushes):
+        play.turn()
+    restored = pickle.loads(pickle.dumps(play.controller))
+    while play.controller.has_work:
+        event = e.Flush(play.now)
+        assert restored.handle(event) == play.controller.handle(event)
+    assert not restored.has_work
