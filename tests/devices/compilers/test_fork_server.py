@@ -47,6 +47,11 @@ def crash(process: CompilerProcess, text: str) -> CompilerCrashedError:
     return caught.value
 
 
+def wait_until_ended(process: CompilerProcess) -> None:
+    while not process.has_ended:
+        time.sleep(0.01)
+
+
 def servers() -> list[psutil.Process]:
     return [each for each in psutil.Process().children() if "atoll.devices.compilers.server" in each.cmdline()]
 
@@ -144,8 +149,7 @@ def test_a_process_that_is_killed_ends_what_it_compiles(server: CompilerServer) 
 def test_a_question_that_nobody_answers_is_an_error(server: CompilerServer) -> None:
     process = server.take()
     process.kill()
-    while not process.has_ended:
-        time.sleep(0.01)
+    wait_until_ended(process)
     with pytest.raises(CompilerCrashedError):
         process.compile(request(hostile.large(3, 10)), Asked(lambda key, question: b"", lambda waits: None), "")
 
@@ -157,6 +161,7 @@ def test_a_server_that_was_killed_is_started_again(limited: Callable[[CompilerLi
     assert compiles(process)
     (own,) = (each for each in servers() if each not in before)
     own.kill()
+    wait_until_ended(process)
     crash(process, hostile.large(4, 10))
     assert next_compiles(server)
     assert own not in servers()
