@@ -78,7 +78,7 @@ def test_losses_and_parameters_are_those_of_plain_jax(schedule: str, stages: int
 
 def one_stage_and_plain_jax() -> None:
     adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
-    params, batches = models.first_params(), [models.first_batch(8)] * 3
+    params, batches = models.first_params(2), [models.first_batch(8)] * 3
     losses, after = losses_of(pipeline(models.loss, list(DEVICES[:1]), 1, adam), params, batches)
     wanted, wanted_after = plain(models.loss, adam, params, batches)
     assert losses == wanted
