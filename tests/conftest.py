@@ -8,6 +8,7 @@ either: see `guardian`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -187,6 +188,13 @@ def _no_thread_leaks() -> Iterator[None]:
     assert not found, "left behind by this test: " + "; ".join(found)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forks_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the processes that tests start from one that has imported JAX, unless the module is marked `executed`."""
+    with contextlib.nullcontext() if request.node.get_closest_marker("executed") else FORKING.on():
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_or_folder_leaks() -> Iterator[None]:
     # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
@@ -199,8 +207,8 @@ def _no_process_or_folder_leaks() -> Iterator[None]:
     assert not found, "left behind by this run:\n" + "\n".join(found)
 
 
-# Fixtures of tests that start clusters: where workers keep programs, and one of all tests in `tests/end_to_end`.
-_OF_CLUSTERS = frozenset({"program_cache", "forks_processes"})
+# Tests that start clusters use a fixture for the place where workers keep programs, or are here.
+_OF_CLUSTERS = Path(__file__).parent / "end_to_end"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -213,7 +221,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if _OF_CLUSTERS & set(getattr(item, "fixturenames", ())):
+    if "program_cache" in getattr(item, "fixturenames", ()) or item.path.is_relative_to(_OF_CLUSTERS):
         item.add_marker("cluster")
 
 

@@ -3,12 +3,16 @@
 A start of Python that imports JAX takes a second of CPU time, and the suite starts hundreds. `Popen` sends commands
 such as `[sys.executable, "-m", "atoll.worker.main", OPTIONS]` to the fork server of the run (`tests.fork_server`).
 All other commands, and those with an environment that Python reads at its start, are executed as usual. Processes
-that were forked start others in the same way. Processes of the modules in `tests/end_to_end` are forked, but for those
-of modules that are marked `executed`, since they kill processes or look at how processes start.
+that were forked start others in the same way. A module that is marked `executed` looks at how processes start, at what
+they have loaded or at their parents: none of its processes is forked.
 
-A forked process has the command line and the environment of its command in `/proc`. Its parent there is the fork
-server; `children` finds it by the variable `ATOLL_TEST_PARENT`. For a test that is about the start or the parents
-of processes, `ATOLL_TEST_EXECUTED=1` in the environment of a command has it and what it starts executed.
+The processes of a cluster that stays are in the session of its engine. The server forks an engine or a command as
+well, and these fork their own children, so that children have the session and the parent of executed processes.
+
+A forked process has the command line and the environment of its command in `/proc`. If the fork server has forked it,
+the server is its parent there; `children` finds it by the variable `ATOLL_TEST_PARENT`. For a test that is about the
+start or the parents of processes, `ATOLL_TEST_EXECUTED=1` in the environment of a command has it and what it starts
+executed.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,21 +38,25 @@ import psutil
 PARENT = "ATOLL_TEST_PARENT"
 EXECUTED = "ATOLL_TEST_EXECUTED"
 _ROOT = Path(__file__).resolve().parents[1]
-# Modules that may run in a forked process. What runs users' code is executed, since it is isolated from its parent, and
-# so are commands that start or end clusters, which find processes by their parents.
+# Modules that may run in a forked process. A process for users' code is executed: it is isolated from its parent.
 _MODULES = frozenset(
     {
         "atoll.controller_process.main",
         "atoll.engines.main",
+        "atoll.engines.null_hosts.main",
         "atoll.ifrt.main",
+        "atoll.operate.command",
         "atoll.worker.main",
         "tests.end_to_end.remote_python",
     }
 )
-# Commands of `atoll` that start no process.
-_COMMANDS = frozenset({"check", "status", "tenants", "usage"})
-# Variables that Python, the dynamic linker or malloc reads before the first module is imported.
-_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_")
+# Modules whose processes fork their own children. They start no native threads and hold nothing that affects a child.
+_LEADERS = frozenset({"atoll.engines.main", "atoll.operate.command"})
+# Variables that Python, the dynamic linker, malloc or a library reads when it is loaded.
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_", "TF_CPP_")
+# Each value of this variable has its own fork server, which imports these modules as well.
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_WITH_LOG_LEVEL = ("pathwaysutils",)
 _WITHOUT_EFFECT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 # Options of `subprocess.Popen` that a forked process supports.
 _PLAIN = frozenset(
@@ -72,30 +80,40 @@ _MOST_DESCRIPTORS = 64
 
 @dataclass(frozen=True)
 class Request:
-    """A process to be forked: a module, or a script where `module` is empty."""
+    """A process to be forked: one of a module, a script and a piece of code; the others are empty."""
 
     command: tuple[str, ...]
     module: str
     script: str
+    code: str
     arguments: tuple[str, ...]
     safe_path: bool
     environment: dict[str, str]
     directory: str
     descriptors: tuple[int, ...]  # the numbers that the descriptors sent with the request have in the process
     new_session: bool
+    log_level: str
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it forks its own children."""
+        return self.module in _LEADERS
 
 
 class ForkServer:
-    """The fork server of this process. It ends with `close`, or with this process."""
+    """A fork server of this process. It ends with `close`, or with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_level: str = "") -> None:
         self._directory = tempfile.mkdtemp(prefix="at-")
         address = f"{self._directory}/fork.sock"
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+        more: tuple[str, ...] = ()
+        if log_level:
+            environment[_LOG_LEVEL], more = log_level, _WITH_LOG_LEVEL
         ready, theirs = socket.socketpair()
         with ready, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(_ROOT / "tests" / "fork_server.py"), address, str(theirs.fileno())],
+                [sys.executable, str(_ROOT / "tests" / "fork_server.py"), address, str(theirs.fileno()), *more],
                 env=environment,
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
@@ -113,18 +131,38 @@ class ForkServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+Become = Callable[[Request, Sequence[int]], None]
+
+
 class _Forking:
     """Whether processes are forked, and from which server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._server: ForkServer | None = None
+        self._servers: dict[str, ForkServer] = {}  # by log level
         self._address = ""  # of another process's server
         self._is_on = False
+        self._become: Become | None = None
 
     def use(self, address: str) -> None:
         """Fork all processes from a server of another process."""
         self._address, self._is_on = address, True
+
+    def fork_here(self, become: Become | None) -> None:
+        """Fork all processes from this one, and have `become(request, descriptors)` run in each, which never returns.
+
+        With None, they are forked from the server.
+        """
+        self._become = become
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked itself."""
+        return bool(self._address)
+
+    @property
+    def become(self) -> Become | None:
+        return self._become
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -135,19 +173,18 @@ class _Forking:
         finally:
             self._is_on = before
 
-    def address(self) -> str:
+    def address(self, log_level: str = "") -> str:
         """Where the server listens; "" if processes are executed."""
         if not self._is_on or self._address:
             return self._address
         with self._lock:
-            if self._server is None:
-                self._server = ForkServer()
-            return self._server.address
+            if log_level not in self._servers:
+                self._servers[log_level] = ForkServer(log_level)
+            return self._servers[log_level].address
 
     def end(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        while self._servers:
+            self._servers.popitem()[1].close()
 
 
 FORKING = _Forking()
@@ -175,7 +212,7 @@ def _request(
         return None
     own = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
     read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
-    for name in _WITHOUT_EFFECT:
+    for name in _WITHOUT_EFFECT if FORKING.is_forked else {*_WITHOUT_EFFECT, _LOG_LEVEL}:
         own.pop(name, None)
         read.pop(name, None)
     paths = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
@@ -186,9 +223,11 @@ def _request(
     rest = list(command[1:])
     safe_path = bool(rest) and rest[0] == "-P"
     rest = rest[safe_path:]
-    module = script = ""
-    if len(rest) >= 2 and rest[0] == "-m" and _may_fork(rest[1:]):
+    module = script = code = ""
+    if len(rest) >= 2 and rest[0] == "-m" and rest[1] in _MODULES:
         module, rest = rest[1], rest[2:]
+    elif len(rest) >= 2 and rest[0] == "-c":
+        code, rest = rest[1], rest[2:]
     elif rest and rest[0].endswith(".py") and os.path.isabs(rest[0]):
         script, rest = rest[0], rest[1:]
     else:
@@ -197,19 +236,14 @@ def _request(
         tuple(command),
         module,
         script,
+        code,
         tuple(rest),
         safe_path,
         {**environment, PARENT: str(os.getpid())},
         directory,
         (),
         new_session,
-    )
-
-
-def _may_fork(module_and_arguments: Sequence[str]) -> bool:
-    module, *arguments = module_and_arguments
-    return module in _MODULES or (
-        module == "atoll.operate.command" and arguments[:1] != [] and arguments[0] in _COMMANDS
+        environment.get(_LOG_LEVEL, ""),
     )
 
 
@@ -228,7 +262,7 @@ class Popen(subprocess.Popen[Any]):
                 os.path.abspath(os.fsdecode(options.get("cwd") or ".")),
                 bool(options.get("start_new_session")),
             )
-        if self._request is not None and not FORKING.address():
+        if self._request is not None and not (FORKING.become or FORKING.address(self._request.log_level)):
             self._request = None
         super().__init__(args, *others, **options)
 
@@ -239,7 +273,10 @@ class Popen(subprocess.Popen[Any]):
         # At these positions from CPython 3.11 to 3.13.
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = arguments[10:16]
         standard = [own if given == -1 else given for own, given in ((0, p2cread), (1, c2pwrite), (2, errwrite))]
-        self.pid, self._exit = _fork(self._request, standard, self._keep)
+        if FORKING.become is None:
+            self.pid, self._exit = _fork(self._request, standard, self._keep)
+        else:
+            self.pid = _fork_here(FORKING.become, self._request, standard, self._keep)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
@@ -271,9 +308,22 @@ class Popen(subprocess.Popen[Any]):
         return (0, 0) if status is None else (self.pid, status)
 
 
+def run(
+    args: Sequence[str], *, timeout: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return what it printed, like `subprocess.run`, but fork it if that is possible."""
+    with Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=env) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
+
+
 def _fork(request: Request, standard: Sequence[int], keep: Sequence[int]) -> tuple[int, socket.socket]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(FORKING.address())
+    connection.connect(FORKING.address(request.log_level))
     data = pickle.dumps(replace(request, descriptors=(0, 1, 2, *keep)))
     sent = [*standard, *keep]
     socket.send_fds(connection, [_LENGTH.pack(len(data))], sent)
@@ -282,6 +332,17 @@ def _fork(request: Request, standard: Sequence[int], keep: Sequence[int]) -> tup
     if pid < 0:
         raise OSError(f"the forked process ended at its start: {request.command}")
     return pid, connection
+
+
+def _fork_here(become: Become, request: Request, standard: Sequence[int], keep: Sequence[int]) -> int:
+    request = replace(request, descriptors=(0, 1, 2, *keep))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become(request, [*standard, *keep])
+        finally:
+            os._exit(1)
+    return pid
 
 
 def _receive(connection: socket.socket, count: int) -> bytes:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tests.conftest import RunScript
 
+# For what a process imports by itself, and for all that happens at its end.
+EXECUTED: dict[str, str | None] = {"ATOLL_TEST_EXECUTED": "1"}
+
 
 def test_a_script_that_does_not_ask_for_atoll_imports_and_starts_nothing(run_script: RunScript) -> None:
     result = run_script(
@@ -19,7 +22,7 @@ def test_a_script_that_does_not_ask_for_atoll_imports_and_starts_nothing(run_scr
         modules = sorted(name for name in sys.modules if name.split(".")[0] == "atoll")
         print(json.dumps([platforms, modules, len(psutil.Process().children())]))
         """,
-        env={"JAX_PLATFORMS": None},
+        env={"JAX_PLATFORMS": None, **EXECUTED},
     ).check()
     platforms, modules, children = json.loads(result.stdout)
     assert platforms == ["cpu"]
@@ -53,6 +56,7 @@ def test_importing_atoll_imports_no_jax(run_script: RunScript) -> None:
         assert sorted(atoll.__all__) == sorted(set(dir(atoll)) & set(atoll.__all__))
         print("jax" in sys.modules)
         """,
+        env=EXECUTED,
     ).check()
     assert result.stdout == "False\n"
 
@@ -131,6 +135,7 @@ def test_of_a_script_that_fails_only_its_own_traceback_is_shown(run_script: RunS
         x = jnp.arange(4) + 1
         raise ValueError(f"the sum is {int(x.sum())}")
         """,
+        env=EXECUTED,
     )
     assert result.returncode == 1
     first, *_, last = result.stderr.splitlines()

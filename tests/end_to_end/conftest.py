@@ -5,7 +5,6 @@ Test modules must not import this one, or `tests.conftest`: children import them
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -28,13 +27,6 @@ def _standing(islands: str) -> dict[str, str]:
     """Where a cluster stands for children that ask for these islands (`tests/machines`), what leads a client there."""
     found = os.environ.get(f"ATOLL_TEST_CLUSTER_{islands.upper()}", "")
     return {"ATOLL_JOIN": found} if found else {}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forks_processes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork the module's processes from one that has imported JAX, unless the module is marked `executed`."""
-    with contextlib.nullcontext() if request.node.get_closest_marker("executed") else FORKING.on():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from tests.cluster_process import User
 
+pytestmark = pytest.mark.executed  # one test looks at what a process has loaded
+
 SCALAR = ("uint8", (4,))
 DEADLINE = 300.0
 

@@ -12,8 +12,6 @@ import random
 import time
 from pathlib import Path
 
-import pytest
-
 from atoll.errors import ConnectError, StatusError
 from atoll.operate.requests import request_operation
 from atoll.protocol.messages import RemapRequest
@@ -21,8 +19,6 @@ from atoll.wire.address import parse_address
 from tests.end_to_end.lost_controller import Clients, answers, check, controller, taken_over
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
-
-pytestmark = pytest.mark.executed  # it kills processes
 
 RESTARTS = int(os.environ.get("ATOLL_TEST_RESTARTS", "2"))
 

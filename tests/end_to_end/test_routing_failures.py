@@ -10,8 +10,6 @@ import pytest
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
-pytestmark = pytest.mark.executed  # it kills processes
-
 LEASE_SECONDS = 3.0
 BACK_SECONDS = 300.0
 DEVICE_MEMORY = 4 << 20

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.executed  # it kills processes
-
 ROOT = Path(__file__).parents[2]
 SECONDS = 100
 

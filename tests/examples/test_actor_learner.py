@@ -1,9 +1,7 @@
 """The actor and the learner on two slices do what one process does that plays, and learns, in turn."""
 
-import functools
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import optax
 import pytest
 
 from examples.actor_learner import Played, first_params, loss_of, played
+from tests.forked_process import run
 from tests.quick_xla import quick
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +51,7 @@ def in_turn() -> list[float]:
 def test_on_two_slices_the_same_is_learnt_as_in_one_process() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "ATOLL_"))}
     command = [sys.executable, "-c", TRAINED, str(STEPS), str(POLES)]
-    run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=DEADLINE)
-    ended = run(command, env=quick(env), cwd=ROOT)
+    ended = run(command, env=quick(env), cwd=ROOT, timeout=DEADLINE)
     assert ended.returncode == 0, ended.stderr[-4000:]
     with jax.enable_x64(False):
         assert json.loads(ended.stdout) == pytest.approx(in_turn(), rel=1e-5)

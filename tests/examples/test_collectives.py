@@ -1,11 +1,11 @@
 """The example with its collectives in flight, shortened."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.harness.backends import environment_of
 from benchmarks.harness.benchmark import Settings
+from tests.forked_process import run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "collectives.py"
 
@@ -13,9 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "collectives.py"
 def test_unfenced_collectives_complete_with_right_results() -> None:
     environment = environment_of(Settings("atoll"))
     environment.pop("NPROC")  # as a user has it
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), "--calls", "1000"], env=environment, capture_output=True, text=True, timeout=100
-    )
+    ended = run([sys.executable, str(SCRIPT), "--calls", "1000"], env=environment, timeout=300)
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert "1000 AllReduces over 8 devices" in ended.stdout
     assert ended.stdout.strip().endswith("all right")

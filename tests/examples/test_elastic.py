@@ -17,6 +17,7 @@ import pytest
 
 from examples import elastic
 from tests.conftest import script_environment
+from tests.forked_process import Popen, children
 
 SCRIPT = Path(elastic.__file__)
 STEPS, ISLANDS = 120, 2
@@ -29,7 +30,7 @@ def script(program_cache: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """The example, and where it writes its losses."""
     folder = Path(tempfile.mkdtemp(prefix="at-"))
     arguments = ["--islands", str(ISLANDS), "--steps", str(STEPS), "--losses-out", str(folder / "losses")]
-    process = subprocess.Popen(
+    process = Popen(
         [sys.executable, str(SCRIPT), *arguments],
         env=script_environment(folder, program_cache),
         cwd=folder,
@@ -44,7 +45,7 @@ def script(program_cache: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def worker(process: subprocess.Popen[str], island: int) -> psutil.Process:
-    for child in psutil.Process(process.pid).children(recursive=True):
+    for child in children(process.pid, recursive=True):
         command = " ".join(child.cmdline())
         if "atoll.worker.main" in command and f'"island":{island},' in command:
             return child

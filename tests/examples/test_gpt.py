@@ -2,7 +2,6 @@
 
 import functools
 import json
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,7 @@ import pytest
 
 from benchmarks.harness.backends import environment_of
 from benchmarks.harness.benchmark import Settings
+from tests.forked_process import run
 from tests.quick_xla import quick
 from tests.thoroughness import TIMES
 
@@ -52,7 +52,7 @@ def losses(backend: str) -> dict[str, list[float]]:
         ]
         command = [sys.executable, "-c", RUNS, *(word for run in runs for word in run)]
         environment = quick(environment_of(Settings(backend)))
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE)
+        ended = run(command, env=environment, timeout=DEADLINE)
         assert ended.returncode == 0, ended.stderr[-4000:]
         return {
             name: [float.fromhex(loss) for loss in json.loads(file.read_text())["losses"]]

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked_process import run
 from tests.quick_xla import quick
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 10)]
 def test_losses_are_those_of_the_dense_computation_and_bytes_are_as_counted_by_hand() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "ATOLL_"))}
     command = [sys.executable, "-c", BOTH, str(STEPS)]
-    ended = subprocess.run(command, env=quick(env), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    ended = run(command, env=quick(env), cwd=ROOT, timeout=DEADLINE)
     assert ended.returncode == 0, ended.stderr[-4000:]
     sparse, dense, received = json.loads(ended.stdout.splitlines()[-1])
     assert sparse == pytest.approx(dense, rel=1e-5)

@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +20,7 @@ from atoll.ir.program import Call, Program
 from atoll.ir.types import ArraySpec, ShardType, shard_shape
 from atoll.testing import NullProgram, VirtualCluster
 from examples import pipeline
+from tests.forked_process import run
 from tests.quick_xla import quick
 from tests.thoroughness import TIMES
 
@@ -53,7 +53,7 @@ def start(*command: str) -> str:
     """What Python prints that is started so."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "ATOLL_"))}
     command = (sys.executable, *command)
-    ended = subprocess.run(command, env=quick(env), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    ended = run(command, env=quick(env), cwd=ROOT, timeout=DEADLINE)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stdout
 

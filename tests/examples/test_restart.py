@@ -17,6 +17,7 @@ import pytest
 from jax.profiler import ProfileData
 
 from tests.conftest import script_environment
+from tests.forked_process import Popen
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "restart.py"
 STEPS, EVERY, KILLED_AFTER = 21, 5, 13
@@ -37,7 +38,7 @@ def start(program_cache: Path) -> Iterator[Start]:
         folder.mkdir(exist_ok=True)
         own = runtime / str(next(count))
         own.mkdir(mode=0o700)
-        return subprocess.Popen(
+        return Popen(
             [sys.executable, str(SCRIPT), str(folder), "--steps", str(STEPS), "--every", str(EVERY)],
             env=script_environment(own, program_cache, "1x2x2"),
             cwd=own,

@@ -197,7 +197,8 @@ def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_on
 ) -> None:
     runtime = short_folder / "fails"
     runtime.mkdir()
-    with User(runtime, program_cache) as user:
+    # A forked worker would be back before the manager looks.
+    with User(runtime, program_cache, ATOLL_TEST_EXECUTED="1") as user:
         proxy = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", "--fail-on-loss")
         environment = CLIENT | {"JAX_BACKEND_TARGET": first_line(proxy)}
         code = """
