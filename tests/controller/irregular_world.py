@@ -93,8 +93,8 @@ class ChoosingClient(Client):
             for there in [self.island_spec() for _ in range(self.rng.randint(0, 2))] + [target]:
                 nodes.append(Transfer((value,), (there,), False, reshard=True))
                 value += 1
-                if self.rng.random() < 0.7:
-                    devices = there.sharding.devices
+                devices = there.sharding.devices
+                if self.rng.random() < 0.7 and self.has_function(devices):
                     nodes.append(Call(self.function(devices), (value,), (there,), devices))
                     value += 1
                 here = there
@@ -112,6 +112,8 @@ class ChoosingClient(Client):
             return
         handle, number = self.rng.choice(fitting), self.rng.choice(sorted(self.numbers))
         spec, count = self.arrays[handle], self.numbers[number]
+        if not all(self.has_function(each.sharding.devices) for each in (spec, count)):
+            return
         (constant, constants) = (self.some_array(), 1) if self.rng.random() < 0.5 else (None, 0)
         arguments = (spec, count) if constant is None else (self.arrays[constant], spec, count)
         at = len(arguments) - 2

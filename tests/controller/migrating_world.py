@@ -43,13 +43,6 @@ class MigratingClient(Client):
         tiling = type(spec.sharding.tiling)((len(devices),), tuple(range(len(devices))))
         return type(spec)("float32", (6,), type(spec.sharding)(devices, tiling))
 
-    def say(self, message: Any) -> None:
-        if isinstance(message, m.RegisterFunction):
-            self.uploads.extend(
-                (host, message.feed) for host in {self.locations[d].host for d in message.assignment[0]}
-            )
-        super().say(message)
-
     def handle(self, message: Any) -> None:
         match message:
             case m.Quiesce(migration=migration):

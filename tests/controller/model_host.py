@@ -55,6 +55,7 @@ class ModelHost:
         self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) that are to arrive
         self.functions: set[str] = set()
         self.compiled: list[str] = []  # to be reported
+        self.reported: set[str] = set()  # functions that were reported before their hosts were asked
         self.on_arrival: Any = lambda: None  # of bytes that a static run awaits
         self.numbers: list[int] = []  # sequences of units whose numbers are to be reported
         self.asides: dict[int, dict[int, int]] = {}  # by session: pieces, with the handles that they are of
@@ -76,7 +77,10 @@ class ModelHost:
                 del self.plans[plan]
             case m.Compile(function=function):
                 self.functions.add(function)
-                self.compiled.append(function)
+                if function in self.reported:
+                    self.reported.discard(function)
+                else:
+                    self.compiled.append(function)
             case m.DropFunction(function=function):
                 self.functions.discard(function)
             case m.FailFeeds(session=session, feeds=feeds, status=status):

@@ -245,7 +245,7 @@ class Play(Cluster):
         hosts = sorted({self.controller.sessions[self.session].devices.locations[d].host for d in devices})
         for host in hosts:
             for message in self.report(host, m.FeedsArrived(self.session, (900 + function,))):
-                self.report(host, m.Compiled(message.function, OK, b"info", 0.1, False))
+                self.report(host, m.Compiled(message.function, OK, b"", 0.1, False))
         return self.controller.sessions[self.session].functions[function]
 
     def with_call(self, program: int = 1, *, name: str = "f", arguments: int = 1, **options: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
+import msgspec
 import pytest
 
 from atoll.cluster.settings import Dispatch
@@ -65,7 +66,8 @@ def test_a_function_is_compiled_once_its_program_has_arrived():
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (90,)))
     # In the words of the island: its hosts from 0, devices by their ordinals.
     assert compile_ == m.Compile(compile_.function, play.session, 90, (((0, 1), (0, 0)),), "hash")
-    assert play.report(1, m.Compiled(compile_.function, OK, b"info", 0.5, False)) == [m.FunctionReady(7, OK, b"info")]
+    info = msgspec.msgpack.encode(m.FunctionInfo("f", b"", None, (), (), (), {}, 0))
+    assert play.report(1, m.Compiled(compile_.function, OK, info, 0.5, False)) == [m.FunctionReady(7, OK, info)]
 
 
 def test_a_program_that_arrives_before_the_request_is_compiled_at_once():

@@ -45,7 +45,7 @@ def recorded(token: str = "", **settings: object) -> Cluster:
     cluster.flush()
     name = cluster.controller.sessions[session].functions[1]
     for host in (0, 1):
-        cluster.worker(host, m.Compiled(name, OK, b"info", 0.1, False, 64))
+        cluster.worker(host, m.Compiled(name, OK, b"", 0.1, False, 64))
     put = HostToDevice((HostBuffer(0, (2,), None, None),), (PAIR,))
     cluster.proxy(session, m.RegisterProgram(2, single("put", (), put, feeds=1)))
     cluster.proxy(session, m.RegisterProgram(3, single("f", (PAIR,), Call(1, (0,), (PAIR,), (0, 1)))))
@@ -81,7 +81,7 @@ def played(kind: type[World], seed: int) -> World:
     world = kind(rng, rng.choice(["2x1x2", "1x2x2", "3x1x1"]), 0.1, device_memory=rng.choice([0, 100]))
     for _ in range(3):
         world.open()
-    for _ in range(100):
+    for _ in range(120):
         if rng.random() < 0.7:
             rng.choice(list(world.clients.values())).act()
             world.deliver()

@@ -174,8 +174,8 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
     assert play.say(m.CompileAgain(1, 95)) == []
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (95,)))
     assert compile_.function == name
-    ready, run = play.report(0, m.Compiled(name, OK, b"info", 0.1, True))
-    assert ready == m.FunctionReady(1, OK, b"info")
+    ready, run = play.report(0, m.Compiled(name, OK, b"", 0.1, True))
+    assert ready == m.FunctionReady(1, OK, b"")
     assert (run.plan, run.results) == (plan, (11,))
 
 
@@ -223,8 +223,8 @@ def test_a_compilation_goes_on_when_its_island_is_back():
     play.join_again(0)
     play.say(m.CompileAgain(7, 91))
     play.report(0, m.FeedsArrived(play.session, (91,)))
-    ready = play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
-    assert m.FunctionReady(7, OK, b"info") in ready
+    ready = play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
+    assert m.FunctionReady(7, OK, b"") in ready
 
 
 def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
@@ -510,7 +510,7 @@ def waits_behind(play: Play) -> tuple[m.Run, ...]:
     other = play.open(7, "other.py").number
     play.proxy(other, m.RegisterFunction(5, "content 5", 50, ((0,),)))
     (compile_,) = [each for each in play.report(0, m.FeedsArrived(other, (50,))) if isinstance(each, m.Compile)]
-    play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
     play.proxy(other, m.RegisterProgram(1, single("make", (), Call(5, (), (on(0),), (0,)))))
     play.proxy(other, m.RegisterProgram(2, single("read", (on(0),), DeviceToHost((0,), 0, None), feeds=1)))
     play.proxy(other, m.Launch(1, (), (21,), ()))
@@ -532,7 +532,7 @@ def test_what_was_sent_behind_a_program_that_costs_its_island_runs_after_the_res
     play.join_again(0)
     play.proxy(other, m.CompileAgain(5, 95))
     (compile_,) = [each for each in play.report(0, m.FeedsArrived(other, (95,))) if isinstance(each, m.Compile)]
-    again = runs(play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, True)))
+    again = runs(play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, True)))
     assert [each.results for each in again] == [(21,), (22,)], "in their order"
     play.done(*[each.sequence for each in again])
     assert play.controller.scheduler.statistics(0).in_flight == 0
@@ -552,7 +552,7 @@ def test_what_stood_in_line_behind_it_runs_after_the_restart():
     play.say(m.CompileAgain(1, 95))
     name = play.controller.sessions[play.session].functions[1]
     play.report(0, m.FeedsArrived(play.session, (95,)))
-    found = runs(play.report(0, m.Compiled(name, OK, b"info", 0.1, True)))
+    found = runs(play.report(0, m.Compiled(name, OK, b"", 0.1, True)))
     assert found[0].results == (101,), "the first could have been running, and has failed"
     count = 0
     while found:

@@ -53,7 +53,7 @@ def test_a_move_step_by_step():
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     assert (compile_.session, compile_.feed, compile_.assignment) == (play.session, 77, (((0, 0),),))
     # The array is copied, by plans of the two hosts; the proxy learns that this takes credits of its window.
-    *keeps, first, second, retired = play.report(1, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    *keeps, first, second, retired = play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
     assert [type(each) for each in keeps] == [m.RegisterPlan, m.RegisterPlan]
     assert retired == m.CreditReturned(-1)
     (copy,) = second.results
@@ -105,8 +105,8 @@ def test_a_function_that_is_being_compiled_is_waited_for():
     play.ask()
     assert play.quiesced() == []
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
-    said = play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
-    assert said == [m.FunctionReady(1, OK, b"info"), m.SendSources(((1, (1,)),))]
+    said = play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
+    assert said == [m.FunctionReady(1, OK, b""), m.SendSources(((1, (1,)),))]
 
 
 def test_an_idle_slice_moves_at_once():

@@ -8,11 +8,16 @@ import msgspec
 import pytest
 
 from atoll.cluster.slices import SliceRequest
+from atoll.dispatch.uncompiled import MAX_UNCOMPILED
 from atoll.errors import OK, Code, Status
+from atoll.ir.program import Call, Mapping, Program, Rearrange, single
+from atoll.ir.types import ArraySpec, Sharding
+from atoll.journal.snapshots import pickled, unpickled
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
+from atoll.scheduling.function_reports import output_sizes
 from atoll.scheduling.memory_errors import _amounts
-from tests.controller.play import Play, runs
+from tests.controller.play import Play, on, runs
 from tests.controller.test_tenants import shared
 
 MIB = 1 << 20
@@ -28,10 +33,10 @@ def playing(topology: str = "1x1x2", **settings: Any) -> Play:
 
 def awaited(play: Play, handle: int) -> Status:
     """What the array is in the end, with nobody else to wait for."""
-    play.say(m.Await(5, (handle,)))
+    said = play.say(m.Await(5, (handle,)))
     for now in (100.0, 101.0, 102.0):
         play.tick(now)
-    (answer,) = [message for message in play.outbox() if isinstance(message, m.Awaited)]
+    (answer,) = [message for message in [*said, *play.outbox()] if isinstance(message, m.Awaited)]
     status: Status = answer.status
     return status
 
@@ -246,7 +251,7 @@ def test_more_functions_than_the_quota_are_not_compiled_at_a_time():
     assert [register(play, number) for number in (1, 2, 3)] == [[], [], []]
     play.session = bob
     name = play.controller.sessions[bob].functions[1]
-    play.worker(0, m.Compiled(name, OK, b"info", 0.1, False))
+    play.worker(0, m.Compiled(name, OK, b"", 0.1, False))
     play.outbox()
     assert register(play, 2) == []
 
@@ -292,3 +297,223 @@ def test_amounts_are_given_in_bytes_if_rounded_ones_seem_to_fit(needs, has, limi
 
 def test_free_memory_is_given_in_bytes_if_it_seems_to_be_enough():
     assert _amounts(MIB, MIB - 4, 4 * MIB, adds_up=False) == ("1048576 B", "1048572 B", "4194304 B")
+
+
+# ---- what workers report
+
+
+LARGE = ("float32", (16 << 20,))  # 64 MiB
+SMALL = ("float32", (1,))
+
+
+def info(*outputs: tuple[str, tuple[int, ...]], donated: tuple[int, ...] = (), allocated: int = 0) -> bytes:
+    """Encode a worker's report about a function."""
+    types = tuple(m.OutputInfo(*each, None, "device", b"") for each in outputs)
+    stats = {"output_size_in_bytes": allocated} if allocated else {}
+    return msgspec.msgpack.encode(m.FunctionInfo("f", b"", None, (), types, donated, stats, 0))
+
+
+def a_function(play: Play, devices: tuple[int, ...] = (0,), number: int = 1) -> str:
+    """A function that is being compiled on host 0; its name."""
+    play.worker(0, m.FeedsArrived(play.session, (900 + number,)))
+    play.say(m.RegisterFunction(number, f"content {number}", 900 + number, (devices,)))
+    return play.controller.sessions[play.session].functions[number]
+
+
+def array(dtype: str, shape: tuple[int, ...], *devices: int) -> ArraySpec:
+    return ArraySpec(dtype, shape, Sharding(devices or (0,)))
+
+
+def calls(play: Play, *outputs: ArraySpec, program: int = 1, function: int = 1, **options: Any) -> list[Any]:
+    """Registers a program that calls a function."""
+    devices = options.pop("devices", (0,))
+    call = Call(function, tuple(range(len(options.get("donated", ())))), outputs, devices, **options)
+    return play.say(m.RegisterProgram(program, single("p", outputs[: len(call.inputs)], call)))
+
+
+def outcome(play: Play, program: int = 1, arguments: tuple[int, ...] = (), results: tuple[int, ...] = (20,)) -> str:
+    """Why a launch cannot be; "" if it starts."""
+    if runs(play.say(m.Launch(program, arguments, results, ()))):
+        return ""
+    return awaited(play, results[0]).message
+
+
+def used(play: Play) -> list[int]:
+    """The bytes in use on the devices, and what of these is the tenant's."""
+    tenant = play.controller.sessions[play.session].tenant.memory
+    assert tenant is not None
+    found = [tenant.used.get((0, ordinal), 0) for ordinal in range(2)]
+    assert found == list(play.controller.memory.used.values()), "nobody else has any"
+    return found
+
+
+def test_a_program_that_declares_smaller_outputs_than_its_function_has_is_refused():
+    play = playing("1x1x2", memory=600 * MIB)
+    play.report(0, m.Compiled(a_function(play), OK, info(LARGE), 0.1, False, 0, False, "f"))
+    calls(play, array(*SMALL))
+    text = f"'p': nodes[0]: output 0 of the function f has shards of {LARGE[0]}{list(LARGE[1])}, not of float32[1]"
+    assert outcome(play) == text
+    assert used(play) == [0, 0]
+
+
+def test_a_program_that_is_registered_while_its_function_is_compiled_is_checked_and_accounted_by_the_report():
+    play = playing("1x1x2", memory=600 * MIB)
+    name = a_function(play)
+    assert calls(play, array(*SMALL), program=1) == []
+    assert calls(play, array(*LARGE), program=2) == []
+    assert outcome(play, 2) == "program 'p' calls a function that is being compiled"
+    said = play.report(0, m.Compiled(name, OK, info(LARGE), 0.1, False, 5 * MIB))
+    assert [type(each) for each in said] == [m.FunctionReady, m.RegisterPlan]
+    assert "output 0 of the function" in outcome(play, 1, results=(21,))
+    assert outcome(play, 2, results=(22,)) == ""
+    assert used(play) == [69 * MIB, 0], "with what it needs while it runs"
+
+
+def test_a_launch_waits_in_line_until_the_program_is_lowered_for_which_its_session_did_not_wait():
+    play = playing("1x1x2", memory=600 * MIB)
+    name = a_function(play)
+    calls(play, array(*LARGE))
+    play.worker(0, m.Compiled(name, OK, info(LARGE), 0.1, False))
+    play.proxy(play.session, m.Launch(1, (), (20,), ()))
+    assert len(runs(play.outbox())) == 1
+
+
+def test_a_quota_holds_what_functions_really_return():
+    play = playing("1x1x2", memory=150 * MIB)
+    play.report(0, m.Compiled(a_function(play), OK, info(LARGE), 0.1, False))
+    calls(play, array(*LARGE))
+    for handle in (20, 21):
+        (run,) = runs(play.say(m.Launch(1, (), (handle,), ())))
+        play.done(run.sequence)
+    assert "has 128.0 MiB of its quota `memory`, 150.0 MiB" in outcome(play, results=(22,))
+
+
+def test_the_padding_of_layouts_is_accounted():
+    play = playing("1x1x2", memory=600 * MIB)
+    allocated = 256 * MIB + 2 * 8
+    outputs = info(LARGE, LARGE, allocated=allocated)
+    play.report(0, m.Compiled(a_function(play, (0, 1)), OK, outputs, 0.1, False))
+    calls(play, array(*LARGE, 0, 1), array(*LARGE, 0, 1), devices=(0, 1))
+    assert outcome(play, results=(20, 21)) == ""
+    assert used(play) == [256 * MIB, 256 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "options", "text"),
+    [
+        ((), {}, "has 1 outputs, not 0"),
+        ((SMALL, SMALL), {}, "has 1 outputs, not 2"),
+        ((("int32", (1,)),), {}, "has shards of float32[1], not of int32[1]"),
+        ((SMALL,), {"devices": (1,)}, "runs on other devices than those of the call"),
+        ((SMALL,), {"on": 1}, "is on other devices than those of the call"),
+        ((SMALL,), {"donated": (0,)}, "does not consume its input 0, which the call donates"),
+    ],
+)
+def test_what_a_call_declares_is_what_the_worker_reports(outputs, options, text):
+    play = playing("1x1x2", memory=600 * MIB)
+    play.report(0, m.Compiled(a_function(play), OK, info(SMALL), 0.1, False, 0, False, "f"))
+    place = options.pop("on", options.get("devices", (0,))[0])
+    calls(play, *(array(*each, place) for each in outputs), **options)
+    play.array(9)
+    arguments = (9,) * len(options.get("donated", ()))
+    assert text in outcome(play, arguments=arguments, results=(20, 21)[: len(outputs)] or (20,))
+
+
+def test_programs_that_wait_for_a_function_fail_with_it_and_leave_nothing():
+    play = playing("1x1x2", memory=600 * MIB)
+    name = a_function(play)
+    calls(play, array(*SMALL))
+    play.report(0, m.Compiled(name, Status(Code.INTERNAL, "no such operation"), b"", 0.1, False))
+    assert outcome(play) == "no such operation (in p)"
+    functions = play.controller.functions
+    assert (functions.users, functions.reports) == ({}, {})
+
+
+@pytest.mark.parametrize("end", ["release", "close"])
+def test_nothing_is_left_of_programs_that_wait_for_a_function(end):
+    play = playing("1x1x2", memory=600 * MIB)
+    a_function(play)
+    calls(play, array(*SMALL))
+    if end == "release":
+        play.say(m.ReleaseFunction(1))
+        assert play.controller.functions.users, "the program needs it"
+        play.say(m.ReleaseProgram(1))
+    else:
+        play.close(play.session)
+    assert play.controller.functions.users == {}
+
+
+def test_a_program_waits_for_all_functions_that_it_calls():
+    play = playing("1x1x2", memory=600 * MIB)
+    names = [a_function(play, number=number) for number in (1, 2)]
+    one = array(*SMALL)
+    two_calls = Program("p", (), (Call(1, (), (one,), (0,)), Call(2, (), (one,), (0,))), (0, 1))
+    play.say(m.RegisterProgram(1, two_calls))
+    for name in names:
+        assert "is being compiled" in outcome(play, results=(20, 21))
+        play.say(m.Release((20, 21)))
+        play.report(0, m.Compiled(name, OK, info(SMALL), 0.1, False))
+    assert outcome(play, results=(30, 31)) == ""
+
+
+def test_so_many_programs_of_a_session_may_wait_for_functions():
+    play = playing("1x1x2", memory=600 * MIB)
+    a_function(play)
+    for number in range(1, MAX_UNCOMPILED + 2):
+        calls(play, array(*SMALL), program=number)
+    assert "being compiled" in outcome(play, MAX_UNCOMPILED)
+    assert "register 'p' when its functions are compiled" in outcome(play, MAX_UNCOMPILED + 1, results=(21,))
+
+
+def test_an_output_is_not_written_to_memory_that_another_array_has_too():
+    """The worker copies such an input before it runs the function."""
+    play = playing("1x1x2", memory=600 * MIB)
+    play.report(0, m.Compiled(a_function(play), OK, info(("float32", (2,)), donated=(0,)), 0.1, False))
+    calls(play, on(0), donated=(0,))
+    play.array(10)
+    view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
+    play.say(m.RegisterProgram(3, single("view", (on(0),), view)))
+    handle = 10
+    for number in range(3):
+        (run,) = runs(play.say(m.Launch(3, (handle,), (20 + number,), ())))
+        play.done(run.sequence)
+        (run,) = runs(play.say(m.Launch(1, (handle,), (30 + number,), ())))
+        play.done(run.sequence)
+        play.say(m.Release((handle,)))
+        handle = 30 + number
+    assert used(play) == [4 * 8, 0], "three arrays that only views have, and the last output"
+    play.say(m.Release((20, 21, 22)))
+    (run,) = runs(play.say(m.Launch(1, (handle,), (40,), ())))
+    play.done(run.sequence)
+    assert used(play) == [8, 0]
+
+
+def test_a_snapshot_keeps_programs_that_wait_for_functions():
+    play = playing("1x1x2", memory=600 * MIB)
+    name = a_function(play)
+    calls(play, array(*SMALL))
+    play.controller = unpickled(pickled(play.controller))
+    play.report(0, m.Compiled(name, OK, info(SMALL), 0.1, False))
+    assert outcome(play) == ""
+
+
+def test_what_the_controller_reads_of_a_report_stands_where_the_worker_writes_it():
+    encoded = info(LARGE, SMALL, donated=(3,), allocated=7)
+    read = msgspec.msgpack.decode(encoded, type=m.FunctionOutputs)
+    whole = msgspec.msgpack.decode(encoded, type=m.FunctionInfo)
+    assert [(each.dtype, each.shape) for each in read.outputs] == [(each.dtype, each.shape) for each in whole.outputs]
+    assert (read.donated, read.memory_stats) == (whole.donated, whole.memory_stats)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "allocated", "sizes"),
+    [
+        ((("float32", (3,)), ("bool", (2, 2))), 0, (12, 4)),
+        ((("int4", (1000,)),), 500, (500,)),
+        ((("token", ()), ("float32", (0,))), 16, (0, 0)),
+        ((("float32", (2,)), ("float32", (6,))), 2 * 8 + 64, (16, 48)),
+        ((("float32", (2,)), ("float32", (6,))), 2 * 8 + 32, (8, 24)),
+    ],
+)
+def test_the_size_of_each_output(outputs, allocated, sizes):
+    assert output_sizes(outputs, allocated) == sizes

@@ -137,9 +137,9 @@ def test_a_function_that_is_released_while_it_compiles_leaves_nothing():
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
     play.say(m.ReleaseFunction(7))
-    play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False, 64))
+    play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, 64))
     functions = play.controller.functions
-    assert (functions.users, functions.locations, functions.scratch, functions.waiting) == ({}, {}, {}, {})
+    assert (functions.users, functions.locations, functions.reports, functions.waiting) == ({}, {}, {}, {})
 
 
 def test_a_released_function_that_then_fails_to_compile_takes_no_other_sessions_reference():

@@ -56,7 +56,7 @@ class Next(SuspendPlay):
         self.say(m.LossAcknowledged((0, 1)))
         self.say(m.CompileAgain(1, 77))
         (compile_,) = self.report(0, m.FeedsArrived(self.session, (77,)))
-        return self.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+        return self.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
 
 
 def next_of(play: SuspendPlay) -> Next:

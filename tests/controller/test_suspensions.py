@@ -91,7 +91,7 @@ def test_it_goes_on_on_another_island_with_its_functions_compiled_there():
     assert play.resume(1)[0] == m.SendSources(((1, (1,)),))
     play.say(m.CompileAgain(1, 77))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
-    said = play.report(1, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    said = play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
     (send,) = [each for each in said if isinstance(each, m.SendAside)]
     ((_, feed, hosts),) = send.pieces
     assert hosts == (1,), "the host that keeps it sends it to the other"

@@ -184,8 +184,8 @@ def register_again(cluster: Cluster, session: int, device: int = 0) -> None:
     cluster.proxy(session, m.RegisterFunction(1, "content 1", 900, ((device,),)))
     cluster.worker(0, m.FeedsArrived(session, (900,)))
     name = cluster.controller.sessions[session].functions[1]
-    cluster.worker(0, m.Compiled(name, OK, b"info", 0.1, False))
-    call = Call(1, (0,), (on(device),), (0,))
+    cluster.worker(0, m.Compiled(name, OK, b"", 0.1, False))
+    call = Call(1, (0,), (on(device),), (device,))
     cluster.proxy(session, m.RegisterProgram(1, single("g", (on(device),), call)))
 
 

@@ -61,7 +61,7 @@ def test_a_compilation_and_a_query_are_owed_by_the_worker():
     assert "(memory)" in late[1]
     for each in compiles:
         if isinstance(each, m.Compile):
-            play.report(0, m.Compiled(each.function, OK, b"info", 0.1, False))
+            play.report(0, m.Compiled(each.function, OK, b"", 0.1, False))
 
 
 def test_it_is_in_the_log():

@@ -19,6 +19,7 @@ from atoll.ir.program import (
 )
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
+from atoll.scheduling.functions import hosts_of
 from atoll.scheduling.session import GangRun
 from atoll.scheduling.tickets import Gang
 from atoll.worker.host_group import HostGroup
@@ -142,10 +143,18 @@ class Client:
             del self.arrays[handle]
         self.arrays[result] = target
 
+    def has_function(self, devices: tuple[int, ...]) -> bool:
+        """Whether a function for these devices is compiled, or can be."""
+        locations = self.world.controller.sessions[self.number].devices.locations
+        return devices in self.functions or locations[devices[0]].island not in self.world.down
+
     def function(self, devices: tuple[int, ...]) -> int:
+        """A compiled function."""
         if devices not in self.functions:
-            function = self.functions[devices] = self.fresh()
-            self.say(m.RegisterFunction(function, "content", self.fresh(), (devices,)))
+            function, feed = self.fresh(), self.fresh()
+            self.functions[devices] = function
+            self.say(m.RegisterFunction(function, "content", feed, (devices,)))
+            self.world.compile(self.number, function, feed)
         return self.functions[devices]
 
     def chain(self) -> None:
@@ -164,6 +173,8 @@ class Client:
 
         for _ in range(self.rng.randint(2, self.world.longest)):
             target = self.island_spec()
+            if not self.has_function(target.sharding.devices):
+                continue
             value = self.rng.choice([i for i in range(len(specs)) if i not in gone])
             if specs[value] != target:
                 nodes.append(Transfer((value,), (target,), donate(value), reshard=True))
@@ -174,6 +185,8 @@ class Client:
             nodes.append(Call(self.function(devices), (value,), (target,), devices, donated))
             specs.append(target)
         left = [value for value in range(1, len(specs)) if value not in gone]
+        if not left:
+            return
         results = tuple(sorted(self.rng.sample(left, min(len(left), self.rng.randint(1, 2)))))
         found = self.launch(Program(self.name("chain"), (specs[0],), tuple(nodes), results), (handle,))
         if 0 in gone:
@@ -183,6 +196,8 @@ class Client:
     def call(self) -> None:
         spec = self.island_spec()
         devices = spec.sharding.devices
+        if not self.has_function(devices):
+            return
         fitting = [h for h, s in self.arrays.items() if s == spec]
         arguments = tuple(self.rng.choices(fitting, k=self.rng.randint(0, 2))) if fitting else ()
         call = Call(
@@ -320,6 +335,14 @@ class World:
         client = self.clients[number] = self.kind_of_client(self, number)
         self.deliver()
         return client
+
+    def compile(self, session: int, function: int, feed: int) -> None:
+        """The source of a function arrives at its hosts, and they compile it at once."""
+        name = self.controller.sessions[session].functions[function]
+        for host in sorted(hosts_of(self.controller.functions.locations[name])):
+            self.cluster.worker(host, m.FeedsArrived(session, (feed,)))
+            self.cluster.worker(host, m.Compiled(name, OK, b"", 0.0, False))
+            self.hosts[host].reported.add(name)
 
     def deliver(self) -> None:
         while (sent := self.cluster.sent()) or self.pass_on():

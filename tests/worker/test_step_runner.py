@@ -127,6 +127,25 @@ def it_refuses_a_calls_completion_as_an_array(rig: Rig) -> None:
 
 
 @BEHAVIOURS.add
+def it_refuses_to_move_an_array_as_one_of_another_type(rig: Rig) -> None:
+    large = rig.put(local(0, shape=(1000,)), np.ones((1000,), np.float32))
+    for other in (local(1), local(1, shape=(1000,), dtype="int32"), local(0, 1, shape=(1000,))):
+        outcome = rig.run([p.Move((0,), (1,), (other,), False)], [large])
+        says(rig.failure(outcome), Code.INVALID_ARGUMENT, "float32[1000] on local devices [0] cannot be moved to")
+
+
+@BEHAVIOURS.add
+def it_refuses_a_shard_as_one_of_another_type_or_device(rig: Rig) -> None:
+    pair = rig.ones(0, 1)
+    for other in (local(0, shape=(2,)), local(0, dtype="int32"), local(1)):
+        take = p.Select((0,), 1, other, (p.Take(0, 0),), False)
+        outcome = rig.run([take], [pair])
+        says(
+            rig.failure(outcome), Code.INVALID_ARGUMENT, "a shard of float32[4] on local device 0 cannot be a shard of"
+        )
+
+
+@BEHAVIOURS.add
 def it_refuses_contents_of_the_wrong_size(rig: Rig) -> None:
     piece = p.HostPiece(0, 0, (4,), None, None)
     for size in (0, 15, 17):

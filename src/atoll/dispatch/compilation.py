@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
+import msgspec
+
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.checks import island_problem
-from atoll.scheduling.functions import FunctionRegistry, Registration, function_name, hosts_of
+from atoll.scheduling.function_reports import FunctionReport, output_sizes
+from atoll.scheduling.functions import DeviceAssignment, FunctionRegistry, Registration, function_name, hosts_of
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.rates import TenantRates
@@ -48,6 +51,9 @@ class Compilation:
         self._scheduler = scheduler
         self._meter = meter
         self._location_of = location_of
+        # For programs that call functions which are being compiled; to be set.
+        self.on_reported: Callable[[str], None]
+        self.on_failed: Callable[[int, str, Status], None]  # of a session
         self._late: set[int] = set()  # sessions with releases that wait
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
         # Until a time, by (session, host, feed): compilations of their tenants crashed, or took long.
@@ -231,11 +237,11 @@ class Compilation:
                     message.seconds
                 )
                 self._charge_seconds(first, host, message)
-            if message.function in self.functions.users:  # else it was released meanwhile
-                self.functions.scratch[message.function] = message.scratch_bytes
-                self.functions.titles[message.function] = message.name
-                if message.calls_client:
-                    self.functions.calls_client.add(message.function)
+            reports = self.functions.reports
+            # It may have been released meanwhile; the hosts of an island all report the same.
+            if message.function in self.functions.users and message.function not in reports:
+                reports[message.function] = _report(message, self.functions.locations[message.function])
+                self.on_reported(message.function)
         elif message.crashed:
             self._charge(host, message)
         self._settle(message.function, host, message.status, message.info)
@@ -269,6 +275,8 @@ class Compilation:
                 del session.migrating[done.function]  # its migration goes on, or fails, at the next flush
                 session.migration_failure = session.migration_failure or failure
                 continue
+            if failure is not None:
+                self.on_failed(done.session, name, failure)
             if failure is not None and session is not None and session.functions.get(done.function) == name:
                 del session.functions[done.function]
                 session.function_requests.pop(done.function, None)
@@ -312,3 +320,21 @@ class Compilation:
             if not cold:
                 del session.cold[island]
                 self._scheduler.admit(island, number)
+
+
+_read_outputs = msgspec.msgpack.Decoder(m.FunctionOutputs).decode
+
+
+def _report(message: m.Compiled, locations: DeviceAssignment) -> FunctionReport:
+    """Read a worker's report about a function that runs at these locations. Raises INVALID_ARGUMENT."""
+    devices = tuple((each.host, each.ordinal) for partitions in locations for each in partitions)
+    of_run = message.name, message.scratch_bytes, message.calls_client
+    if not message.info:  # a Python function
+        return FunctionReport(devices, *of_run)
+    try:
+        info = _read_outputs(message.info)
+    except msgspec.MsgspecError as error:
+        raise invalid(f"Compiled.info cannot be read: {error}") from None
+    outputs = tuple((each.dtype, each.shape) for each in info.outputs)
+    sizes = output_sizes(outputs, info.memory_stats.get("output_size_in_bytes", 0))
+    return FunctionReport(devices, *of_run, outputs, sizes, frozenset(info.donated))

@@ -15,6 +15,7 @@ from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.discards import Discards
 from atoll.dispatch.lowerings import SMALL_NODES, Lowered, Lowering, Lowerings
 from atoll.dispatch.outbox import Outbox
+from atoll.dispatch.uncompiled import MAX_UNCOMPILED, UncompiledProgram, UncompiledPrograms
 from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program, credits_of
@@ -52,21 +53,30 @@ class ProgramRegistry:
         self._meter = meter
         self._estimates = estimates
         self._next_plan = 1
+        self._uncompiled = UncompiledPrograms()
+        compilation.on_reported, compilation.on_failed = self._function_reported, self._function_failed
 
     def register(self, session: Session, number: int, definition: Program, called: Iterable[int]) -> None:
         """Register a program of the session, which calls these functions. If it cannot be lowered, its launches fail
         with the reason.
 
-        A large one is lowered in steps: until then, it is one that cannot be launched yet.
+        A large one is lowered in steps, and one that calls functions which are being compiled after these: until then,
+        it is one that cannot be launched yet.
         """
         session.definitions[number] = definition
         session.costs.pop(number, None)
         if (cost := credits_of(definition)) > 1:
             session.costs[number] = cost
+        called = tuple(dict.fromkeys(called))
+        if len(definition.nodes) > SMALL_NODES:
+            session.called[number] = called
+        functions = _registered(called, session)
+        if (missing := self._unreported(functions)) is not None:
+            session.programs[number] = self._await(session, number, definition, functions, missing)
+            return
         if len(definition.nodes) > SMALL_NODES:
             session.programs[number] = Status(Code.UNAVAILABLE, f"program {definition.name!r} is being lowered")
-            session.called[number] = tuple(dict.fromkeys(called))
-            self.lowerings.add(self._lowering(session, number, definition, is_new=True))
+            self.lowerings.add(self._lowering(session, number, definition, functions, is_new=True))
             return
         try:
             session.devices.use(definition.name, device_groups(definition))
@@ -74,6 +84,44 @@ class ProgramRegistry:
             session.programs[number] = error.status
             return
         self.lower_again(session, number)
+
+    def _unreported(self, functions: Mapping[int, str]) -> str | None:
+        """One of these that no worker has reported yet."""
+        reports = self._compilation.functions.reports
+        return next((name for name in functions.values() if name not in reports), None)
+
+    def _await(
+        self, session: Session, number: int, definition: Program, functions: Mapping[int, str], missing: str
+    ) -> Status:
+        """Lower the program once its functions are compiled. Return why it cannot be launched before that."""
+        if self._uncompiled.is_full(session.number):
+            text = f"{MAX_UNCOMPILED} programs of this session wait for functions that are being compiled: register "
+            return Status(Code.RESOURCE_EXHAUSTED, f"{text}{definition.name!r} when its functions are compiled")
+        program = UncompiledProgram(session, number, definition, functions)
+        for name in program.names:
+            self._compilation.functions.acquire(name)
+        self._uncompiled.add(program, missing)
+        return Status(Code.UNAVAILABLE, f"program {definition.name!r} calls a function that is being compiled")
+
+    def _function_reported(self, function: str) -> None:
+        """A function is compiled. Programs that wait for no other one are lowered, in steps."""
+        for program in self._uncompiled.take_all(function):
+            if (missing := self._unreported(program.functions)) is not None:
+                self._uncompiled.add(program, missing)
+                continue
+            session, number, definition = program.session, program.number, program.definition
+            self.lowerings.add(self._lowering(session, number, definition, program.functions, is_new=True))
+            self._forget(program)
+
+    def _function_failed(self, session: int, function: str, failure: Status) -> None:
+        """A function of a session cannot be compiled, nor can the programs run that wait for it."""
+        for program in self._uncompiled.take_of(session, function):
+            program.session.programs[program.number] = failure.within(program.definition.name)
+            self._forget(program)
+
+    def _forget(self, program: UncompiledProgram) -> None:
+        for name in program.names:
+            self._compilation.drop_reference(name)
 
     def release(self, session: Session, number: int) -> None:
         """The session needs the program no more."""
@@ -87,12 +135,17 @@ class ProgramRegistry:
         program = session.programs.pop(number, None)
         if isinstance(program, RegisteredProgram):
             self.drop(program)
+        elif (uncompiled := self._uncompiled.take(session.number, number)) is not None:
+            self._forget(uncompiled)
 
     def lower_again(self, session: Session, number: int) -> None:
         """Lower a program of the session for the places that its devices have now, in place of what it has."""
         definition = session.definitions[number]
         if len(definition.nodes) > SMALL_NODES:
-            self.lowerings.add(self._lowering(session, number, definition, is_new=False))
+            if number not in session.called:  # of a session that an earlier cluster kept
+                session.called[number] = tuple(dict.fromkeys(calls_of(definition)))
+            functions = _registered(session.called[number], session)
+            self.lowerings.add(self._lowering(session, number, definition, functions, is_new=False))
             return
         try:
             result: RegisteredProgram | Status = self.lower(
@@ -108,11 +161,10 @@ class ProgramRegistry:
         if isinstance(old, RegisteredProgram):
             self.drop(old)
 
-    def _lowering(self, session: Session, number: int, definition: Program, is_new: bool) -> Lowering:
-        """Return a lowering for the devices and functions of this moment. It keeps the functions until it ends."""
-        if number not in session.called:  # of a session that an earlier cluster kept
-            session.called[number] = tuple(dict.fromkeys(calls_of(definition)))
-        functions = {each: session.functions[each] for each in session.called[number] if each in session.functions}
+    def _lowering(
+        self, session: Session, number: int, definition: Program, functions: Mapping[int, str], is_new: bool
+    ) -> Lowering:
+        """Return a lowering for the devices of this moment. It keeps the functions until it ends."""
         names = tuple(dict.fromkeys(functions.values()))
         for name in names:
             self._compilation.functions.acquire(name)
@@ -163,17 +215,14 @@ class ProgramRegistry:
             for groups in batched(device_groups(definition)):
                 session.devices.use(definition.name, groups)
                 yield
-        registry = self._compilation.functions
         account = self._meter.account(session.tenant.name, session.number, session.label, definition.name)
         program = yield from register_in_steps(
             definition,
             number,
             locations,
             functions,
-            registry.scratch_of,
-            registry.calls_client,
+            self._compilation.functions.reports,
             account,
-            registry.titles,
         )
         return program, (yield from self._estimates.keys_of(program))
 
@@ -207,6 +256,8 @@ class ProgramRegistry:
         for program in session.programs.values():
             if isinstance(program, RegisteredProgram):
                 self.drop(program)
+        for uncompiled in self._uncompiled.take_of(session.number):
+            self._forget(uncompiled)
         for definition in session.definitions.values():
             self.discards.add(definition.nodes)
         self._meter.session_closed(session.number)
@@ -235,6 +286,11 @@ class ProgramRegistry:
             self._outbox.to_hosts_in_pieces(hosts, m.RegisterPlan(number, definition, acknowledge=True))
         else:
             self._outbox.to_hosts(hosts, m.RegisterPlan(number, definition))
+
+
+def _registered(called: Iterable[int], session: Session) -> dict[int, str]:
+    """Return the names of the functions that a program of the session calls, without those that it does not have."""
+    return {each: session.functions[each] for each in called if each in session.functions}
 
 
 _GROUPS_PER_STEP = 16

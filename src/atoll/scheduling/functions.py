@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from atoll.cluster.locations import DeviceLocation, MemoryRequirement
+from atoll.cluster.locations import DeviceLocation
 from atoll.errors import Status
+from atoll.scheduling.function_reports import FunctionReport
 
 # XLA's device assignment: [replica][partition].
 DeviceAssignment = tuple[tuple[DeviceLocation, ...], ...]
@@ -36,9 +37,7 @@ class FunctionRegistry:
     users: dict[str, int] = field(default_factory=dict)
     locations: dict[str, DeviceAssignment] = field(default_factory=dict)  # where each of them runs
     contents: dict[str, str] = field(default_factory=dict)  # the hashes of what their clients sent
-    scratch: dict[str, int] = field(default_factory=dict)  # bytes on each of its devices while it runs
-    titles: dict[str, str] = field(default_factory=dict)  # by which people know them
-    calls_client: set[str] = field(default_factory=set)  # those that call their client's Python
+    reports: dict[str, FunctionReport] = field(default_factory=dict)  # of those that have been compiled
     # Compilations under way, in the order in which each host was asked: its answers come in any order.
     waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
     compiled: int = 0
@@ -57,21 +56,8 @@ class FunctionRegistry:
         self.users.pop(name, None)
         self.locations.pop(name, None)
         self.contents.pop(name, None)
-        self.scratch.pop(name, None)
-        self.titles.pop(name, None)
-        self.calls_client.discard(name)
+        self.reports.pop(name, None)
         return True
-
-    def scratch_of(self, name: str) -> MemoryRequirement:
-        """What the function needs on its devices while it runs."""
-        nbytes = self.scratch.get(name, 0)
-        if not nbytes:
-            return ()
-        return tuple(
-            ((location.host, location.ordinal), nbytes)
-            for partitions in self.locations[name]
-            for location in partitions
-        )
 
     def expect(self, registration: Registration) -> None:
         for host in registration.pending:

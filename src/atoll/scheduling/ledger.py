@@ -22,12 +22,16 @@ _MOST_KNOWN = 4096
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Memory on some devices of one island. It is free again when all its users have released it."""
+    """Memory on some devices of one island. It is free again when all its users have released it.
+
+    `views` counts the buffers that have it, but one. While there are such views, workers write no outputs to it.
+    """
 
     requirement: MemoryRequirement
     users: int = 1
     owner: Ledger | None = None  # that of the tenant who has it, where those are counted
     account: Account | None = None  # of who had it made
+    views: int = 0
 
 
 @dataclass(slots=True, eq=False)

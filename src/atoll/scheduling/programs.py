@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from atoll.ir.program import Call, Program, Report, specs_of
 from atoll.ir.steps import Steps, collected, finish, freed
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
+from atoll.scheduling.function_reports import FunctionReport, check_calls
 from atoll.scheduling.gangs import ClientFeed, Experience, GangSpec, HostFeeds, MadeValue
 from atoll.scheduling.movement import bytes_moved
 from atoll.scheduling.tickets import UNKNOWN_NS, Late
@@ -33,6 +33,7 @@ LARGE_PLAN_BYTES = 64 << 10
 # The header of a MessagePack array of so few has one byte.
 _SEGMENTS_PER_STEP = 15
 _FOUR_FIELDS, _ARRAY_32, _ARRAY = b"\x94", 0xDD, struct.Struct(">BI")
+_UNKNOWN = FunctionReport()  # for gangs that run no function
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,11 @@ def register(
     number: int,
     placement: Placement,
     functions: Mapping[int, str],
-    scratch_of: Callable[[str], MemoryRequirement],
-    calls_client: Container[str] = (),
+    compiled: Mapping[str, FunctionReport],
     account: Account | None = None,
-    titles: Mapping[str, str] = MappingProxyType({}),
 ) -> RegisteredProgram:
     """As `register_in_steps`, all at once."""
-    return finish(register_in_steps(program, number, placement, functions, scratch_of, calls_client, account, titles))
+    return finish(register_in_steps(program, number, placement, functions, compiled, account))
 
 
 def register_in_steps(
@@ -132,19 +131,17 @@ def register_in_steps(
     number: int,
     placement: Placement,
     functions: Mapping[int, str],
-    scratch_of: Callable[[str], MemoryRequirement],
-    calls_client: Container[str] = (),
+    compiled: Mapping[str, FunctionReport],
     account: Account | None = None,
-    titles: Mapping[str, str] = MappingProxyType({}),
 ) -> Steps[RegisteredProgram]:
     """Lowers a program, whose plans are to have this number, and whose launches are charged to the account.
 
-    `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs; those in
-    `calls_client` call their client's Python meanwhile. People know functions by their `titles`.
+    `compiled` has the reports of workers about their functions, by name.
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
     lowered = yield from lower_in_steps(program, placement, functions)
+    yield from check_calls(program, placement, functions, compiled)
     count = len(program.arguments)
     results = yield from collected((value, count + i) for i, value in enumerate(lowered.results))
     position_of = dict(results)
@@ -172,13 +169,14 @@ def register_in_steps(
     islands: set[int] = set()
     called: dict[str, None] = {}
     fed: set[int] = set()
+    memory: dict[int, MemoryRequirement] = {}  # of values that take something else than is declared
     is_late = False
     for gang in lowered.gangs:
         segments = segments_of.pop()
-        scratch = on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
-        late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
-        spec = _spec(gang, segments, lowered, position_of, program, scratch, late, on)
-        spec.title = titles.get(gang.function, "")
+        report = compiled.get(gang.function, _UNKNOWN)
+        _account(segments, report, lowered.values, memory)
+        late = Late.PYTHON if gang.colocated else Late.CLIENT if report.calls_client else None
+        spec = _spec(gang, segments, lowered, position_of, program, report, late, on, memory)
         nodes.setdefault(gang.node, []).append(spec)
         islands.add(gang.island)
         if gang.function:
@@ -191,7 +189,8 @@ def register_in_steps(
     inner: list[int] = []
     for value, made in enumerate(lowered.values[count:], start=count):
         position = position_of.get(value)
-        values.append(ProgramValue(made.hosts, made.nbytes, -1 if position is None else position - count))
+        nbytes = sum([each for _, each in memory[value]]) if value in memory else made.nbytes
+        values.append(ProgramValue(made.hosts, nbytes, -1 if position is None else position - count))
         if position is None:
             inner.append(value)
         yield
@@ -294,9 +293,10 @@ def _spec(
     lowered: Lowered,
     position_of: Mapping[int, int],
     program: Program,
-    scratch: MemoryRequirement,
+    report: FunctionReport,
     late: Late | None,
     on: Callable[[tuple[int, ...], MemoryRequirement], MemoryRequirement],
+    memory: Mapping[int, MemoryRequirement],
 ) -> GangSpec:
     values = lowered.values
     steps = [step for segment in segments.values() for step in segment.steps]
@@ -313,16 +313,37 @@ def _spec(
             if (feeds := tuple(each for step in segment.steps for each in _received(step)))
         ),
         tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
-        tuple(MadeValue(value, on(gang.hosts, values[value].memory), values[value].views) for value in gang.makes),
+        tuple(
+            MadeValue(value, on(gang.hosts, memory.get(value, values[value].memory)), values[value].views)
+            for value in gang.makes
+        ),
         tuple({value: None for step in steps for value in p.consumes(step)}),
         gang.drops,
-        scratch,
+        on(gang.hosts, report.scratch),
         gang.collective,
         _devices(gang.hosts, uses.union(gang.makes), values),
         experience=Experience(0 if late else UNKNOWN_NS),
         late=late,
         moved=sum(bytes_moved(step, program.arguments) for step in steps),
+        title=report.title,
     )
+
+
+def _account(
+    segments: Mapping[int, p.Segment],
+    report: FunctionReport,
+    values: Sequence[LoweredValue],
+    memory: dict[int, MemoryRequirement],
+) -> None:
+    """Note the memory of the outputs of a gang's function, if its workers report something else than is declared."""
+    if report.outputs is None:
+        return
+    for step in next(iter(segments.values())).steps:  # the same on each host
+        if isinstance(step, p.Execute):
+            for position in range(len(report.outputs)):
+                value, requirement = step.first_output + position, report.output(position)
+                if dict(values[value].memory) != dict(requirement):
+                    memory[value] = requirement
 
 
 def _received(step: p.Step) -> tuple[tuple[int, int], ...]:

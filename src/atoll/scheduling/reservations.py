@@ -126,12 +126,16 @@ class Reservations:
             run.blocks.append(self.ledger.take(run.spec.scratch, owner, account))
 
     def _consumed(self, gang: Gang[GangRun]) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
-        """The blocks of donated inputs: an output of the same size is written to one of them."""
+        """The blocks of donated inputs: an output of the same size is written to one of them.
+
+        If other buffers share the memory of an input, workers copy the input and consume the copy.
+        """
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
         for value in gang.run.spec.consumes:
             entry = gang.run.launch.entries[value]
             for block in _on(gang.run.spec.hosts, entry):
-                found.setdefault(block.requirement, []).append((entry, block))
+                if not block.views:
+                    found.setdefault(block.requirement, []).append((entry, block))
         return found
 
     # ---- giving back
@@ -139,7 +143,7 @@ class Reservations:
     def release(self, entry: Entry) -> None:
         """The buffer's memory is needed no more, or lost."""
         blocks, entry.blocks = entry.blocks, ()
-        self._release(blocks)
+        self._leave(blocks)
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Its own memory goes, and what only it and those before it needed."""
@@ -149,8 +153,9 @@ class Reservations:
         for value in gang.run.spec.drops:
             entry = gang.run.launch.entries[value]
             dropped = _on(gang.run.spec.hosts, entry)
-            entry.blocks = tuple(block for block in entry.blocks if block not in dropped)
-            blocks += dropped
+            if dropped:
+                entry.blocks = tuple(block for block in entry.blocks if block not in dropped)
+                self._leave(dropped)
         self._release(blocks)
         if self.waits.waiting:
             self.waits.retry(gang.island)
@@ -183,7 +188,7 @@ class Reservations:
                 given[donor].remove(block)
                 entries[value].blocks += (block,)
         for blocks in given.values():
-            self._release(blocks)
+            self._leave(blocks)
         for value, requirement in fresh:
             account = gang.run.launch.program.account
             entries[value].blocks += (self.ledger.take(requirement, gang.ticket.tenant.memory, account),)
@@ -217,6 +222,13 @@ class Reservations:
             blocks, run.blocks, run.inherited = run.blocks, [], ()
             self._release(blocks)
 
+    def _leave(self, blocks: Iterable[Block]) -> None:
+        """A buffer has these blocks no more."""
+        for block in blocks:
+            if block.views:
+                block.views -= 1
+        self._release(blocks)
+
     def _release(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             if self.ledger.release(block) and self.waits.waiting:
@@ -233,4 +245,5 @@ def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:
     for block in _on(hosts, source):
         if block not in view.blocks:
             block.users += 1
+            block.views += 1
             view.blocks += (block,)

@@ -265,6 +265,8 @@ class StepRunner:
 
     def _move(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
         source = alive(buffer)
+        if self._keys.shards(buffer.key) != (array.dtype, array.shard_shapes):
+            raise invalid(f"{self._keys.describe(buffer.key)} cannot be moved to {array.dtype}{list(array.shape)}")
         consume = donate and buffer.is_exclusive
         with self.deletions.lock if consume else nullcontext():
             moved = self._backend.move(source, array, consume)
@@ -279,11 +281,11 @@ class StepRunner:
             available = self._backend.shards(alive(source))
             shard = available[take.shard]
             sources.append((source, take.shard, len(available)))
-            if step.bitcast:
-                shard = self._backend.bitcast(shard, step.array.dtype, step.array.shard_shapes[i])
-            elif shard.shape != step.array.shard_shapes[i] and step.array.dtype != "token":  # held as an empty array
-                raise invalid(f"a shard of shape {list(shard.shape)} cannot be one of {step.array.shard_shapes[i]}")
-            shards.append(shard)
+            dtype, shape, device = self._keys.shard(source.key, take.shard)
+            wanted = step.array.dtype, step.array.shard_shapes[i], step.array.devices[i]
+            if device != wanted[2] or not (step.bitcast or (dtype, shape) == wanted[:2]):
+                raise invalid(f"{_shard(dtype, shape, device)} cannot be {_shard(*wanted)}")
+            shards.append(self._backend.bitcast(shard, *wanted[:2]) if step.bitcast else shard)
         array = self._backend.stack(step.array, shards)
         if step.bitcast:  # a copy, in the default layout
             return self._buffer(array, step.array)
@@ -361,6 +363,10 @@ class StepRunner:
 
     def _made(self, array: Any, spec: p.LocalArray) -> Buffer:
         return self._buffer(array, spec, _unusual_layout(spec))
+
+
+def _shard(dtype: str, shape: tuple[int, ...], device: int) -> str:
+    return f"a shard of {dtype}{list(shape)} on local device {device}"
 
 
 def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:

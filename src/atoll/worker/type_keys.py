@@ -46,6 +46,11 @@ class TypeKeys:
         dtype, shapes, _, _ = self._types[key]
         return dtype, shapes
 
+    def shard(self, key: int, number: int) -> tuple[str, tuple[int, ...], int]:
+        """The dtype of a shard, its shape and its device."""
+        dtype, shapes, devices, _ = self._types[key]
+        return dtype, shapes[number], devices[number]
+
     def describe(self, key: int) -> str:
         dtype, shapes, devices, layout = self._types[key]
         shape = shapes[0] if len(set(shapes)) == 1 else shapes

@@ -16,7 +16,7 @@ class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker reports of a compiled function; read by the proxy, carried by the controller."""
+    """A worker's report about a compiled function. The proxy reads it, and the controller a part of it."""
 
     name: str
     fingerprint: bytes
@@ -27,6 +27,25 @@ class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
     memory_stats: dict[str, int]
     generated_code_bytes: int
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()  # dtype and shape of one shard
+
+
+class OutputType(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The beginning of an `OutputInfo`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class FunctionOutputs(msgspec.Struct, frozen=True, array_like=True):
+    """The part of an encoded `FunctionInfo` that the controller reads. Its fields stand at the same positions."""
+
+    name: msgspec.Raw
+    fingerprint: msgspec.Raw
+    parameter_shardings: msgspec.Raw
+    parameter_layouts: msgspec.Raw
+    outputs: tuple[OutputType, ...]
+    donated: tuple[int, ...]
+    memory_stats: dict[str, int]
 
 
 class MemoryHolder(msgspec.Struct, frozen=True, array_like=True):
