@@ -37,6 +37,7 @@ token = "{honest}"
 token = "{hostile}"
 share = 0.5
 memory = "128MiB"
+run_seconds = 2
 
 [tenant.crashing]
 token = "{crashing}"

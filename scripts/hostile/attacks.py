@@ -93,6 +93,17 @@ def allocate(seed: int) -> None:
         _said(f"{len(kept)} arrays")
 
 
+def device_loop(seed: int) -> None:
+    """A loop without end on all devices; the last launch of a process that is killed then."""
+    import jax
+    import jax.numpy as jnp
+
+    sharding = jax.NamedSharding(jax.make_mesh((len(jax.devices()),), ("x",)), jax.P("x"))
+    x = jax.device_put(jnp.zeros(len(jax.devices())), sharding)
+    loop = jax.jit(lambda x: jax.lax.while_loop(lambda y: y.max() < 3, lambda y: y * 0.5 + 1, x))
+    loop(x).block_until_ready()
+
+
 def launch(seed: int) -> None:
     """Tiny launches as fast as they go."""
     import jax
@@ -204,6 +215,7 @@ ATTACKS: dict[str, Callable[[int], None]] = {
     "wrong-top-k": wrong_top_k,
     "bomb": bomb,
     "allocate": allocate,
+    "device-loop": device_loop,
     "launch": launch,
     "register": register,
     "python-loop": python_loop,

@@ -80,6 +80,8 @@ class TenantSettings(msgspec.Struct, frozen=True):
     launch_rate: _Limit = 2000  # launches per second
     compile_seconds: _Limit = 60  # seconds of compilations per minute
     upload_rate: _Limit = 1 << 30  # bytes per second
+    # Of one run, while other tenants wait for its devices: see `controller.islands.overruns`.
+    run_seconds: _Limit = 600
 
 
 # The tenant of a cluster without a file of tenants, and of who has started one.
@@ -148,6 +150,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     launch_rate: _Limit = 2000
     compile_seconds: _Limit = 60
     upload_rate: int | str = 1 << 30
+    run_seconds: _Limit = 600
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -226,6 +229,7 @@ def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
         entry.launch_rate,
         entry.compile_seconds,
         uploads,
+        entry.run_seconds,
     )
 
 

@@ -27,6 +27,7 @@ from atoll.controller.faults import Faults
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.engines import EngineMessages
 from atoll.controller.islands.hosts import Hosts
+from atoll.controller.islands.overruns import Overruns
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
 from atoll.controller.operators.requests import Operators
@@ -230,6 +231,7 @@ class Controller:
             self.agents.departure_of,
             self._relays.broken,
         )
+        self._overruns = Overruns(state, self.launcher, self._recovery.restart_for, self._recovery.charge_overrun)
         self._sessions = Sessions(state)
         self._proxies = Proxies(
             state,
@@ -301,7 +303,7 @@ class Controller:
             self._hosts.session_closed,
             self.programs.session_closed,
             self._compilation.session_closed,
-            self._recovery.session_closed,
+            self._overruns.session_closed,
             self._inboxes.session_closed,
         )
 
@@ -366,6 +368,7 @@ class Controller:
         now = event.seconds
         self._sessions.tick(now)
         self._recovery.tick(now)
+        self._overruns.tick(now)
         self._compilation.tick(now)
         self.migrations.tick(now)
         self.suspensions.tick(now)

@@ -100,13 +100,9 @@ class Watchdog:
 
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
         """Those with nothing before them on their hosts: the others wait for these."""
-        busy: set[int] = set()
-        for gang in self._launcher.in_flight.values():  # in the order in which they were started
-            left = gang.run.hosts_left
-            if busy.isdisjoint(left):
-                text = _runs(gang.run.launch.program.name, gang.island, sorted(left))
-                yield ("gang", gang.sequence), Subject(gang.ticket.session, gang.island, text)
-            busy |= left
+        for gang in self._launcher.foremost():
+            text = _runs(gang.run.launch.program.name, gang.island, sorted(gang.run.hosts_left))
+            yield ("gang", gang.sequence), Subject(gang.ticket.session, gang.island, text)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
         for island in self._resources.islands:

@@ -163,6 +163,12 @@ class DeviceBackend(Protocol):
         Compilers, several at a time. Raises UNIMPLEMENTED for what these devices cannot run.
         """
 
+    def stop(self, sequence: int, text: str) -> None:
+        """End the run of this sequence number with CANCELLED and this text, if the devices can do that. Any thread.
+
+        Does not block. The run may be in line, or have ended.
+        """
+
     # All that follows: the executor's thread; asynchronous (the result's contents may come later); must not wait for
     # data.
 

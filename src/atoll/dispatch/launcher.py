@@ -9,7 +9,7 @@ awaited by the worker. `promises.sequential` has the other way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.buffers import Buffers
@@ -429,6 +429,15 @@ class Launcher:
         self.memory.ledger.all_named()
 
     # ---- dispatch
+
+    def foremost(self) -> Iterator[Gang[GangRun]]:
+        """Return the gangs in flight that have nothing before them on their hosts: the others wait for these."""
+        busy: set[int] = set()
+        for gang in self.in_flight.values():  # in the order in which they were started
+            left = gang.run.hosts_left
+            if busy.isdisjoint(left):
+                yield gang
+            busy |= left
 
     def pump(self) -> None:
         """Starts what the islands have room for."""

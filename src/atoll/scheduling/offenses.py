@@ -87,7 +87,9 @@ class TenantOffenses:
         """Return why the tenant may not launch now."""
         if not self._runs:
             return None
-        return self._problem(self._runs, tenant, now, "launch programs", "workers that ran its programs crashed")
+        return self._problem(
+            self._runs, tenant, now, "launch programs", "its programs crashed workers, or had to be stopped,"
+        )
 
     def compile_problem(self, tenant: Tenant, now: float) -> Status | None:
         """Return why the tenant may not compile now."""

@@ -116,6 +116,7 @@ class Tenant(Part, frozen=True):
     launch_rate: int = 0
     compile_seconds: int = 0
     upload_rate: int = 0
+    run_seconds: int = 0
     open_sessions: int = 0
     bytes: int = 0
     in_flight: int = 0

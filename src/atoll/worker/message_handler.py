@@ -86,6 +86,8 @@ class MessageHandler:
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)
+            case m.StopRun(sequence=sequence, text=text):
+                self._backend.stop(sequence, text)
             case m.Ping(lease=lease, seconds=seconds):
                 self._renew(lease)
                 self._report(m.Pong(seconds, self._now()))

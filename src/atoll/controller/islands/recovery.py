@@ -18,7 +18,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.offenses import Running
 from atoll.scheduling.quarantine import is_crash, is_own_crash
-from atoll.scheduling.session import GangRun, Session
+from atoll.scheduling.session import GangRun
 from atoll.scheduling.tickets import Gang
 
 # For the other hosts of a gang to end, once it has failed on one of them.
@@ -57,7 +57,6 @@ class Recovery:
         self._leases = state.leases
         self._tenants = state.tenants
         self._history = state.history
-        self._abandoned_seconds = state.settings.abandoned_seconds
         self._start_seconds = state.settings.start_seconds
         self._launcher = launcher
         self._failures = failures
@@ -70,13 +69,11 @@ class Recovery:
         self._broken = broken  # links between hosts, by island
         self._broken_for: Durations[int] = Durations()  # islands
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
-        self._abandoned: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
         self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that have not heard one another, for how long
         self._running_at_loss: dict[
             int, dict[str, Running]
         ] = {}  # functions, by island, until the engine says how it ended
-        self._closed: dict[int, str] = {}  # sessions that are over while gangs of theirs are in flight, by name
 
     # ---- hosts
 
@@ -120,6 +117,13 @@ class Recovery:
         if not running or not self._tenants.are_told_apart:
             return
         self._outbox.to_engine(m.RestartExcused(island))
+        self._blame(island, running, is_sure)
+
+    def charge_overrun(self, gang: Gang[GangRun]) -> None:
+        """Count a run that had to be stopped as an offense of its tenant."""
+        self._blame(gang.island, {gang.run.launch.program.name: Running(gang.ticket.tenant, False)}, is_sure=True)
+
+    def _blame(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
         for tenant in self._offenses.crashed(self._outbox.seconds, running.values(), is_sure=is_sure):
             problem = self._offenses.launch_problem(tenant, self._outbox.seconds)
             if problem is not None:
@@ -163,11 +167,6 @@ class Recovery:
         """A host has not heard another for longer than the lease. What that means is decided at the next tick."""
         self._silent_pairs[min(host, message.host), max(host, message.host)] = message.seconds
 
-    def session_closed(self, session: Session) -> None:
-        """The session's gangs in flight run on; one that does not end costs its island."""
-        if any(gang.ticket.session == session.number for gang in self._launcher.in_flight.values()):
-            self._closed[session.number] = session.name
-
     def tick(self, now: float) -> None:
         """Once a second: looks for hosts that are silent, and for gangs and islands that hang."""
         for host in self._leases.expired(now):
@@ -182,7 +181,6 @@ class Recovery:
             if seconds > LINK_SECONDS:
                 self._restart(island, self._broken[island])
         self._restart_half_failed(now)
-        self._restart_abandoned(now)
         islands = self._resources.islands.values()
         restarting = [each.number for each in islands if each.state is IslandState.RESTARTING]
         for island, seconds in self._restarting.update(now, restarting).items():
@@ -217,31 +215,7 @@ class Recovery:
                 error = gang.run.failure or OK
                 waits = f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
-                self._restart_for(gang, f"{waits} a gang failed", named)
-
-    def _restart_abandoned(self, now: float) -> None:
-        """A gang of a session that is over, with nothing before it on its hosts, is given a bounded time to end."""
-        if not self._closed:
-            return
-        in_flight = self._launcher.in_flight.values()
-        of_closed = {gang.ticket.session for gang in in_flight} & self._closed.keys()
-        self._closed = {number: self._closed[number] for number in of_closed}
-        abandoned = {}
-        busy: set[int] = set()  # hosts
-        for gang in in_flight:  # in the order in which they were started
-            left = gang.run.hosts_left
-            if gang.ticket.session in of_closed and busy.isdisjoint(left):
-                abandoned[gang.sequence] = gang
-            busy |= left
-        for sequence, seconds in self._abandoned.update(now, abandoned).items():
-            gang = abandoned[sequence]
-            if seconds > self._abandoned_seconds:
-                runs = (
-                    f"has run on hosts {sorted(gang.run.hosts_left)} of island {gang.island} for more than "
-                    f"{self._abandoned_seconds:.0f} s after its session ended"
-                )
-                named = f"{gang.run.launch.program.name} of {self._closed[gang.ticket.session]} {runs}"
-                self._restart_for(gang, f"a gang {runs}", named)
+                self.restart_for(gang, f"{waits} a gang failed", named)
 
     # ---- islands
 
@@ -252,8 +226,8 @@ class Recovery:
             self._outbox.to_engine(m.RestartIsland(island, logged or reason, avoid))
             self._lose(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
 
-    def _restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
-        """Restarts a gang's island. `named` has what is its tenant's alone: other tenants read the `reason`."""
+    def restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
+        """Restart a gang's island. `named` has what is its tenant's alone: other tenants read the `reason`."""
         if not self._tenants.are_told_apart:
             self._restart(gang.island, named)
         elif self._resources.islands[gang.island].works:

@@ -96,6 +96,9 @@ class NullBackend:
         ordinals = tuple(ordinal for host, ordinal in devices if host == self.host)
         return NullFunction(self, read_program(program), ordinals, len({host for host, _ in devices})), False, 0.0
 
+    def stop(self, sequence: int, text: str) -> None:
+        """Null devices cannot be stopped."""
+
     def begin(self, ordinals: tuple[int, ...], work: Work, after: Sequence[Moment]) -> None:
         """Work on these devices, after what they do now and after these."""
         if ordinals == self._latest_on:  # nearly always

@@ -29,6 +29,7 @@ from atoll.devices.xla.executable import Executable
 from atoll.devices.xla.gate import Gates
 from atoll.devices.xla.jax_cache import Programs, compiling_for
 from atoll.devices.xla.profiler import begin_profile
+from atoll.devices.xla.stops import stops_here
 from atoll.errors import Code, StatusError
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.meeting import KeyValues
@@ -82,6 +83,7 @@ class XlaBackend:
         _register_sparse_operations()
         island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
+        self._stops = stops_here() if self.platform == "cpu" else None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         return tuple(
@@ -166,6 +168,11 @@ class XlaBackend:
         gates = self._gates if callbacks and len(here) == 1 else None
         description = description or describe(loaded, here[0])
         return Executable(loaded, description, here, ordinals, gates, held, len(flat) > len(here))
+
+    def stop(self, sequence: int, text: str) -> None:
+        """Only loops on CPU devices can be stopped, in programs that a compiler process has compiled."""
+        if self._stops is not None:
+            self._stops.stop(sequence, text)
 
     # ---- arrays
 

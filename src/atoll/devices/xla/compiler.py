@@ -24,6 +24,7 @@ from atoll.devices.compilers.process import Asking
 from atoll.devices.xla.backend import XlaBackend
 from atoll.devices.xla.compilation import Source, context, load_executable, prepare
 from atoll.devices.xla.description import describe
+from atoll.devices.xla.loop_checks import insert_checks
 
 # Compiled before a tenant's first program: MLIR's dialects and LLVM take long once.
 _FIRST = """
@@ -67,6 +68,7 @@ class XlaCompiler:
                 _verify(prepared.module)
                 return CompiledProgram(b"", None, signatures)
             _dump_nothing(prepared.options)
+            insert_checks(prepared.module, request.replicas * request.partitions)
             executable = prepared.compile(self._backend.client, grid.flatten(), _stand_ins(request.callbacks))
             serialized = executable.serialize()
             del executable

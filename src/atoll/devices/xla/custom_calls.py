@@ -13,8 +13,47 @@ class Version(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("numbers", ctypes.c_int * 2))
 
 
+# The functions of XLA_FFI_Api between those that are used here.
+_OTHERS = (
+    *("get_message", "destroy_error", "register_handler", "get_stream", "register_type", "get_context", "set_state"),
+    *("get_state", "allocate", "free", "schedule", "num_threads", "create_future", "set_available", "set_error"),
+)
+
+
 class Api(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("version", Version))
+    """The beginning of XLA_FFI_Api."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("version", Version),
+        ("internal", ctypes.c_void_p),
+        ("create_error", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in _OTHERS),
+        ("get_run_id", ctypes.c_void_p),
+    )
+
+
+class _ErrorArguments(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("message", ctypes.c_char_p),
+        ("code", ctypes.c_int),
+    )
+
+
+class _RunIdArguments(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("run_id", ctypes.c_int64),
+    )
+
+
+_CreateError = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ErrorArguments))
+_GetRunId = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_RunIdArguments))
 
 
 class Metadata(ctypes.Structure):
@@ -68,29 +107,54 @@ class CallFrame(ctypes.Structure):
 
 
 _METADATA = 1
-_EXECUTE = 3
+EXECUTE = 3  # the stage in which a program runs
+_CANCELLED = 1
 _Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
 _handlers: list[Any] = []  # XLA keeps their addresses alone
 
 
-def register(target: str, run: Callable[[CallFrame], None]) -> None:
-    """Has programs on CPU devices call `run`, on one of XLA's threads, where they have a custom call of this name.
+def register(target: str, run: Callable[[CallFrame], int | None]) -> None:
+    """Make programs on CPU devices call `run`, on one of XLA's threads, at custom calls with this name.
 
-    It must not raise. Registered for as long as this process lives.
+    `run` must not raise. It returns None, or what `error` returns, which ends the program. Registered for as long as
+    this process lives.
     """
+    register_address(target, address_of(run))
 
-    def handle(frame: Any) -> None:
+
+def address_of(run: Callable[[CallFrame], int | None]) -> int:
+    """Return the address of a function for XLA that calls `run`: see `register`."""
+
+    def handle(frame: Any) -> int | None:
         extension = frame.contents.extension
         if extension and extension.contents.type == _METADATA:  # XLA asks which version of the interface it is for
             extension.contents.metadata.contents.version.numbers = frame.contents.api.contents.version.numbers
-            return
-        if frame.contents.stage == _EXECUTE:
-            run(frame.contents)
+            return None
+        return run(frame.contents) if frame.contents.stage == EXECUTE else None
 
     handler = _Handler(handle)
     _handlers.append(handler)
+    return ctypes.cast(handler, ctypes.c_void_p).value or 0
+
+
+def register_address(target: str, address: int) -> None:
+    """Make programs on CPU devices call the function of XLA's interface at this address."""
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype = ctypes.py_object
     new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    capsule = new_capsule(ctypes.cast(handler, ctypes.c_void_p).value, b"xla._CUSTOM_CALL_TARGET", None)
+    capsule = new_capsule(address, b"xla._CUSTOM_CALL_TARGET", None)
     xc.register_custom_call_target(target, capsule, platform="cpu", api_version=1)
+
+
+def run_id(frame: CallFrame) -> int:
+    """Return the `launch_id` of the run that makes this call."""
+    arguments = _RunIdArguments(ctypes.sizeof(_RunIdArguments), None, frame.context, 0)
+    _GetRunId(frame.api.contents.get_run_id)(ctypes.byref(arguments))
+    return int(arguments.run_id)
+
+
+def error(frame: CallFrame, text: str) -> int | None:
+    """Return an error of the code CANCELLED for XLA, which owns it."""
+    arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, text.encode(), _CANCELLED)
+    made: int | None = _CreateError(frame.api.contents.create_error)(ctypes.byref(arguments))
+    return made

@@ -10,6 +10,7 @@ from jax._src.lib import xla_client as xc
 from atoll.devices.compilers.messages import Description
 from atoll.devices.xla.arrays import stacked_handler
 from atoll.devices.xla.gate import Gates
+from atoll.devices.xla.stops import launch_id
 from atoll.protocol.messages import FunctionInfo
 
 
@@ -57,9 +58,9 @@ class Executable:
         """
         if stream:
             with self._beside_others(stream):
-                results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=sequence & 0x7FFFFFFF)
+                results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=launch_id(sequence))
         else:
-            results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=sequence & 0x7FFFFFFF)
+            results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=launch_id(sequence))
         return results.consume_with_handlers(self._handlers), results.consume_token()
 
     def run(self, arguments: list[Any], stream: int) -> list[Any]:

@@ -75,6 +75,10 @@ class TenantOptions:
             metavar="AMOUNT",
         ),
     ] = None
+    run_seconds: Annotated[
+        int | None,
+        typer.Option(min=0, help="The longest that one run may keep other tenants waiting, in seconds; 0: no limit."),
+    ] = None
 
     @property
     def limits(self) -> dict[str, int]:

@@ -332,6 +332,13 @@ class Ping(Message, frozen=True, tag=33):
     seconds: float = 0.0
 
 
+class StopRun(Message, frozen=True, tag=176):
+    """End the run of a gang with CANCELLED and `text`, if its devices can be stopped. Sent again until it has ended."""
+
+    sequence: int
+    text: str
+
+
 class ReportStores(Message, frozen=True, tag=72):
     """Say what is in the stores, after all that was told before."""
 
@@ -390,6 +397,7 @@ ToWorker = (
     | CollectiveEnded
     | Yield
     | Limit
+    | StopRun
     | Free
     | FreeMany
     | OpenStore

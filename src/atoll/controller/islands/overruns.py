@@ -1,0 +1,122 @@
+"""Ends runs that last too long: those of closed sessions, and those of tenants that keep other tenants waiting.
+
+A run is stopped where it runs if its devices can do that: CPU devices can in a loop (`devices.xla.stops`). If the run
+has not ended a while later, its island restarts, which loses what others have stored there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.controller.state import ClusterState
+from atoll.dispatch.launcher import Launcher
+from atoll.protocol import messages as m
+from atoll.scheduling.durations import Durations
+from atoll.scheduling.session import GangRun, Session
+from atoll.scheduling.tickets import Gang
+
+# A run of a closed session whose results nobody can read: time to end in good order.
+STOP_SECONDS = 5.0
+
+
+class Overruns:
+    """`restart(gang, reason, named)` restarts the gang's island; `charge(gang)` counts an offense of its tenant.
+
+    In both texts, `named` is for operators and may name the session; other tenants read the `reason`.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        launcher: Launcher,
+        restart: Callable[[Gang[GangRun], str, str], None],
+        charge: Callable[[Gang[GangRun]], None],
+    ) -> None:
+        self._abandoned_seconds = state.settings.abandoned_seconds
+        self._sessions = state.sessions
+        self._tenants = state.tenants
+        self._history = state.history
+        self._outbox = state.outbox
+        self._launcher = launcher
+        self._restart = restart
+        self._charge = charge
+        self._running: Durations[int] = Durations()  # gangs with nothing before them, by sequence
+        self._abandoned: Durations[int] = Durations()
+        self._stopped: dict[int, tuple[float, str]] = {}  # since when, and why, by sequence
+        self._closed: dict[int, str] = {}  # sessions that are over while gangs of theirs are in flight, by name
+
+    def session_closed(self, session: Session) -> None:
+        """The session's gangs in flight run on; one that does not end is stopped."""
+        if any(gang.ticket.session == session.number for gang in self._launcher.in_flight.values()):
+            self._closed[session.number] = session.name
+
+    def tick(self, now: float) -> None:
+        """Once a second: stop what has run for too long, and restart islands whose devices cannot stop."""
+        in_flight = self._launcher.in_flight
+        if not in_flight:
+            self._closed.clear()
+            self._stopped.clear()
+            return
+        foremost = {gang.sequence: gang for gang in self._launcher.foremost()}
+        of_closed = {gang.ticket.session for gang in in_flight.values()} & self._closed.keys()
+        self._closed = {number: self._closed[number] for number in of_closed}
+        self._stopped = {sequence: each for sequence, each in self._stopped.items() if sequence in in_flight}
+        for sequence, seconds in self._running.update(now, foremost).items():
+            gang = foremost[sequence]
+            if gang.ticket.session not in of_closed:
+                self._look_at(gang, seconds, now)
+        abandoned = [each for each in foremost if foremost[each].ticket.session in of_closed]
+        for sequence, seconds in self._abandoned.update(now, abandoned).items():
+            self._end_abandoned(foremost[sequence], seconds, now)
+
+    def _look_at(self, gang: Gang[GangRun], seconds: float, now: float) -> None:
+        limit = gang.ticket.tenant.settings.run_seconds
+        if gang.sequence not in self._stopped:
+            if not limit or seconds <= limit or not self._others_wait(gang):
+                return
+            why = f"it ran for {seconds:.0f} s while others waited, and its tenant may for {limit} s (run_seconds)"
+            self._history.record(
+                "stopped", f"{_named(gang)}: {why}", gang.island, gang.ticket.session, gang.ticket.tenant.name
+            )
+            self._charge(gang)
+            self._stopped[gang.sequence] = now, why
+        since, why = self._stopped[gang.sequence]
+        if now - since > self._abandoned_seconds:
+            reason = f"a gang on {_hosts(gang)} could not be stopped within {self._abandoned_seconds:.0f} s"
+            self._restart(gang, reason, f"{_named(gang)} could not be stopped: {why}")
+        else:
+            self._stop(gang, why)
+
+    def _end_abandoned(self, gang: Gang[GangRun], seconds: float, now: float) -> None:
+        """A gang of a session that is over, with nothing before it on its hosts, is given a bounded time to end."""
+        if seconds > self._abandoned_seconds:
+            limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
+            name = f"{gang.run.launch.program.name} of {self._closed[gang.ticket.session]}"
+            runs = f"has run on {_hosts(gang)} {limit}"
+            self._restart(gang, f"a gang {runs}", f"{name} {runs}")
+        elif seconds > STOP_SECONDS:
+            self._stop(gang, "its session is over")
+
+    def _stop(self, gang: Gang[GangRun], why: str) -> None:
+        text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
+        for host in gang.run.hosts_left:
+            self._outbox.to_host(host, m.StopRun(gang.sequence, text))
+
+    def _others_wait(self, gang: Gang[GangRun]) -> bool:
+        """Whether another tenant has work behind the gang, or in line for its island."""
+        if not self._tenants.are_told_apart:
+            return False
+        own, hosts = gang.ticket.tenant, gang.run.hosts_left
+        in_flight = self._launcher.in_flight.values()
+        if any(each.ticket.tenant is not own and not hosts.isdisjoint(each.run.hosts_left) for each in in_flight):
+            return True
+        sessions = (self._sessions.get(wait.session) for wait in self._launcher.scheduler.waits(gang.island))
+        return any(each is not None and each.tenant is not own for each in sessions)
+
+
+def _hosts(gang: Gang[GangRun]) -> str:
+    return f"hosts {sorted(gang.run.hosts_left)} of island {gang.island}"
+
+
+def _named(gang: Gang[GangRun]) -> str:
+    return f"the run of {gang.run.launch.program.name} on {_hosts(gang)}"

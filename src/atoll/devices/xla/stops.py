@@ -1,0 +1,148 @@
+"""Stops runs on CPU devices that are in a loop. XLA cannot stop a run, so programs call this module from their loops.
+
+`loop_checks` puts the calls in. A call takes the loop's condition and returns it, in a few instructions of machine code
+while nothing is to be stopped. Otherwise it looks up the run that calls, and ends it with an error.
+
+A run on several devices ends on all of them at once: a device that waited for another in a collective would wait for
+ever. While all devices of the run are in a check, none is in a collective.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+
+from atoll.devices.xla import custom_calls
+
+TARGET = "atoll_loop_check"
+# For so long a run is looked for: it may wait for its devices. Whoever wants it to end asks again.
+STOP_SECONDS = 5.0
+# For so long a device waits in a check for the run's other devices, which may be in a collective that waits for it.
+_MEET_SECONDS = 0.5
+_LAUNCH_IDS = 0x7FFFFFFF
+_PAGE = mmap.PAGESIZE
+
+
+@dataclass
+class _Stop:
+    """A run that is to end. `here` of its devices are in a check."""
+
+    until: float
+    text: str
+    here: int = 0
+    ends: bool = False
+
+
+class Stops:
+    """The runs that are to end on this process's devices: see `stops_here`."""
+
+    def __init__(self) -> None:
+        self._devices = jax.local_device_count("cpu")
+        self._runs: dict[int, _Stop] = {}  # by launch ID
+        self._changed = threading.Condition()
+        check = custom_calls.address_of(self._check)
+        self._code = _machine_code(check)
+        custom_calls.register_address(TARGET, check if self._code is None else self._code.address)
+
+    def stop(self, sequence: int, text: str) -> None:
+        """End the run of this sequence number, if it comes to a check within `STOP_SECONDS`."""
+        with self._changed:
+            self._forget()
+            until = time.monotonic() + STOP_SECONDS
+            self._runs.setdefault(launch_id(sequence), _Stop(until, text)).until = until
+            self._look(True)
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        self._runs = {run: each for run, each in self._runs.items() if each.until > now or each.here}
+
+    def _look(self, wanted: bool) -> None:
+        if self._code is not None:
+            self._code.flag[0] = wanted
+
+    def _check(self, frame: custom_calls.CallFrame) -> int | None:
+        """Pass the condition on, or return an error for a run that is to end. Several of XLA's threads call this."""
+        condition, devices = (frame.arguments.buffers[index].contents.data for index in range(2))
+        with self._changed:
+            if self._runs:
+                self._forget()
+                self._look(bool(self._runs))
+            stop = self._runs.get(custom_calls.run_id(frame))
+            if stop is not None and self._meet(stop, min(ctypes.c_int32.from_address(devices).value, self._devices)):
+                return custom_calls.error(frame, stop.text)
+        ctypes.memmove(frame.results.buffers[0].contents.data, condition, 1)
+        return None
+
+    def _meet(self, stop: _Stop, devices: int) -> bool:
+        """Wait until all devices of a run are in a check. Return whether they are."""
+        stop.here += 1
+        if stop.here >= devices:
+            stop.ends = True
+            self._changed.notify_all()
+        self._changed.wait_for(lambda: stop.ends, _MEET_SECONDS)
+        stop.here -= 1
+        return stop.ends
+
+
+@cache
+def stops_here() -> Stops:
+    """Return those of this process, which are made once: XLA keeps the first function for a target."""
+    return Stops()
+
+
+def launch_id(sequence: int) -> int:
+    """Return the number under which XLA knows the run."""
+    return sequence & _LAUNCH_IDS
+
+
+class _Code:
+    """Machine code in a page of its own, and the flag that it reads in another one."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 2 * _PAGE)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.flag = (ctypes.c_int * 1).from_buffer(self._memory, _PAGE)
+
+    def write(self, code: bytes) -> bool:
+        """Write the code and make it executable. Return whether the system permits that."""
+        self._memory[: len(code)] = code
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        return int(protect(self.address, _PAGE, mmap.PROT_READ | mmap.PROT_EXEC)) == 0
+
+
+def _machine_code(check: int) -> _Code | None:
+    """A function that calls `check` only if the flag is set; None if there is none for this machine."""
+    if platform.machine() != "x86_64":
+        return None
+    code = _Code()
+    return code if code.write(_assembled(code.address + _PAGE, check)) else None
+
+
+def _assembled(flag: int, check: int) -> bytes:
+    """The frame of the call is in `rdi`: see `custom_calls.CallFrame` for the offsets."""
+    jump = "jne check"
+    lines: list[bytes | str] = [
+        *(b"\x48\x83\x7f\x08\x00", jump),  # cmp qword [rdi + 8], 0: has it an extension?
+        *(bytes((0x83, 0x7F, 0x20, custom_calls.EXECUTE)), jump),  # cmp dword [rdi + 32], EXECUTE: the stage
+        b"\x48\xb8" + struct.pack("<Q", flag),  # mov rax, flag
+        *(b"\x83\x38\x00", jump),  # cmp dword [rax], 0
+        b"\x48\x8b\x47\x48\x48\x8b\x00\x48\x8b\x40\x18",  # rax = the data of the first argument
+        b"\x8a\x08",  # mov cl, [rax]
+        b"\x48\x8b\x47\x70\x48\x8b\x00\x48\x8b\x40\x18",  # rax = the data of the first result
+        b"\x88\x08",  # mov [rax], cl
+        b"\x31\xc0\xc3",  # xor eax, eax; ret
+    ]
+    length = sum(2 if line == jump else len(line) for line in lines)
+    code = b""
+    for line in lines:
+        code += bytes((0x75, length - len(code) - 2)) if isinstance(line, str) else line
+    return code + b"\x48\xb8" + struct.pack("<Q", check) + b"\xff\xe0"  # check: mov rax, check; jmp rax
