@@ -49,7 +49,7 @@ def test_a_large_program_is_lowered_over_many_flushes_and_then_launched():
     play.register(5, chain_of(NODES))
     play.proxy(play.session, m.Launch(5, (10,), (11,), (), credits=CREDITS))
     turns, sent = 0, []
-    while len(play.controller.programs.lowerings):
+    while not any(isinstance(each, m.RegisterPlan) for each in sent):
         assert not runs(sent)
         sent += play.turn()
         turns += 1
@@ -76,6 +76,8 @@ def test_the_work_of_one_flush_does_not_grow_with_the_program():
     def steps_of(nodes: int) -> int:
         play = Slow()
         play.register(5, chain_of(nodes))
+        while not play.controller.programs.lowerings._waiting:
+            play.turn()
         play.turn()
         (waiting,) = play.controller.programs.lowerings._waiting.values()
         return waiting[0].done

@@ -348,7 +348,7 @@ class Controller:
         self.programs.lowerings.proceed(event.steps)
         self.launcher.large_launches.proceed(event.steps)
         self.programs.discards.proceed(event.steps)
-        self._inboxes.proceed()
+        self._inboxes.proceed(event.steps)
         self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.release_delayed()

@@ -25,6 +25,9 @@ from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.usage import Meter
 
+# Of one function and session, on one host.
+MAX_AGAIN = 64
+
 
 class Compilation:
     """Functions on their way to the workers, and those that are there."""
@@ -99,6 +102,11 @@ class Compilation:
         """Compiles a function anew: its island was restarted with nothing compiled, or the session migrates."""
         name = session.migrating.get(message.function) or session.functions.get(message.function)
         if name is not None:  # else it was released meanwhile
+            for host in hosts_of(self.functions.locations[name]):
+                waiting = self.functions.waiting.get((name, host), ())
+                if sum(each.session == session.number for each in waiting) >= MAX_AGAIN:
+                    text = f"{MAX_AGAIN} compilations of it wait on host {host}"
+                    raise invalid(f"CompileAgain.function is {message.function}: {text}")
             self._compile(session, message.function, name, message.feed, again=True)
 
     def _compile(self, session: Session, function: int, name: str, feed: int, again: bool = False) -> None:

@@ -380,7 +380,9 @@ class ClusterSession:
                 self._hosts.update(hosts)
                 self._resume()
             case m.ReportHandles(check=check):
-                self.send(m.HandlesReported(check, self.held()))
+                held = self.held()
+                is_short = held is not None and len(held) <= m.MOST_HANDLES_REPORTED
+                self.send(m.HandlesReported(check, held if is_short else None))
             case m.Late(text=text):
                 _log.warning("%s", text)
             case m.Closing(status=status):

@@ -1,6 +1,7 @@
 """Messages of sessions that wait while large work for the session is done in steps: they are handled in order.
 
-Each flush of the controller handles a few of them, so that many of them hold up nobody.
+Parts of programs, and long lists of handles, take long to handle, so they always wait; the lists are divided. Each
+flush of the controller handles a few messages of the sessions in turn, and counts the cost of each in steps.
 """
 
 from __future__ import annotations
@@ -9,13 +10,48 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
+from atoll.controller.validation.fields import MAX_HANDLES
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
 
 # Of one session.
 MAX_WAITING = 8192
-_PER_FLUSH = 4  # of each session
+# Steps that a message counts as, and items of a large one that are handled in the time of one step.
+_STEPS_PER_MESSAGE = 16
+_ITEMS_PER_STEP = 4
+# Of messages that are handled at once.
+_SMALL_ITEMS = 16
+# Handles that are released, or become errors, at a time.
+_MOST_HANDLES = 256
+
+# How many items a message has, by type, of those that take long to handle: nodes, or 16 handles each.
+_ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
+    m.ProgramPart: lambda message: len(message.definition.nodes),
+    m.RegisterProgram: lambda message: len(message.definition.nodes),
+    m.Release: lambda message: len(message.handles) // 16,
+    m.MakeError: lambda message: len(message.handles) // 16,
+}
+
+
+def _is_large(message: Any) -> bool:
+    items = _ITEMS.get(type(message))
+    return items is not None and items(message) > _SMALL_ITEMS
+
+
+def _steps_of(message: Any) -> int:
+    items = _ITEMS.get(type(message))
+    return max(_STEPS_PER_MESSAGE, items(message) // _ITEMS_PER_STEP if items is not None else 0)
+
+
+def _divided(message: Any) -> tuple[Any, Any]:
+    """Return the part of a message that is handled now, and the rest, if any. One that is too long ends its session."""
+    if type(message) not in (m.Release, m.MakeError) or not _MOST_HANDLES < len(message.handles) <= MAX_HANDLES:
+        return message, None
+    handles = message.handles
+    return replace(message, handles=handles[:_MOST_HANDLES]), replace(message, handles=handles[_MOST_HANDLES:])
 
 
 class Inboxes:
@@ -41,7 +77,7 @@ class Inboxes:
         if session is None:
             return
         waiting = self._waiting.get(number)
-        if (waiting is None and not session.in_steps) or type(message) is m.Pong:
+        if type(message) is m.Pong or (waiting is None and not session.in_steps and not _is_large(message)):
             self._handle(number, message)
             return
         if waiting is None:
@@ -51,17 +87,24 @@ class Inboxes:
             text = f"{MAX_WAITING} messages of this session wait for its large programs: at most as many may"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
 
-    def proceed(self) -> None:
-        """Handle some of the messages whose turn it is."""
-        for number in list(self._waiting):
-            for _ in range(_PER_FLUSH):
-                waiting = self._waiting.get(number)
-                if waiting is None or self._sessions[number].in_steps:
-                    break
-                message = waiting.popleft()
-                if not waiting:
-                    del self._waiting[number]
-                self._handle(number, message)
+    def proceed(self, steps: int) -> None:
+        """Handle messages of the sessions in turn, at least one, until they count as so many steps."""
+        blocked = 0  # sessions in a row whose messages have to wait
+        while steps > 0 and blocked < len(self._waiting):
+            number = next(iter(self._waiting))
+            waiting = self._waiting.pop(number)
+            if self._sessions[number].in_steps:
+                self._waiting[number] = waiting
+                blocked += 1
+                continue
+            blocked = 0
+            message, rest = _divided(waiting.popleft())
+            if rest is not None:
+                waiting.appendleft(rest)
+            if waiting:
+                self._waiting[number] = waiting  # also for `received`: later messages are behind these
+            steps -= _steps_of(message)
+            self._handle(number, message)
 
     def session_closed(self, session: Session) -> None:
         self._waiting.pop(session.number, None)

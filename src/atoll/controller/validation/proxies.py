@@ -84,6 +84,9 @@ def register_function(session: Session, message: m.RegisterFunction, topology: T
 
 def register_program(session: Session, message: m.RegisterProgram, topology: Topology) -> None:
     check = _checked_part(session, message)
+    if len(message.definition.results) > MAX_HANDLES:
+        found = f"{len(message.definition.results)} entries"
+        raise violation(message, "definition.results", found, f"at most {MAX_HANDLES}")
     try:
         check.results(message.definition.results)
     except StatusError as error:
@@ -194,6 +197,8 @@ def pong(session: Session, message: m.Pong, topology: Topology) -> None:
 
 def handles_reported(session: Session, message: m.HandlesReported, topology: Topology) -> None:
     check_number(message, "check")
+    if message.handles is not None:
+        check_count(message, "handles", m.MOST_HANDLES_REPORTED)
 
 
 def _number(field: str) -> Callable[[Session, Any, Topology], None]:

@@ -11,6 +11,8 @@ from atoll.protocol.messages.workers import Ping, Pong
 
 # Nodes of one message: about a millisecond's work for the controller.
 MAX_PART_NODES = 256
+# Arrays that a proxy reports; with more, it reports none.
+MOST_HANDLES_REPORTED = 1 << 17
 # What a proxy may send of its record.
 MOST_CALL_BYTES = 4 << 20
 
@@ -148,7 +150,7 @@ class ReleaseSlice(Message, frozen=True, tag=91):
 class HandlesReported(Message, frozen=True, tag=104):
     """The answer to ReportHandles: by handle, whether the array is one that failed before it was launched.
 
-    None: whoever is there keeps no account of them.
+    None: whoever is there keeps no account of them, or there are more than `MOST_HANDLES_REPORTED`.
     """
 
     check: int

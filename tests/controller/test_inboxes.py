@@ -1,0 +1,88 @@
+"""Messages that take long to handle wait in their session's inbox, and each flush handles a few of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.dispatch.compilation import MAX_AGAIN
+from atoll.errors import OK
+from atoll.ir.program import Program
+from atoll.protocol import messages as m
+from atoll.session.irregular import in_parts
+from tests.controller.play import BROKEN, Play, chain_of, on
+from tests.controller.test_lowering_in_steps import Slow
+
+HANDLES = 10_000
+
+
+def test_each_flush_checks_one_part_of_a_program_whoever_sent_it():
+    play = Slow()
+    session, other = play.controller.sessions[play.session], play.controller.sessions[play.other]
+    for message in list(in_parts(5, chain_of(1000)))[:3]:
+        play.proxy(play.session, message)
+        play.proxy(play.other, message)
+    checked = []
+    for _ in range(6):
+        play.turn()
+        checked.append([sum(len(part.nodes) for part in each.parts.values()) for each in (session, other)])
+    assert checked == [[256, 0], [256, 256], [512, 256], [512, 512], [768, 512], [768, 768]]
+
+
+def test_messages_of_a_session_behind_a_part_wait_and_those_of_others_do_not():
+    play = Slow()
+    for message in in_parts(5, chain_of(1000)):
+        play.proxy(play.session, message)
+    play.proxy(play.session, m.Await(8, ()))
+    play.proxy(play.other, m.Await(7, ()))
+    sent = play.turn()
+    assert m.Awaited(7, OK) in sent
+    assert m.Awaited(8, OK) not in sent
+    assert m.Awaited(8, OK) in play.outbox()
+
+
+def test_a_long_list_of_handles_is_handled_over_several_flushes():
+    play = Slow()
+    session = play.controller.sessions[play.session]
+    handles = tuple(range(100, 100 + HANDLES))
+    play.proxy(play.session, m.MakeError(handles, BROKEN))
+    assert len(session.directory.entries) < 10
+    play.turn()
+    assert 100 in session.directory.entries
+    assert len(session.directory.entries) < HANDLES // 5
+    play.flush()
+    assert len(session.directory.entries) > HANDLES
+    play.proxy(play.session, m.Release(handles))
+    play.proxy(play.session, m.Await(8, (100 + HANDLES - 1,)))
+    play.turn()
+    assert len(session.directory.entries) > HANDLES // 2
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert "does not exist" in awaited.status.message, "it was released before"
+    assert len(session.directory.entries) < 10
+
+
+def closing_of(play: Play, message: object) -> str:
+    play.proxy(play.session, message)
+    (closing,) = [each for each in play.outbox() if isinstance(each, m.Closing)]
+    return str(closing.status.message)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (m.HandlesReported(1, dict.fromkeys(range(m.MOST_HANDLES_REPORTED + 1), False)), "HandlesReported.handles"),
+        (
+            m.RegisterProgram(5, Program("f", (on(0),), (), (0,) * ((1 << 17) + 1))),
+            "RegisterProgram.definition.results",
+        ),
+    ],
+)
+def test_longer_lists_than_an_honest_proxy_sends_end_the_session(message: object, text: str):
+    assert text in closing_of(Slow(), message)
+
+
+def test_a_function_is_not_compiled_again_without_end():
+    play = Slow()
+    for feed in range(MAX_AGAIN):
+        play.proxy(play.session, m.CompileAgain(1, 5000 + feed))
+    assert not [each for each in play.outbox() if isinstance(each, m.Closing)]
+    assert "compilations of it wait on host 0" in closing_of(play, m.CompileAgain(1, 6000))
