@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import msgspec
 import pytest
 
 from atoll.dispatch.compilation import MAX_AGAIN
@@ -86,3 +89,19 @@ def test_a_function_is_not_compiled_again_without_end():
         play.proxy(play.session, m.CompileAgain(1, 5000 + feed))
     assert not [each for each in play.outbox() if isinstance(each, m.Closing)]
     assert "compilations of it wait on host 0" in closing_of(play, m.CompileAgain(1, 6000))
+
+
+def test_the_end_of_a_session_frees_what_waits_over_several_flushes():
+    """What an event frees is counted in blocks of memory: time would depend on the machine."""
+    play = Slow()
+    for number in range(5, 13):
+        for message in in_parts(number, msgspec.msgpack.decode(msgspec.msgpack.encode(chain_of(1000)), type=Program)):
+            play.proxy(play.session, message)
+    for _ in range(10):
+        play.turn()
+    before = sys.getallocatedblocks()
+    play.close(play.session)
+    del message
+    assert before - sys.getallocatedblocks() < 4000
+    play.flush()
+    assert before - sys.getallocatedblocks() > 20_000

@@ -115,7 +115,7 @@ class Controller:
             self._keep_usage,
             self._stop_requested,
         )
-        self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end)
+        self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards)
         self._admission = Admission(
             state,
             self.tokens,

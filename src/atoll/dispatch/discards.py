@@ -7,7 +7,7 @@ Pure, and without influence on any decision: a snapshot has none of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 # Shorter ones are freed at once.
@@ -20,22 +20,26 @@ class Discards:
     """Collections that wait to be freed."""
 
     def __init__(self) -> None:
-        self._waiting: list[list[Any]] = []
+        self._waiting: list[tuple[list[Any], int]] = []  # with the objects that each item has
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, *collections: Sequence[Any]) -> None:
-        """Free the items later, if there are many. The caller drops its own references to the collections."""
-        self._waiting += [list(each) for each in collections if len(each) > _SMALL_ITEMS]
+    def add(self, *collections: Collection[Any], size: int = 1) -> None:
+        """Free the items later, if there are many. Each of them has about `size` objects.
+
+        The caller drops its own references to the collections.
+        """
+        self._waiting += [(list(each), size) for each in collections if len(each) * size > _SMALL_ITEMS]
 
     def proceed(self, steps: int) -> None:
         """Free some items."""
         left = steps * _PER_STEP
         while self._waiting and left > 0:
-            last = self._waiting[-1]
-            left -= len(last) + 1
-            del last[-(steps * _PER_STEP) :]
+            last, size = self._waiting[-1]
+            count = min(len(last), max(1, left // size))
+            left -= count * size + 1
+            del last[len(last) - count :]
             if not last:
                 self._waiting.pop()
 

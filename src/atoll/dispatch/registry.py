@@ -260,6 +260,8 @@ class ProgramRegistry:
             self._forget(uncompiled)
         for definition in session.definitions.values():
             self.discards.add(definition.nodes)
+        for part in session.parts.values():
+            self.discards.add(part.nodes)
         self._meter.session_closed(session.number)
 
     def host_joined(self, host: int) -> None:

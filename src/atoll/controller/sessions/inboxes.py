@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from atoll.controller.validation.fields import MAX_HANDLES
+from atoll.dispatch.discards import Discards
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
@@ -62,10 +63,12 @@ class Inboxes:
         sessions: Mapping[int, Session],
         handle: Callable[[int, Any], None],
         end: Callable[[int, Status], None],
+        discards: Discards,
     ) -> None:
         self._sessions = sessions
         self._handle = handle
         self._end = end
+        self._discards = discards
         self._waiting: dict[int, deque[Any]] = {}
 
     def __bool__(self) -> bool:
@@ -107,4 +110,4 @@ class Inboxes:
             self._handle(number, message)
 
     def session_closed(self, session: Session) -> None:
-        self._waiting.pop(session.number, None)
+        self._discards.add(self._waiting.pop(session.number, ()), size=m.MAX_PART_NODES)
