@@ -51,11 +51,11 @@ class Schedule:
     def stages(self) -> int:
         return len(self.rows)
 
-    @property
+    @cached_property
     def parts(self) -> int:
         return 1 + max((entry.part for row in self.rows for entry in row), default=-1)
 
-    @property
+    @cached_property
     def microbatches(self) -> int:
         return 1 + max((entry.microbatch for row in self.rows for entry in row), default=-1)
 
