@@ -73,7 +73,7 @@ def check_same(loss: Any, params: Any, batches: Sequence[Any], stages: int, sche
     ],
 )
 def test_losses_and_parameters_are_those_of_plain_jax(schedule: str, stages: int) -> None:
-    check_same(models.loss, models.first_params(8), [models.first_batch(8)] * 3, stages, schedule)
+    check_same(models.loss, models.first_params(), [models.first_batch(8)] * 3, stages, schedule)
 
 
 def one_stage_and_plain_jax() -> None:

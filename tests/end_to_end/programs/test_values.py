@@ -5,7 +5,7 @@ Functions named without `test_` run in the child; `compared` calls a function bo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -48,8 +48,16 @@ def compared(function: Callable[..., Any], commit: str) -> Any:
     return [host(each) for each in results], committed, elsewhere
 
 
-@pytest.mark.parametrize("commit", ["numpy", "uncommitted", "committed"])
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda each: each.__name__)
+def cases() -> Iterator[Any]:
+    """Each function, with each kind of argument. Uncommitted arrays are like those of NumPy: the suite has two."""
+    for function in FUNCTIONS:
+        for commit in ("numpy", "uncommitted", "committed"):
+            is_like_another = commit == "uncommitted" and function not in (figure_2, ordinary_operations)
+            marks = [pytest.mark.thorough] if is_like_another else []
+            yield pytest.param(function, commit, id=f"{function.__name__}-{commit}", marks=marks)
+
+
+@pytest.mark.parametrize(("function", "commit"), list(cases()))
 def test_a_program_gives_what_its_function_gives(python: RemotePython, function: Any, commit: str) -> None:
     (plain, first, again), committed, elsewhere = python.call(compared, function, commit)
     assert_same(first, plain)
