@@ -227,7 +227,7 @@ class Recovery:
             self._lose(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
 
     def restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
-        """Restart a gang's island. `named` has what is its tenant's alone: other tenants read the `reason`."""
+        """Restart a gang's island. `named` is for operators and its tenant; other tenants read the `reason`."""
         if not self._tenants.are_told_apart:
             self._restart(gang.island, named)
         elif self._resources.islands[gang.island].works:

@@ -21,7 +21,7 @@ from atoll.errors import invalid
 MOST_WORK = 1e9
 _MOST_DEPTH = 50  # of regions and calls
 _FFI = 4  # the version of custom calls' interface
-# Whose work is not in proportion to the elements that go in and come out, or that wait for others.
+# Operations whose work is not in proportion to their elements, or that wait for other devices.
 _UNBOUNDED = frozenset(
     f"stablehlo.{name}"
     for name in (

@@ -23,9 +23,9 @@ import jax
 from atoll.devices.xla import custom_calls
 
 TARGET = "atoll_loop_check"
-# For so long a run is looked for: it may wait for its devices. Whoever wants it to end asks again.
+# Checks look for a run for so many seconds, since it may wait for its devices. The controller asks again.
 STOP_SECONDS = 5.0
-# For so long a device waits in a check for the run's other devices, which may be in a collective that waits for it.
+# A device waits so many seconds in a check for the run's other devices, which may wait for it in a collective.
 _MEET_SECONDS = 0.5
 _LAUNCH_IDS = 0x7FFFFFFF
 _PAGE = mmap.PAGESIZE
@@ -53,7 +53,7 @@ class Stops:
         custom_calls.register_address(TARGET, check if self._code is None else self._code.address)
 
     def stop(self, sequence: int, text: str) -> None:
-        """End the run of this sequence number, if it comes to a check within `STOP_SECONDS`."""
+        """End the run of this sequence number if it makes a check within `STOP_SECONDS`."""
         with self._changed:
             self._forget()
             until = time.monotonic() + STOP_SECONDS
@@ -104,7 +104,7 @@ def launch_id(sequence: int) -> int:
 
 
 class _Code:
-    """Machine code in a page of its own, and the flag that it reads in another one."""
+    """One page of machine code, and a second page with the flag that the code reads."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 2 * _PAGE)
@@ -120,7 +120,7 @@ class _Code:
 
 
 def _machine_code(check: int) -> _Code | None:
-    """A function that calls `check` only if the flag is set; None if there is none for this machine."""
+    """Return code that calls `check` only if the flag is set; None on a machine other than x86-64."""
     if platform.machine() != "x86_64":
         return None
     code = _Code()
