@@ -7,6 +7,7 @@ import sys
 import msgspec
 import pytest
 
+from atoll.controller.sessions.inboxes import MAX_WAITING_NODES
 from atoll.dispatch.compilation import MAX_AGAIN
 from atoll.errors import OK
 from atoll.ir.program import Program
@@ -105,3 +106,12 @@ def test_the_end_of_a_session_frees_what_waits_over_several_flushes():
     assert before - sys.getallocatedblocks() < 4000
     play.flush()
     assert before - sys.getallocatedblocks() > 20_000
+
+
+def test_a_session_whose_programs_wait_with_too_many_nodes_ends():
+    play = Slow()
+    (part, *_) = in_parts(5, chain_of(1000))
+    for number in range(MAX_WAITING_NODES // m.MAX_PART_NODES):
+        play.proxy(play.session, msgspec.structs.replace(part, program=number))
+    assert play.session in play.controller.sessions
+    assert "nodes of this session's programs wait" in closing_of(play, part)

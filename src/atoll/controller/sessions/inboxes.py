@@ -6,7 +6,7 @@ flush of the controller handles a few messages of the sessions in turn, and coun
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,8 +18,9 @@ from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
 
-# Of one session.
+# Of one session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192
+MAX_WAITING_NODES = 1 << 19
 # Steps that a message counts as, and items of a large one that are handled in the time of one step.
 _STEPS_PER_MESSAGE = 16
 _ITEMS_PER_STEP = 4
@@ -47,6 +48,10 @@ def _steps_of(message: Any) -> int:
     return max(_STEPS_PER_MESSAGE, items(message) // _ITEMS_PER_STEP if items is not None else 0)
 
 
+def _nodes_of(message: Any) -> int:
+    return len(message.definition.nodes) if type(message) in (m.ProgramPart, m.RegisterProgram) else 0
+
+
 def _divided(message: Any) -> tuple[Any, Any]:
     """Return the part of a message that is handled now, and the rest, if any. One that is too long ends its session."""
     if type(message) not in (m.Release, m.MakeError) or not _MOST_HANDLES < len(message.handles) <= MAX_HANDLES:
@@ -70,6 +75,7 @@ class Inboxes:
         self._end = end
         self._discards = discards
         self._waiting: dict[int, deque[Any]] = {}
+        self._nodes: Counter[int] = Counter()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -86,7 +92,11 @@ class Inboxes:
         if waiting is None:
             waiting = self._waiting[number] = deque()
         waiting.append(message)
-        if len(waiting) > MAX_WAITING:
+        self._nodes[number] += _nodes_of(message)
+        if self._nodes[number] > MAX_WAITING_NODES:
+            text = f"{MAX_WAITING_NODES} nodes of this session's programs wait to be checked: at most as many may"
+            self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
+        elif len(waiting) > MAX_WAITING:
             text = f"{MAX_WAITING} messages of this session wait for its large programs: at most as many may"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
 
@@ -102,6 +112,7 @@ class Inboxes:
                 continue
             blocked = 0
             message, rest = _divided(waiting.popleft())
+            self._nodes[number] -= _nodes_of(message)
             if rest is not None:
                 waiting.appendleft(rest)
             if waiting:
@@ -110,4 +121,5 @@ class Inboxes:
             self._handle(number, message)
 
     def session_closed(self, session: Session) -> None:
+        del self._nodes[session.number]
         self._discards.add(self._waiting.pop(session.number, ()), size=m.MAX_PART_NODES)
