@@ -29,7 +29,10 @@ class WorkerReady(Message, frozen=True, tag=10):
 
 
 class Compiled(Message, frozen=True, tag=11):
-    """A function can run here, or the status says why not. `info` is a `FunctionInfo`, opaque to the controller."""
+    """A function can run here, or the status says why not.
+
+    `info` is an encoded `FunctionInfo`, of which the controller reads `FunctionOutputs`; empty for a Python function.
+    """
 
     function: str
     status: Status
