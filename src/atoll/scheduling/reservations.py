@@ -128,13 +128,17 @@ class Reservations:
     def _consumed(self, gang: Gang[GangRun]) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
         """The blocks of donated inputs: an output of the same size is written to one of them.
 
-        If other buffers share the memory of an input, workers copy the input and consume the copy.
+        If other buffers share the memory of an input, workers copy the input and consume the copy. A quota of memory
+        counts this copy. Without a quota it is not counted, since scripts that read an array and donate it then have
+        such a buffer for a moment.
         """
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
+        settings = gang.ticket.tenant.settings
+        counts_copies = bool(settings.memory or settings.total_memory)
         for value in gang.run.spec.consumes:
             entry = gang.run.launch.entries[value]
             for block in _on(gang.run.spec.hosts, entry):
-                if not block.views:
+                if not (block.views and counts_copies):
                     found.setdefault(block.requirement, []).append((entry, block))
         return found
 
