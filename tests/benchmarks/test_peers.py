@@ -32,9 +32,10 @@ def ray_folder(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(recursive: bool = False) -> list[psutil.Process]:
-    """This process's children, but for the run's guardian."""
+    """Return this process's children, except those of the whole run: its guardian, and the fork servers."""
     children = psutil.Process().children(recursive=recursive)
-    return [each for each in children if not any(word.endswith("guardian.py") for word in each.cmdline())]
+    of_the_run = ("guardian.py", "fork_server.py")
+    return [each for each in children if not any(word.endswith(of_the_run) for word in each.cmdline())]
 
 
 @pytest.mark.parametrize("backend", ["JAX, op by op", "JAX, fused"])
