@@ -341,14 +341,20 @@ class Controller:
     def has_work(self) -> bool:
         """Whether another `Flush` is to follow the last one, though nothing else has happened."""
         programs = self.programs
-        return bool(len(programs.lowerings) or self._inboxes or self.launcher.large_launches or programs.discards)
+        return bool(
+            programs.lowerings.waiting
+            or self._inboxes.waiting
+            or self.launcher.large_launches.waiting
+            or programs.discards.waiting
+        )
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()
-        self.programs.lowerings.proceed(event.steps)
-        self.launcher.large_launches.proceed(event.steps)
-        self.programs.discards.proceed(event.steps)
-        self._inboxes.proceed(event.steps)
+        if self.has_work:
+            self.programs.lowerings.proceed(event.steps)
+            self.launcher.large_launches.proceed(event.steps)
+            self.programs.discards.proceed(event.steps)
+            self._inboxes.proceed(event.steps)
         self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.release_delayed()

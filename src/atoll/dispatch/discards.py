@@ -20,28 +20,28 @@ class Discards:
     """Collections that wait to be freed."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[list[Any], int]] = []  # with the objects that each item has
+        self.waiting: list[tuple[list[Any], int]] = []  # with the objects that each item has
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(self, *collections: Collection[Any], size: int = 1) -> None:
         """Free the items later, if there are many. Each of them has about `size` objects.
 
         The caller drops its own references to the collections.
         """
-        self._waiting += [(list(each), size) for each in collections if len(each) * size > _SMALL_ITEMS]
+        self.waiting += [(list(each), size) for each in collections if len(each) * size > _SMALL_ITEMS]
 
     def proceed(self, steps: int) -> None:
         """Free some items."""
         left = steps * _PER_STEP
-        while self._waiting and left > 0:
-            last, size = self._waiting[-1]
+        while self.waiting and left > 0:
+            last, size = self.waiting[-1]
             count = min(len(last), max(1, left // size))
             left -= count * size + 1
             del last[len(last) - count :]
             if not last:
-                self._waiting.pop()
+                self.waiting.pop()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_waiting": []}
+        return {"waiting": []}

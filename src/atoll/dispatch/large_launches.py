@@ -76,7 +76,9 @@ class LargeLaunches:
         self._beginning: deque[_Beginning] = deque()  # at most one per session
         self._ended: deque[_End] = deque()
 
-    def __bool__(self) -> bool:
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to do."""
         return bool(self._beginning or self._ended)
 
     def begin(self, session: Session, launch: Launch, message: m.Launch) -> None:

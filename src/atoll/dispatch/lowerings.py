@@ -64,26 +64,26 @@ class Lowerings:
 
     def __init__(self, finished: Callable[[Lowering, Lowered | Status], None]) -> None:
         self._finished = finished
-        self._waiting: dict[int, deque[Lowering]] = {}  # the session whose turn it is first
+        self.waiting: dict[int, deque[Lowering]] = {}  # the session whose turn it is first
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self.waiting.values()))
 
     def add(self, lowering: Lowering) -> None:
         """Lower this program after the others of its session."""
         lowering.session.in_steps += 1
-        self._waiting.setdefault(lowering.session.number, deque()).append(lowering)
+        self.waiting.setdefault(lowering.session.number, deque()).append(lowering)
 
     def proceed(self, steps: int) -> None:
         """Do so many steps for the session whose turn it is."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        number = next(iter(self._waiting))
-        own = self._waiting.pop(number)
+        number = next(iter(self.waiting))
+        own = self.waiting.pop(number)
         result = own[0].proceed(steps)
         if result is not None:
             finished = own.popleft()
             finished.session.in_steps -= 1
             self._finished(finished, result)
         if own:
-            self._waiting[number] = own
+            self.waiting[number] = own

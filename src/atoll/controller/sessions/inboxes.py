@@ -38,11 +38,6 @@ _ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
 }
 
 
-def _is_large(message: Any) -> bool:
-    items = _ITEMS.get(type(message))
-    return items is not None and items(message) > _SMALL_ITEMS
-
-
 def _steps_of(message: Any) -> int:
     items = _ITEMS.get(type(message))
     return max(_STEPS_PER_MESSAGE, items(message) // _ITEMS_PER_STEP if items is not None else 0)
@@ -74,23 +69,25 @@ class Inboxes:
         self._handle = handle
         self._end = end
         self._discards = discards
-        self._waiting: dict[int, deque[Any]] = {}
+        self.waiting: dict[int, deque[Any]] = {}
         self._nodes: Counter[int] = Counter()
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def received(self, number: int, message: Any) -> None:
         """Handle a message of the session's proxy, now or when its turn comes."""
         session = self._sessions.get(number)
         if session is None:
             return
-        waiting = self._waiting.get(number)
-        if type(message) is m.Pong or (waiting is None and not session.in_steps and not _is_large(message)):
+        items = _ITEMS.get(type(message))
+        is_small = items is None or items(message) <= _SMALL_ITEMS
+        if (is_small and not session.in_steps and number not in self.waiting) or type(message) is m.Pong:
             self._handle(number, message)
             return
+        waiting = self.waiting.get(number)
         if waiting is None:
-            waiting = self._waiting[number] = deque()
+            waiting = self.waiting[number] = deque()
         waiting.append(message)
         self._nodes[number] += _nodes_of(message)
         if self._nodes[number] > MAX_WAITING_NODES:
@@ -103,11 +100,11 @@ class Inboxes:
     def proceed(self, steps: int) -> None:
         """Handle messages of the sessions in turn, at least one, until they count as so many steps."""
         blocked = 0  # sessions in a row whose messages have to wait
-        while steps > 0 and blocked < len(self._waiting):
-            number = next(iter(self._waiting))
-            waiting = self._waiting.pop(number)
+        while steps > 0 and blocked < len(self.waiting):
+            number = next(iter(self.waiting))
+            waiting = self.waiting.pop(number)
             if self._sessions[number].in_steps:
-                self._waiting[number] = waiting
+                self.waiting[number] = waiting
                 blocked += 1
                 continue
             blocked = 0
@@ -116,10 +113,10 @@ class Inboxes:
             if rest is not None:
                 waiting.appendleft(rest)
             if waiting:
-                self._waiting[number] = waiting  # also for `received`: later messages are behind these
+                self.waiting[number] = waiting  # also for `received`: later messages are behind these
             steps -= _steps_of(message)
             self._handle(number, message)
 
     def session_closed(self, session: Session) -> None:
         del self._nodes[session.number]
-        self._discards.add(self._waiting.pop(session.number, ()), size=m.MAX_PART_NODES)
+        self._discards.add(self.waiting.pop(session.number, ()), size=m.MAX_PART_NODES)

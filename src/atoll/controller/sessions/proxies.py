@@ -77,19 +77,16 @@ class Proxies:
         if session is None:
             return
         try:
-            self._validate(session, message)
+            validate_from_session(session, message, self._resources.topology)
+        except StatusError as error:
+            self._sessions.end(number, error.status)
+            return
+        except Exception as error:  # a bug of the check
+            raise NothingChangedError from error
+        try:
             self._handlers[type(message)](session, message)
         except StatusError as error:
             self._sessions.end(number, error.status)
-
-    def _validate(self, session: Session, message: Any) -> None:
-        """Raises StatusError for a message that is not valid, and NothingChangedError if the check has a bug."""
-        try:
-            validate_from_session(session, message, self._resources.topology)
-        except StatusError:
-            raise
-        except Exception as error:
-            raise NothingChangedError from error
 
     def feeds_arrived(self, host: int, message: m.FeedsArrived) -> None:
         """Feeds of a session are complete at a host: sources of functions, or what launches wait for."""

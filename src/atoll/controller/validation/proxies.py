@@ -59,8 +59,13 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         check_new_handles(message, "results", entries)
     if message.feeds:
         check_numbers(message, "feeds", m.OWN_NUMBERS)
-    if message.released:
+    released = message.released
+    if len(released) > MAX_HANDLES:
         check_handles(message, "released")
+    for handle in released:
+        if not 0 <= handle < first_own:
+            check_handles(message, "released")
+            break
     if message.credits > MAX_CREDITS:  # `check_window` has the lower bound, which depends on the program
         raise violation(message, "credits", message.credits, f"at most {MAX_CREDITS}")
 
