@@ -76,10 +76,10 @@ def test_the_work_of_one_flush_does_not_grow_with_the_program():
     def steps_of(nodes: int) -> int:
         play = Slow()
         play.register(5, chain_of(nodes))
-        while not play.controller.programs.lowerings._waiting:
+        while not play.controller.programs.lowerings.waiting:
             play.turn()
         play.turn()
-        (waiting,) = play.controller.programs.lowerings._waiting.values()
+        (waiting,) = play.controller.programs.lowerings.waiting.values()
         return waiting[0].done
 
     assert steps_of(NODES) == steps_of(4 * NODES) == e.STEPS_PER_FLUSH
