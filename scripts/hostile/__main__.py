@@ -208,8 +208,8 @@ def main(
     """Run it; exits with status 1 and a reason if a promise was broken."""
     kinds = only.split(",") if only else list(ATTACKS)
     logs = Path(tempfile.mkdtemp(prefix="hostile-logs-"))
-    # Users' scripts run on machines of their own: the cluster and the training get one half of the cores, which they
-    # have solo, too, and the attackers' scripts the other half.
+    # Users' scripts run on other machines: the attackers' scripts get one half of the cores. The cluster and the
+    # training get the other half, also for the solo rate.
     cores = sorted(os.sched_getaffinity(0))
     ours, theirs = cores[: len(cores) // 2] or cores, set(cores[len(cores) // 2 :])
     os.sched_setaffinity(0, ours)

@@ -93,7 +93,7 @@ def test_a_function_is_not_compiled_again_without_end():
 
 
 def test_the_end_of_a_session_frees_what_waits_over_several_flushes():
-    """What an event frees is counted in blocks of memory: time would depend on the machine."""
+    """Counts blocks of memory that an event frees, because time depends on the machine."""
     play = Slow()
     for number in range(5, 13):
         for message in in_parts(number, msgspec.msgpack.decode(msgspec.msgpack.encode(chain_of(1000)), type=Program)):

@@ -1,4 +1,4 @@
-"""Launches of large programs are put in line over several flushes: other sessions go on meanwhile."""
+"""Launches of large programs are put in line over several flushes: other sessions continue meanwhile."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_a_part_is_checked_as_what_follows_the_ones_before(second, text):
 
 
 def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
-    """What a flush does is counted in blocks of memory: time would depend on the machine."""
+    """Counts blocks of memory that a flush makes or frees, because time depends on the machine."""
 
     def most_blocks(nodes: int) -> int:
         play = Slow()

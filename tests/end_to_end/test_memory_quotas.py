@@ -62,7 +62,7 @@ class Constant:
 
 
 def allocate(address: str, declared: int) -> list[tuple[str, str]]:
-    """What becomes of the arrays of some functions, whose client declares so many elements of each, and keeps all."""
+    """Keep all arrays of some functions, for each of which the client declares so many elements; what happens to them."""
 
     async def work() -> list[tuple[str, str]]:
         client = await BareClient.open(address, token=TOKEN)

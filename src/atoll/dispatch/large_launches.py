@@ -1,8 +1,8 @@
 """Launches of large programs, which are put in line, and cleared away, over several flushes.
 
 A launch has one ticket per node, or per few nodes: 65,536 tickets take hundreds of milliseconds to make. Each flush
-does some of the work for one launch, in three stages: the entries of its values, its tickets, which stand aside, and
-the lines, which the tickets join in order. Meanwhile later messages of the session wait, in order.
+does some of the work for one launch, in three stages: it makes the entries of the values, then the tickets, which stand
+aside, and then the tickets join their lines in order. Meanwhile later messages of the session wait, in order.
 
 Pure: all state is plain data, so a snapshot has it.
 """

@@ -45,7 +45,7 @@ class UnitBuilder:
         return self.units(may_join=may_join)
 
     def begin_launch(self) -> None:
-        """Note one more launch. For some launches the units are formed anew: `form` has to follow."""
+        """Note one more launch. For some launches the units are formed again: `form` has to follow."""
         self._launches += 1
         if self._launches == self._next_look:
             self._next_look *= 2
@@ -64,7 +64,7 @@ class UnitBuilder:
 
 
 class _Forming:
-    """Units that are being formed anew. Nodes took what their unit took, in equal parts."""
+    """Units that are formed again at present. Nodes took what their unit took, in equal parts."""
 
     def __init__(self, nodes: Sequence[Unit], joined: Sequence[Unit]) -> None:
         self.units: list[Unit] = []

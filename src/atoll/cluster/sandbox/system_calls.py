@@ -72,7 +72,7 @@ _REFUSED = {
     "iopl": (172, -1),
     "ioperm": (173, -1),
 }
-# A session of its own has a priority of its own (`processes.priorities`).
+# The kernel gives each session the same priority at first: see `processes.priorities`.
 _REFUSED_TO_TENANTS = {"setsid": (112, 157)}
 # Libraries work without these calls if the kernel reports that it does not have them.
 _ABSENT = {"clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426)} | {

@@ -48,7 +48,7 @@ def _nodes_of(message: Any) -> int:
 
 
 def _divided(message: Any) -> tuple[Any, Any]:
-    """Return the part of a message that is handled now, and the rest, if any. One that is too long ends its session."""
+    """Return the part of a message that is handled now, and the rest, if any. A list that is too long stays whole."""
     if type(message) not in (m.Release, m.MakeError) or not _MOST_HANDLES < len(message.handles) <= MAX_HANDLES:
         return message, None
     handles = message.handles
