@@ -62,7 +62,7 @@ class Constant:
 
 
 def allocate(address: str, declared: int) -> list[tuple[str, str]]:
-    """Keep all arrays of some functions, for each of which the client declares so many elements; what happens to them."""
+    """Keep all arrays of some functions, each declared with so many elements. Returns the outcomes."""
 
     async def work() -> list[tuple[str, str]]:
         client = await BareClient.open(address, token=TOKEN)
