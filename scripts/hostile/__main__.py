@@ -78,6 +78,11 @@ class Ground:
         status: Any = json.loads(self.atoll("status", "--json"))
         return [island["restarts"] for island in status["islands"]]
 
+    def events(self) -> str:
+        """The cluster's last events, for whoever has to find out why a promise was broken."""
+        status: Any = json.loads(self.atoll("status", "--json"))
+        return "\n".join(f"  {event['kind']}: {event['text'][:200]}" for event in status["events"][-40:])
+
     def start(self, tenant: str, module: str, *arguments: str, out: IO[str] | int) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -226,6 +231,7 @@ def main(
         restarted = [now - then for now, then in zip(ground.restarts(), restarts, strict=True)]
         ground.atoll("check")
     except HostileError as error:
+        print(ground.events())
         print(f"failed: {error}; the attackers' output is in {logs}")
         raise typer.Exit(1) from None
     finally:
