@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cluster.processes.priorities import restore_priority
+
 CODE = """
 import os
 from pathlib import Path
@@ -35,3 +37,20 @@ def test_a_process_that_leads_its_session_lowers_the_session() -> None:
 def test_a_process_that_leads_none_leaves_the_priority_of_its_session() -> None:
     own = Path("/proc/self/autogroup").read_text().split()[-1]
     assert _priorities(leads=False) == ["7", own]
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
+def test_a_session_that_is_about_to_be_killed_gets_its_priority_back() -> None:
+    code = CODE + "print(flush=True)\ninput()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    autogroup = Path(f"/proc/{process.pid}/autogroup")
+    assert autogroup.read_text().split()[-1] == "7"
+    restore_priority(process.pid)
+    assert autogroup.read_text().split()[-1] == "0"
+    process.kill()
+    process.communicate()
+    restore_priority(process.pid)  # of a process that is gone: nothing happens

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_AUTOGROUP = Path("/proc/self/autogroup")
-
 
 def lower_priority(niceness: int) -> None:
     """Make this process, and what it starts, yield to others: by `niceness` from 0 to 19.
@@ -21,6 +19,21 @@ def lower_priority(niceness: int) -> None:
     os.nice(niceness)
     if os.getsid(0) == os.getpid():
         try:
-            _AUTOGROUP.write_text(str(niceness))
+            _autogroup("self").write_text(str(niceness))
         except OSError:
             return
+
+
+def restore_priority(leader: int) -> None:
+    """Give the session of process `leader` the usual priority, so that its processes end soon once they are killed.
+
+    A killed process frees its memory at its own priority.
+    """
+    try:
+        _autogroup(str(leader)).write_text("0")
+    except OSError:
+        return
+
+
+def _autogroup(process: str) -> Path:
+    return Path(f"/proc/{process}/autogroup")

@@ -24,6 +24,7 @@ import numpy as np
 
 from atoll.cluster.processes.bugs import described, start_in
 from atoll.cluster.processes.last_words import LastWords, how_it_ended
+from atoll.cluster.processes.priorities import restore_priority
 from atoll.cluster.processes.process import (
     PYTHON_ENVIRONMENT_VARIABLE,
     command,
@@ -214,6 +215,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
     """To the process and to what it has started."""
     if process.returncode is None:  # else its number may be another's
         with contextlib.suppress(ProcessLookupError):
+            restore_priority(process.pid)
             os.killpg(process.pid, number)
 
 
