@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
-import sys
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from atoll.errors import OK, Code
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, chain_of, runs
-from tests.controller.test_lowering_in_steps import Slow
+from tests.controller.test_lowering_in_steps import Blocks, Slow, without_collector
 
 NODES = 1000
 
@@ -59,30 +57,16 @@ def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
 
     def most_blocks(nodes: int) -> int:
         play = Registered(nodes)
-        most, before = 0, sys.getallocatedblocks()
-
-        def turns() -> None:
-            nonlocal most, before
-            while True:
-                play.turn()
-                after = sys.getallocatedblocks()
-                most, before = max(most, abs(after - before)), after
-                if not play.controller.has_work:
-                    return
-
+        blocks = Blocks()
         play.launch()
-        turns()
+        blocks.turns(play)
         while live := list(play.controller.launcher.in_flight):
             play.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
-            turns()
-        return most
+            blocks.turns(play)
+        return blocks.most
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         assert most_blocks(4 * NODES) < 2 * most_blocks(NODES)
-    finally:
-        gc.enable()
 
 
 def test_other_sessions_are_served_meanwhile_and_later_messages_of_the_session_wait():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +25,34 @@ from tests.controller.play import Play, chain_of, on, runs
 
 NODES = 1000
 CREDITS = 9  # that a launch of so many nodes takes
+
+
+class Blocks:
+    """Counts the blocks of memory that turns of a play make or free: `most` of them in one turn so far."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._before = sys.getallocatedblocks()
+
+    def turns(self, play: Slow) -> None:
+        """Do turns until nothing is left to do."""
+        while True:
+            play.turn()
+            after = sys.getallocatedblocks()
+            self.most, self._before = max(self.most, abs(after - self._before)), after
+            if not play.controller.has_work:
+                return
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Keep the garbage collector from freeing anything meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Slow(Play):
@@ -210,16 +240,10 @@ def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
     def most_blocks(nodes: int) -> int:
         play = Slow()
         play.register(5, chain_of(nodes))
-        most, before = 0, sys.getallocatedblocks()
-        while play.controller.has_work:
-            play.turn()
-            after = sys.getallocatedblocks()
-            most, before = max(most, abs(after - before)), after
-        return most
+        assert play.controller.has_work
+        blocks = Blocks()
+        blocks.turns(play)
+        return blocks.most
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         assert most_blocks(4 * NODES) < 2 * most_blocks(NODES)
-    finally:
-        gc.enable()

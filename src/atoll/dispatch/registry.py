@@ -283,7 +283,7 @@ class ProgramRegistry:
             self._large.dropped(message.plan)
 
     def _send(self, hosts: tuple[int, ...], number: int, plan: Plan | msgspec.Raw) -> None:
-        definition = cast(Plan, plan)  # an encoded plan becomes part of the message as it is
+        definition = cast(Plan, plan)  # msgspec copies an encoded plan into the message
         if number in self._large:
             self._outbox.to_hosts_in_pieces(hosts, m.RegisterPlan(number, definition, acknowledge=True))
         else:

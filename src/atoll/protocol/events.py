@@ -30,7 +30,7 @@ STEPS_PER_FLUSH = 64
 
 
 class Flush(Event, frozen=True, tag=2):
-    """All that has come for now was handled: what was decided may leave. Only this event returns actions.
+    """The turn ends: its events are handled, and their actions are returned. No other event returns actions.
 
     At most so many `steps` of large work are done. The shell chooses them by the time that they took before.
     """

@@ -38,8 +38,9 @@ _UNKNOWN = FunctionReport()  # for gangs that run no function
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """A host's plan; which handles a run of it takes and gives, by their positions in the launch's. Hosts that do the
-    same have the same object. A large plan is kept as it is encoded in a message.
+    """A host's plan, and the handles that a run of it takes and gives, by their positions in the launch's.
+
+    Hosts with equal plans share one object. A large plan is encoded, as in the messages that contain it.
     """
 
     plan: p.Plan | msgspec.Raw

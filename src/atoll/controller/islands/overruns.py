@@ -67,7 +67,7 @@ class Overruns:
                 self._look_at(gang, seconds, now)
         abandoned = [each for each in foremost if foremost[each].ticket.session in of_closed]
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
-            self._end_abandoned(foremost[sequence], seconds, now)
+            self._end_abandoned(foremost[sequence], seconds)
 
     def _look_at(self, gang: Gang[GangRun], seconds: float, now: float) -> None:
         limit = gang.ticket.tenant.settings.run_seconds
@@ -87,7 +87,7 @@ class Overruns:
         else:
             self._stop(gang, why)
 
-    def _end_abandoned(self, gang: Gang[GangRun], seconds: float, now: float) -> None:
+    def _end_abandoned(self, gang: Gang[GangRun], seconds: float) -> None:
         """A gang of a session that is over, with nothing before it on its hosts, is given a bounded time to end."""
         if seconds > self._abandoned_seconds:
             limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
