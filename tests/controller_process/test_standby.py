@@ -75,6 +75,13 @@ class Pair:
         self.shell._handle = lambda event: None  # type: ignore[method-assign]
         self.shell._flush = lambda: None  # type: ignore[method-assign]
 
+    def is_followed_closely(self) -> bool:
+        """Whether the standby knows of each message that the controller has sent."""
+        copy = self.standby._shell
+        assert copy is not None
+        sent = {each.number: each.ledger.sent for each in self.shell.resumable.all()}
+        return sent == {each.number: each.ledger.sent for each in copy.resumable.all()}
+
     def end(self) -> None:
         self.running.cancel()
         for server in self.servers:
@@ -181,7 +188,10 @@ def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over
         await beside.next_of(WELCOME)
         standby = pair.shell._following._standby
         assert standby is not None
+        # Peers may know nothing that the standby lacks: it refuses those that do.
+        await until(pair.is_followed_closely)
         pair.shell._following._drop(standby, "the test")
+        pair.freeze()
         await until(lambda: pair.shell.resumable.elsewhere == ())
         worker = pair.worker.connection
         worker._addresses._address = pair.second  # type: ignore[union-attr]

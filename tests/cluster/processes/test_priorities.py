@@ -21,22 +21,25 @@ print(os.nice(0) - before, Path("/proc/self/autogroup").read_text().split()[-1])
 """
 
 
-def _priorities(leads: bool) -> list[str]:
+WITHIN_A_SESSION = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+
+
+def _priorities(*arguments: str) -> list[str]:
+    """Return how much a process lowered itself and the priority of its session, for Python in a session of its own."""
     ended = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, start_new_session=leads
+        [sys.executable, "-c", *arguments], capture_output=True, text=True, check=True, start_new_session=True
     )
     return ended.stdout.split()
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
 def test_a_process_that_leads_its_session_lowers_the_session() -> None:
-    assert _priorities(leads=True) == ["7", "7"]
+    assert _priorities(CODE) == ["7", "7"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
 def test_a_process_that_leads_none_leaves_the_priority_of_its_session() -> None:
-    own = Path("/proc/self/autogroup").read_text().split()[-1]
-    assert _priorities(leads=False) == ["7", own]
+    assert _priorities(WITHIN_A_SESSION, CODE) == ["7", "0"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
