@@ -1,5 +1,6 @@
 """The peers of figure 5 count right, which each of their rounds checks itself, and leave nothing behind."""
 
+import contextlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,10 +33,17 @@ def ray_folder(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(recursive: bool = False) -> list[psutil.Process]:
-    """Return this process's children, except those of the whole run: its guardian, and the fork servers."""
-    children = psutil.Process().children(recursive=recursive)
+    """Return this process's children, except those of the whole run: its guardian, and the fork servers.
+
+    The children of a fork server belong to other tests, and some of them may still be ending.
+    """
     of_the_run = ("guardian.py", "fork_server.py")
-    return [each for each in children if not any(word.endswith(of_the_run) for word in each.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, and may be a zombie
+            if not any(word.endswith(of_the_run) for word in child.cmdline()):
+                found += [child, *(child.children(recursive=True) if recursive else ())]
+    return found
 
 
 @pytest.mark.parametrize("backend", ["JAX, op by op", "JAX, fused"])

@@ -48,9 +48,15 @@ def crash(process: CompilerProcess, text: str) -> CompilerCrashedError:
     return caught.value
 
 
-def wait_until_ended(process: CompilerProcess) -> None:
-    while not process.has_ended:
+def has_ended_within(process: CompilerProcess, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not process.has_ended and time.monotonic() < deadline:
         time.sleep(0.01)
+    return process.has_ended
+
+
+def wait_until_ended(process: CompilerProcess) -> None:
+    assert has_ended_within(process, 60.0)
 
 
 def servers() -> list[psutil.Process]:
@@ -166,6 +172,22 @@ def test_a_server_that_was_killed_is_started_again(limited: Callable[[CompilerLi
     crash(process, hostile.large(4, 10))
     assert next_compiles(server)
     assert own not in servers()
+
+
+def test_a_process_has_not_ended_before_its_server(limited: Callable[[CompilerLimits], CompilerServer]) -> None:
+    before = servers()
+    server = limited(LIMITS)
+    process = server.take()
+    assert compiles(process)
+    (own,) = (each for each in servers() if each not in before)
+    own.suspend()
+    server.close()  # which the server sees once it goes on
+    try:
+        assert not has_ended_within(process, 0.5)
+    finally:
+        own.resume()
+    wait_until_ended(process)
+    crash(process, hostile.large(4, 10))
 
 
 def test_memory_is_limited(limited: Callable[[CompilerLimits], CompilerServer]) -> None:

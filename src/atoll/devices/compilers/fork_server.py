@@ -312,9 +312,9 @@ class CompilerServer:
             lost, self._processes = self._processes, {}
             self._control = None
             self._close_spare()
+        server.wait()  # its processes are killed when it ends, not when its connection closes
         for process in lost.values():
             self._ended(process, None)
-        server.wait()
         if server.returncode:
             _log.warning("the fork server of this host's compilers exited with %d", server.returncode)
 
