@@ -46,6 +46,18 @@ def loop_on(devices: int) -> str:
     return "it ended"
 
 
+def loop_behind_short_work(iterations: int) -> str:
+    """Run a loop that ends, and then in a burst a short program and a loop without end; the error."""
+    x = jax.device_put(1, jax.devices()[0])
+    count = jax.jit(lambda x, n: jax.lax.while_loop(lambda v: v < n, lambda v: v + 1, x))
+    add, loop = jax.jit(lambda x: x + 1), jax.jit(lambda x: jax.lax.while_loop(lambda v: v >= 0, lambda v: v * 0, x))
+    count(x, 10).block_until_ready()
+    add.lower(x).compile()
+    loop.lower(x).compile()
+    loop(add(count(x, iterations))).block_until_ready()
+    return "it ended"
+
+
 def follow_for_ever() -> None:
     """A launch whose end nobody waits for."""
     follow = lambda v: (v * 1103515245 + 12345) & 0x7FFFFFFF  # noqa: E731
@@ -72,6 +84,21 @@ def test_a_loop_of_a_tenant_that_keeps_another_waiting_is_stopped(
         eve.finish(SECONDS)
     report = cluster.report()
     assert [island["restarts"] for island in report["islands"]] == [0]
+    ana.close()
+    eve.close()
+
+
+def test_a_loop_that_follows_short_work_at_once_is_stopped(cluster: StandingCluster, start_python: StartPython) -> None:
+    ana = start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN="ana's token")
+    eve = start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN="eve's token")
+    ana.call(keep)
+    eve.begin(loop_behind_short_work, 5_000_000)
+    stops = len(stopped(cluster.report()))
+    while len(stopped(cluster.report())) == stops:
+        assert ana.call(kept_sum, seconds=SECONDS) == 499500.0
+    with pytest.raises(RemoteError, match=r"the run of jit__lambda was stopped"):
+        eve.finish(SECONDS)
+    assert [island["restarts"] for island in cluster.report()["islands"]] == [0]
     ana.close()
     eve.close()
 

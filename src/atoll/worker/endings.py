@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TypeVar
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import Status
@@ -22,6 +24,7 @@ from atoll.worker.step_runner import StepRunner
 MOST_CLIENT_ENDS = 8
 # Sequence number, start and end in nanoseconds.
 _Span = tuple[int, int, int]
+_Item = TypeVar("_Item")
 
 
 class Endings:
@@ -45,15 +48,17 @@ class Endings:
         # A thread for each that waits for its client: the controller sends few at a time.
         self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
         steps.on_report = lambda sequence, value: report(m.Reported(sequence, value))
-        self.completed: list[_Span] = []  # units that completed at once: see `report_completed`
-        self._rows: list[m.RowsMoved] = []  # of them
+        self.completed: deque[_Span] = deque()  # units that completed at once: see `report_completed`
+        self._rows: deque[m.RowsMoved] = deque()  # of them
 
     def report_completed(self) -> None:
-        """Reports the units that completed while they were started, together: a message each would cost more."""
-        if self.completed:
-            self._report(*self._rows, m.Done(tuple(self.completed)))
-            self.completed.clear()
-            self._rows.clear()
+        """Report the units that completed while they were started, together: a message each would cost more.
+
+        Any thread may call this: the executor's thread may be inside a unit that lasts, and cannot report then.
+        """
+        completed = _taken(self.completed)
+        if completed:
+            self._report(*_taken(self._rows), m.Done(tuple(completed)))
 
     def _complete(self, unit: DispatchUnit, started: int) -> None:
         """It has completed while it was started."""
@@ -148,6 +153,15 @@ class Endings:
         found = unit.take_rows()
         if found:
             self._report(*found)
+
+
+def _taken(queue: deque[_Item]) -> list[_Item]:
+    """Remove and return what is in the queue. Other threads may do the same, or append to it."""
+    taken = []
+    with suppress(IndexError):
+        while True:
+            taken.append(queue.popleft())
+    return taken
 
 
 class _Reads:

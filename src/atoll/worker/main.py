@@ -114,7 +114,16 @@ class Worker:
         lease = Lease(self._lapsed)
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(
-            backend, functions, data_port, executor.submit, lease.renew, report, recorder, asides, options.host
+            backend,
+            functions,
+            data_port,
+            executor.submit,
+            lease.renew,
+            executor.plan_executor.endings.report_completed,
+            report,
+            recorder,
+            asides,
+            options.host,
         )
         where = advertised(data_port.address, options.advertise)
         connection.send(

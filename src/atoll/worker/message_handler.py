@@ -32,7 +32,7 @@ _EXECUTED = frozenset(
 
 class MessageHandler:
     """`execute` takes what is for the plan executor; `renew(seconds)` renews the worker's lease at each Ping;
-    `now` is the host's clock, in nanoseconds.
+    `report_completed()` reports what the plan executor has yet to report; `now` is the host's clock, in nanoseconds.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class MessageHandler:
         data_port: DataPort,
         execute: Callable[[Any], None],
         renew: Callable[[float], None],
+        report_completed: Callable[[], None],
         report: Callable[..., None],
         recorder: Recorder,
         asides: Asides,
@@ -57,6 +58,7 @@ class MessageHandler:
         self._data_port = data_port
         self._execute = execute
         self._renew = renew
+        self._report_completed = report_completed
         self._report = report
         self._answers = ThreadPoolExecutor(2, "atoll-answer")
 
@@ -90,6 +92,7 @@ class MessageHandler:
                 self._backend.stop(sequence, text)
             case m.Ping(lease=lease, seconds=seconds):
                 self._renew(lease)
+                self._report_completed()
                 self._report(m.Pong(seconds, self._now()))
             case m.DropFeed(session=session, feed=feed):
                 self._data_port.inbox.drop(session, feed)

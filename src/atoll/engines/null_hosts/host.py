@@ -136,7 +136,17 @@ class NullHost:
         self._endings = self._executor.endings
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
-            self.backend, functions, self.port, self._static_runs.handle, renew, report, recorder, asides, host, now
+            self.backend,
+            functions,
+            self.port,
+            self._static_runs.handle,
+            renew,
+            self._endings.report_completed,
+            report,
+            recorder,
+            asides,
+            host,
+            now,
         )
 
     def handle(self, message: Any) -> bool:

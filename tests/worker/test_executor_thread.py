@@ -1,0 +1,90 @@
+"""What the executor's thread has completed is reported, even while the thread is inside a unit that lasts."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from atoll.worker.message_handler import MessageHandler
+from tests.worker.rig import SECONDS, Behaviours, Rig, add, spec
+
+BEHAVIOURS = Behaviours("tests.worker.test_executor_thread")
+
+
+class Holding:
+    """Calls of Python, each of which holds the executor's thread until it is let go."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.begun: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+        rig.executor.plan_executor._steps._python = self
+        nothing: Any = None
+        self.handler = MessageHandler(
+            backend=nothing,
+            functions=nothing,
+            data_port=nothing,
+            execute=rig.executor.submit,
+            renew=lambda seconds: None,
+            report_completed=rig.executor.plan_executor.endings.report_completed,
+            report=rig.report,
+            recorder=nothing,
+            asides=nothing,
+            host=0,
+        )
+
+    def call(self, function: str, stream: int, inputs: Any, results: Any, on_outcome: Callable[[Any], None]) -> None:
+        let_go = threading.Event()
+        self.begun.put(let_go)
+        assert let_go.wait(SECONDS)
+        on_outcome([])
+
+    def start(self) -> None:
+        self.rig.start([p.Python("f", 0, (), (), -1)], (), 0)
+
+    def next(self) -> threading.Event:
+        """Wait until the next call has begun."""
+        return self.begun.get(timeout=SECONDS)
+
+    def ended(self) -> int:
+        """Return how many units the next report is about."""
+        report = self.rig.reports.get(timeout=SECONDS)
+        assert isinstance(report, m.Done), report
+        return len(report.runs)
+
+
+@BEHAVIOURS.add
+def it_reports_what_is_complete_at_a_ping_while_the_next_unit_lasts(rig: Rig) -> None:
+    name, argument = rig.function(add, spec(), spec()), rig.ones()
+    holding = Holding(rig)
+    holding.start()
+    first = holding.next()
+    for _ in range(2):
+        rig.start([p.Execute(name, (0, 0), 1, (), (), False)], [argument])
+    holding.start()
+    first.set()
+    second = holding.next()
+    holding.handler.handle(m.Ping(10.0, 1.0))
+    assert holding.ended() == 2
+    assert isinstance(rig.reports.get(timeout=SECONDS), m.Pong)
+    second.set()
+    assert holding.ended() >= 1
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return BEHAVIOURS.outcomes()
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS.names)
+def test_the_executor_thread(name: str, outcomes: dict[str, str]) -> None:
+    assert outcomes.get(name, outcomes[""]) == "ok"
+
+
+if __name__ == "__main__":
+    BEHAVIOURS.play()
