@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -138,12 +140,18 @@ class Cluster:
         for each in ended:
             self.event(e.TimerEnded(self.now, each.timer))
 
-    def tick(self, now: float, silent: tuple[int, ...] = (), silent_sessions: tuple[int, ...] = ()) -> None:
-        """A second has passed; all hosts and proxies but the silent ones have answered."""
-        self.now = now
+    def tick(
+        self,
+        now: float,
+        silent: tuple[int, ...] = (),
+        silent_sessions: tuple[int, ...] = (),
+        running: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    ) -> None:
+        """A second has passed; all hosts and proxies but the silent ones have answered. `running` are gangs by host."""
+        asked, self.now = self.now, now
         for host in list(self.controller.connections.hosts):
             if host not in silent:
-                self.worker(host, m.Pong())
+                self.worker(host, m.Pong(asked, running=running.get(host, ())))
         for session in list(self.controller.connections.sessions):
             if session not in silent_sessions:
                 self.proxy(session, m.Pong())

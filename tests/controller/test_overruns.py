@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.errors import Code, Status
+from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
-from tests.controller.play import Play, runs
+from tests.controller.play import Play, on, runs
 from tests.controller.test_crashes import launch
 from tests.controller.test_failures import endless
 from tests.controller.test_tenants import shared
 
 
-def ticks(play: Play, seconds: range) -> list[Any]:
+def ticks(play: Play, seconds: range, *running: int) -> list[Any]:
+    """Let time pass while these gangs keep host 0 busy."""
     for now in seconds:
-        play.tick(float(now))
+        play.tick(float(now), running={0: running})
     return play.outbox()
 
 
@@ -36,8 +38,8 @@ class Contest:
         (run,) = launch(self.play, self.alice, number)
         return run
 
-    def stops(self, seconds: range) -> list[m.StopRun]:
-        return stops_in(ticks(self.play, seconds))
+    def stops(self, seconds: range, *running: int) -> list[m.StopRun]:
+        return stops_in(ticks(self.play, seconds, *(running or (self.run.sequence,))))
 
     def restarts(self) -> int:
         return self.play.controller.resources.islands[0].restarts
@@ -72,7 +74,7 @@ def test_without_a_limit_a_run_may_keep_others_waiting():
 def test_the_island_of_a_run_that_cannot_be_stopped_restarts_at_its_tenants_cost():
     contest = Contest(10)
     contest.wait()
-    sent = ticks(contest.play, range(1, 60))
+    sent = ticks(contest.play, range(1, 60), contest.run.sequence)
     (restart,) = (message for message in sent if isinstance(message, m.RestartIsland))
     assert "the run of f on hosts [0] of island 0 could not be stopped" in restart.reason
     assert m.RestartExcused(0) in sent
@@ -83,7 +85,7 @@ def test_a_tenant_whose_runs_had_to_be_stopped_again_and_again_is_suspended():
     run = contest.run
     for turn in range(3):
         behind = contest.wait(200 + turn)
-        stop, *_ = contest.stops(range(1 + 10 * turn, 9 + 10 * turn))
+        stop, *_ = contest.stops(range(1 + 10 * turn, 9 + 10 * turn), run.sequence)
         assert stop.sequence == run.sequence
         contest.play.report(0, m.Failed(run.sequence, Status(Code.CANCELLED, stop.text)))
         contest.play.done(behind.sequence)
@@ -102,3 +104,46 @@ def test_a_run_of_a_closed_session_is_told_to_stop_before_its_island_restarts():
     assert {each.sequence for each in stops} == {run.sequence}
     assert "its session is over" in stops[0].text
     assert runs(play.outbox()) == []
+
+
+def test_a_gang_that_keeps_no_device_busy_is_not_charged():
+    contest = Contest(10)
+    contest.wait()
+    assert stops_in(ticks(contest.play, range(1, 100))) == [], "it is parked, or its client reads what it made"
+    assert contest.stops(range(100, 110)) == [], "its time counts from when it runs"
+    assert {each.sequence for each in contest.stops(range(110, 113))} == {contest.run.sequence}
+
+
+def test_the_run_is_charged_that_keeps_devices_busy_and_not_a_gang_before_it():
+    contest = Contest(10)
+    (loop,) = launch(contest.play, contest.bob, 101)
+    contest.wait()
+    assert {each.sequence for each in contest.stops(range(1, 20), loop.sequence)} == {loop.sequence}
+
+
+def test_a_run_that_waits_for_one_of_its_hosts_is_not_charged():
+    play = shared("1x2x1", run_seconds=10)
+    alice, bob = play.open(token="alice"), play.open(token="bob")
+    play.outbox()
+    play.proxy(bob.number, m.RegisterFunction(1, "hash", 1, ((0, 1),)))
+    compile_, *_ = [each for each in play.report(0, m.FeedsArrived(bob.number, (1,))) if isinstance(each, m.Compile)]
+    for host in range(2):
+        play.report(host, m.Compiled(compile_.function, Status(Code.OK, ""), b"", 0.1, False, 0))
+    play.proxy(bob.number, m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.proxy(bob.number, m.Launch(1, (), (11,), ()))
+    run, *_ = runs(play.outbox())
+    launch(play, alice, 200)
+    for now in range(1, 40):
+        play.tick(float(now), running={0: (run.sequence,)})
+    assert stops_in(play.outbox()) == []
+    for now in range(40, 60):
+        play.tick(float(now), running={0: (run.sequence,), 1: (run.sequence,)})
+    assert {each.sequence for each in stops_in(play.outbox())} == {run.sequence}
+
+
+def test_a_run_of_a_closed_session_is_stopped_behind_a_gang_that_waits():
+    contest = Contest(0)
+    (loop,) = launch(contest.play, contest.alice, 200)
+    contest.play.close(contest.alice.number)
+    stops = stops_in(ticks(contest.play, range(1, 20), loop.sequence))
+    assert {each.sequence for each in stops} == {loop.sequence}

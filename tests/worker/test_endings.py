@@ -15,6 +15,7 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun, Read
 from atoll.worker.endings import Endings
+from atoll.worker.occupancy import Occupancy
 
 SECONDS = 10.0
 
@@ -43,7 +44,8 @@ class Watching:
         self.ticks = iter(range(1, 1000))
         self.readers = ThreadPoolExecutor(4)
         steps: Any = SimpleNamespace(device_of=lambda segment: 0)
-        self.endings = Endings(steps, self.report, self, self.readers, lambda: next(self.ticks))
+        occupancy = Occupancy(self.report, lambda unit: ())
+        self.endings = Endings(steps, occupancy, self, self.readers, lambda: next(self.ticks))
         plan = p.Plan("f", (), (p.Segment(0, ()),), ())
         self.unit = DispatchUnit(PlanRun(m.Run(7, 1, 1, (), (), ()), plan), 0, 1, 7, 0)
 

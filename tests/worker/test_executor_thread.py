@@ -31,7 +31,7 @@ class Holding:
             data_port=nothing,
             execute=rig.executor.submit,
             renew=lambda seconds: None,
-            report_completed=rig.executor.plan_executor.endings.report_completed,
+            units=rig.executor.units,
             report=rig.report,
             recorder=nothing,
             asides=nothing,

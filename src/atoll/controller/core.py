@@ -244,7 +244,15 @@ class Controller:
             self._tracing,
             self._messages_of_proxies(),
         )
-        self._hosts = Hosts(state, self.launcher, self.programs, self.memory, self._tracing, self._messages_of_hosts())
+        self._hosts = Hosts(
+            state,
+            self.launcher,
+            self.programs,
+            self.memory,
+            self._tracing,
+            self._overruns,
+            self._messages_of_hosts(),
+        )
 
     def _messages_of_proxies(self) -> Mapping[type[Any], Callable[[Session, Any], None]]:
         """Those that are for one part alone, which takes them as they are."""

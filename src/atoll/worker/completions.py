@@ -99,6 +99,13 @@ class RunCompletion:
     def block_until_ready(self) -> None:
         self.token.block_until_ready()
 
+    def busy_devices(self) -> tuple[int, ...]:
+        """Return the run's devices; none if it has certainly ended."""
+        try:
+            return () if self.is_ready() else self._devices
+        except RuntimeError:
+            return self._devices
+
 
 class ArrayCompletion:
     """The completion of what makes an array without a compiled function: a transfer, a copy."""

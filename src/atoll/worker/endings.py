@@ -18,6 +18,7 @@ from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
 from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.occupancy import Occupancy
 from atoll.worker.step_runner import StepRunner
 
 # As many as the controller lets wait for their clients on a host in XLA's threads (`promises.client_runs`).
@@ -28,19 +29,20 @@ _Item = TypeVar("_Item")
 
 
 class Endings:
-    """For the executor's thread. `report` sends messages to the controller, from any thread; `now` is the clock, in
+    """For the executor's thread. `occupancy` sends messages to the controller, from any thread; `now` is the clock, in
     nanoseconds.
     """
 
     def __init__(
         self,
         steps: StepRunner,
-        report: Callable[..., None],
+        occupancy: Occupancy,
         watcher: Watcher,
         readers: Pool,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._report = report
+        self._occupancy = occupancy
+        self._report = report = occupancy.report
         self._now = now
         self._steps = steps
         self._watcher = watcher
@@ -81,6 +83,7 @@ class Endings:
             if are_complete(unit.completions):  # on a thread of its own
                 self._await_client(unit)
             else:
+                self._occupancy.begun(unit.sequence, unit.completions)
                 start_in(self._client_ends, self._await_client, unit)
             return
         if unit.reads and not unit.completions:
@@ -97,6 +100,7 @@ class Endings:
         if not are_complete(unit.completions):
             unit.is_watched = True
             self._report_rows(unit)
+            self._occupancy.begun(unit.sequence, unit.completions)
             last = unit.plan_run.plan.segments[unit.stop - 1]
             self._watcher.watch(self._steps.device_of(last), unit.sequence, unit.started, unit.completions)
             return

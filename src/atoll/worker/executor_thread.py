@@ -16,9 +16,11 @@ from typing import Any
 from atoll.transfers.inbox import Inbox
 from atoll.worker.asides import Asides
 from atoll.worker.completions import CompletionWatcher
+from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.static_runs import StaticRuns
 from atoll.worker.step_runner import StepRunner
+from atoll.worker.units import Units
 
 # Each may wait for a client that does not read; there are enough for the others.
 READ_THREADS = 64
@@ -38,11 +40,12 @@ class ExecutorThread:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._static_runs = StaticRuns(report, self._queue.put)
-        report = self._static_runs.report
-        watcher = CompletionWatcher(report)
+        occupancy = Occupancy(self._static_runs.report, steps.devices_of)
+        watcher = CompletionWatcher(occupancy.report)
         self.plan_executor = PlanExecutor(
-            steps, inbox, report, watcher, readers, lambda: self._queue.put(_Wake()), asides
+            steps, inbox, occupancy, watcher, readers, lambda: self._queue.put(_Wake()), asides
         )
+        self.units = Units(self.plan_executor.endings, occupancy, self._static_runs)
         self._static_runs.execute, self._static_runs.await_feeds = self.plan_executor.handle, inbox.await_all
         steps.on_outcome = self.submit
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()

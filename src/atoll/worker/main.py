@@ -119,7 +119,7 @@ class Worker:
             data_port,
             executor.submit,
             lease.renew,
-            executor.plan_executor.endings.report_completed,
+            executor.units,
             report,
             recorder,
             asides,

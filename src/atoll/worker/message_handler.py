@@ -18,6 +18,7 @@ from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.worker.asides import Asides
 from atoll.worker.functions import Functions
+from atoll.worker.units import Units
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ _EXECUTED = frozenset(
 
 class MessageHandler:
     """`execute` takes what is for the plan executor; `renew(seconds)` renews the worker's lease at each Ping;
-    `report_completed()` reports what the plan executor has yet to report; `now` is the host's clock, in nanoseconds.
+    `units` are those of the plan executor; `now` is the host's clock, in nanoseconds.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class MessageHandler:
         data_port: DataPort,
         execute: Callable[[Any], None],
         renew: Callable[[float], None],
-        report_completed: Callable[[], None],
+        units: Units,
         report: Callable[..., None],
         recorder: Recorder,
         asides: Asides,
@@ -58,7 +59,7 @@ class MessageHandler:
         self._data_port = data_port
         self._execute = execute
         self._renew = renew
-        self._report_completed = report_completed
+        self._units = units
         self._report = report
         self._answers = ThreadPoolExecutor(2, "atoll-answer")
 
@@ -89,11 +90,12 @@ class MessageHandler:
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)
             case m.StopRun(sequence=sequence, text=text):
-                self._backend.stop(sequence, text)
+                for unit in self._units.of_gang(sequence):
+                    self._backend.stop(unit, text)
             case m.Ping(lease=lease, seconds=seconds):
                 self._renew(lease)
-                self._report_completed()
-                self._report(m.Pong(seconds, self._now()))
+                self._units.report_completed()
+                self._report(m.Pong(seconds, self._now(), self._units.running()))
             case m.DropFeed(session=session, feed=feed):
                 self._data_port.inbox.drop(session, feed)
             case m.Compile():

@@ -29,6 +29,7 @@ from atoll.worker.collective_order import CollectiveOrder
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.endings import Endings
+from atoll.worker.occupancy import Occupancy
 from atoll.worker.promises import Outcome
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Store
@@ -49,7 +50,7 @@ class PlanExecutor:
         self,
         steps: StepRunner,
         inbox: Inbox,
-        report: Callable[..., None],
+        occupancy: Occupancy,
         watcher: Watcher,
         readers: Pool,
         wake: Callable[[], None],
@@ -58,11 +59,12 @@ class PlanExecutor:
     ) -> None:
         self._steps = steps
         self._inbox = inbox
-        self._report = report
+        self._occupancy = occupancy
+        self._report = occupancy.report
         self._wake = wake
         self._asides = asides
         self._now = now
-        self.endings = Endings(steps, report, watcher, readers, now)
+        self.endings = Endings(steps, occupancy, watcher, readers, now)
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
@@ -205,6 +207,7 @@ class PlanExecutor:
         if unit.place and not self._collectives.may_start(unit.place):
             return False
         try:
+            self._occupancy.executing = unit
             if not unit.started:
                 unit.started = self._now()
             if plan_run.values is None:
@@ -236,6 +239,8 @@ class PlanExecutor:
         except Exception as error:
             self._fail(unit, store, status_of(error).within(plan.name))
             return True
+        finally:
+            self._occupancy.executing = None
         if unit.stop == len(plan.segments):
             self._plan_runs.pop(run.sequence, None)
         if run.acknowledge:

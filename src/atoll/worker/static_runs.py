@@ -134,6 +134,16 @@ class StaticRuns:
         if own:
             self._submit(UnitsEnded(tuple(own)))
 
+    def gang_of(self, sequence: int) -> int:
+        """Return the number by which the controller knows the unit."""
+        found = self._units.get(sequence)
+        return sequence if found is None else found[0].message.sequence
+
+    def units_of(self, gang: int) -> list[int]:
+        """Return the units in flight that the controller knows by this number."""
+        own = [sequence for sequence, (run, _) in list(self._units.items()) if run.message.sequence == gang]
+        return own or [gang]
+
     # ---- the executor's thread
 
     def handle(self, message: Any) -> None:

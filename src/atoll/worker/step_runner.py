@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from atoll.devices.device import DeviceArray, DeviceBackend
-from atoll.errors import invalid
+from atoll.errors import StatusError, invalid
 from atoll.host_services import host_data
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.sessions import Input
@@ -109,6 +109,17 @@ class StepRunner:
         if type(step) is p.Move:
             return step.arrays[0].devices[0]
         return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.ReceiveRows | p.Select) else 0
+
+    def devices_of(self, unit: DispatchUnit) -> tuple[int, ...]:
+        """Return the devices on which the unit's segment runs functions. Any thread."""
+        segments = unit.plan_run.plan.segments
+        steps = segments[min(unit.segment, len(segments) - 1)].steps
+        found: set[int] = set()
+        for step in steps:
+            if type(step) is p.Execute:
+                with suppress(StatusError):  # it may have been dropped meanwhile
+                    found.update(self._functions.get(step.function).ordinals)
+        return tuple(found)
 
     # ---- compute
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from atoll.cluster.lifecycle import HostState
 from atoll.cluster.resources import Host
+from atoll.controller.islands.overruns import Overruns
 from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.registry import ProgramRegistry
@@ -26,6 +27,7 @@ class Hosts:
         programs: ProgramRegistry,
         memory: Ledger,
         tracing: Tracing,
+        overruns: Overruns,
         others: Mapping[type[Any], Callable[[int, Any], None]],
     ) -> None:
         self._resources = state.resources
@@ -38,6 +40,7 @@ class Hosts:
         self._programs = programs
         self._memory = memory
         self._tracing = tracing
+        self._overruns = overruns
         self._handlers: Mapping[type[Any], Callable[[int, Any], None]] = {
             m.Done: self._done,
             m.Failed: self._failed,
@@ -50,6 +53,7 @@ class Hosts:
 
     def _pong(self, host: int, message: m.Pong) -> None:
         self._tracing.host_answered(host, message, self._outbox.seconds)
+        self._overruns.host_answered(host, message)
 
     def _enqueued(self, host: int, message: m.Enqueued) -> None:
         self._launcher.enqueued(message.sequence)

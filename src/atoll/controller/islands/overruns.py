@@ -2,6 +2,9 @@
 
 A run is stopped where it runs if its devices can do that: CPU devices can in a loop (`devices.xla.stops`). If the run
 has not ended a while later, its island restarts, which loses what others have stored there.
+
+The time of a run counts while all of its hosts report that it keeps their devices busy. A gang may be in flight for as
+long without that, behind another one, or while it waits for bytes or for a client.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class Overruns:
         self._launcher = launcher
         self._restart = restart
         self._charge = charge
-        self._running: Durations[int] = Durations()  # gangs with nothing before them, by sequence
+        self._busy: dict[int, m.Pong] = {}  # the last answers of hosts whose devices are busy, by host
+        self._running: dict[int, float] = {}  # since when gangs keep all their hosts' devices busy, by sequence
         self._abandoned: Durations[int] = Durations()
         self._stopped: dict[int, tuple[float, str]] = {}  # since when, and why, by sequence
         self._closed: dict[int, str] = {}  # sessions that are over while gangs of theirs are in flight, by name
@@ -50,24 +54,50 @@ class Overruns:
         if any(gang.ticket.session == session.number for gang in self._launcher.in_flight.values()):
             self._closed[session.number] = session.name
 
+    def host_answered(self, host: int, message: m.Pong) -> None:
+        """Note which gangs keep the devices of `host` busy."""
+        if message.running:
+            self._busy[host] = message
+        else:
+            self._busy.pop(host, None)
+
     def tick(self, now: float) -> None:
         """Once a second: stop what has run for too long, and restart islands whose devices cannot stop."""
         in_flight = self._launcher.in_flight
         if not in_flight:
             self._closed.clear()
             self._stopped.clear()
+            self._running.clear()
             return
-        foremost = {gang.sequence: gang for gang in self._launcher.foremost()}
+        foremost = {gang.sequence for gang in self._launcher.foremost()}
         of_closed = {gang.ticket.session for gang in in_flight.values()} & self._closed.keys()
         self._closed = {number: self._closed[number] for number in of_closed}
         self._stopped = {sequence: each for sequence, each in self._stopped.items() if sequence in in_flight}
-        for sequence, seconds in self._running.update(now, foremost).items():
-            gang = foremost[sequence]
-            if gang.ticket.session not in of_closed:
-                self._look_at(gang, seconds, now)
-        abandoned = [each for each in foremost if foremost[each].ticket.session in of_closed]
+        running = self._keeping_busy()
+        abandoned = [each for each in sorted({*foremost, *running}) if in_flight[each].ticket.session in of_closed]
+        self._running = {each: self._running.get(each, since) for each, since in running.items()}
+        for sequence, since in self._running.items():
+            gang = in_flight.get(sequence)
+            if gang is not None and gang.ticket.session not in of_closed:
+                self._look_at(gang, now - since, now)
+        abandoned = [each for each in abandoned if each in in_flight]  # an island may just have been restarted
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
-            self._end_abandoned(foremost[sequence], seconds)
+            self._end_abandoned(in_flight[sequence], seconds)
+
+    def _keeping_busy(self) -> dict[int, float]:
+        """Return the gangs that keep all hosts busy on which they have yet to end, and when the last host was asked."""
+        hosts: dict[int, set[int]] = {}
+        since: dict[int, float] = {}
+        for host, answer in self._busy.items():
+            for sequence in answer.running:
+                hosts.setdefault(sequence, set()).add(host)
+                since[sequence] = max(since.get(sequence, answer.seconds), answer.seconds)
+        in_flight = self._launcher.in_flight
+        return {
+            sequence: since[sequence]
+            for sequence in sorted(hosts)
+            if sequence in in_flight and in_flight[sequence].run.hosts_left <= hosts[sequence]
+        }
 
     def _look_at(self, gang: Gang[GangRun], seconds: float, now: float) -> None:
         limit = gang.ticket.tenant.settings.run_seconds
@@ -88,7 +118,7 @@ class Overruns:
             self._stop(gang, why)
 
     def _end_abandoned(self, gang: Gang[GangRun], seconds: float) -> None:
-        """A gang of a session that is over, with nothing before it on its hosts, is given a bounded time to end."""
+        """A gang of a session that is over gets a bounded time to end, once it runs or nothing is before it."""
         if seconds > self._abandoned_seconds:
             limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
             name = f"{gang.run.launch.program.name} of {self._closed[gang.ticket.session]}"

@@ -12,6 +12,7 @@ from atoll.cluster.topology import MOST, Topology
 from atoll.controller.validation.fields import (
     check_count,
     check_number,
+    check_numbers,
     check_seconds,
     check_status,
     check_text,
@@ -78,6 +79,7 @@ def pong(message: m.Pong, topology: Topology) -> None:
     check_seconds(message, "seconds")
     if message.clock < -1:
         raise violation(message, "clock", message.clock, "-1 or more")
+    check_numbers(message, "running", most=MOST)
 
 
 def feeds_lost(message: m.FeedsLost, topology: Topology) -> None:

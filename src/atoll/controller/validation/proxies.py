@@ -198,6 +198,7 @@ def pong(session: Session, message: m.Pong, topology: Topology) -> None:
     check_seconds(message, "seconds")
     if message.clock < -1:
         raise violation(message, "clock", message.clock, "-1 or more")
+    check_count(message, "running", 0)
 
 
 def handles_reported(session: Session, message: m.HandlesReported, topology: Topology) -> None:

@@ -21,11 +21,13 @@ from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion
 from atoll.worker.functions import Functions
 from atoll.worker.host_group import HostGroup
 from atoll.worker.message_handler import MessageHandler
+from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.relay import SendToHost
 from atoll.worker.static_runs import StaticRuns, UnitsEnded
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.type_keys import TypeKeys
+from atoll.worker.units import Units
 
 
 class AtOnce(Pool):
@@ -121,12 +123,12 @@ class NullHost:
         network = NullNetwork(self.backend, self.port, host, neighbours)
         steps = StepRunner(self.backend, functions, self.port, network, keys)
         asides = Asides(self.backend, inbox, self.port, host, steps.readers, report, readers)
-        of_units = self._static_runs.report
+        occupancy = Occupancy(self._static_runs.report, steps.devices_of)
         self._executor = PlanExecutor(
             steps,
             inbox,
-            of_units,
-            ClockWatcher(clock, of_units),
+            occupancy,
+            ClockWatcher(clock, occupancy.report),
             readers,
             lambda: call_soon(self._resume_parked),
             asides,
@@ -141,7 +143,7 @@ class NullHost:
             self.port,
             self._static_runs.handle,
             renew,
-            self._endings.report_completed,
+            Units(self._endings, occupancy, self._static_runs),
             report,
             recorder,
             asides,

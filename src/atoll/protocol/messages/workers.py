@@ -81,10 +81,14 @@ class Enqueued(Message, frozen=True, tag=16):
 
 
 class Pong(Message, frozen=True, tag=17):
-    """The answer to a Ping: its `seconds`, and what the sender's monotonic clock says, in nanoseconds; -1: nothing."""
+    """The answer to a Ping: its `seconds`, and what the sender's monotonic clock says, in nanoseconds; -1: nothing.
+
+    `running`: gangs that keep the devices of the sending host busy.
+    """
 
     seconds: float = 0.0
     clock: int = -1
+    running: tuple[int, ...] = ()
 
 
 class FeedsLost(Message, frozen=True, tag=19):
