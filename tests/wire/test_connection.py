@@ -424,3 +424,14 @@ def test_of_several_addresses_the_first_that_answers_is_connected_to():
             await connect(both, Note, print, lambda reason: None, name="a peer")
 
     asyncio.run(main())
+
+
+def test_an_ended_connection_has_no_read_buffer() -> None:
+    # Under a flood of connections, hundreds of ended ones wait for the garbage collector.
+    async def run() -> None:
+        peer = Peer()
+        assert len(peer.connection.get_buffer(-1)) > 0
+        peer.connection.connection_lost(None)
+        assert len(peer.connection.get_buffer(-1)) == 0
+
+    asyncio.run(run())

@@ -248,6 +248,8 @@ class Connection(asyncio.BufferedProtocol):
             self._lose(str(explained(error, self.name, shaking_hands=False)))
         else:
             self._lose(f"{self.name} closed the connection" + (f": {error}" if error else ""))
+        # Cycles keep ended connections until the garbage collector runs, which may be a thousand buffers later.
+        self._read_buffer, self._read_view = bytearray(), memoryview(b"")
 
     # ---- ending
 
