@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll.cluster.sandbox.grants import Sandbox, View
-from atoll.errors import OK, FrameError
+from atoll.errors import OK, Code, FrameError
 from atoll.host_services.python import sessions as module
 from atoll.host_services.python.options import PythonHost
 from atoll.host_services.python.sessions import Input, PythonSessions
@@ -20,12 +20,16 @@ from atoll.protocol.messages import python as m
 class Process:
     """A process that runs nothing: what is sent to it is kept."""
 
-    def __init__(self, name: str, options: Any, meeting: Any, on_message: Any, on_end: Any, expected: Any) -> None:
-        self.receive = on_message
+    def __init__(
+        self, name: str, options: Any, meeting: Any, on_message: Any, on_end: Any, on_gone: Any, expected: Any
+    ) -> None:
+        self.receive, self.end, self.gone = on_message, on_end, on_gone
         self.calls: list[m.Call] = []
         self.sent: list[tuple[int, list[float]]] = []
 
     def start(self) -> None: ...
+
+    def kill(self) -> None: ...
 
     def send(self, message: Any) -> None: ...
 
@@ -48,11 +52,16 @@ class Link:
 
 
 @pytest.fixture
-def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Process, list[str], list[Any]]:
-    """One that was called to write an argument of two shards; what was released; the call's outcomes."""
+def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonSessions:
     monkeypatch.setattr(module, "PythonProcess", Process)
     sessions = PythonSessions(PythonHost(0, 0, "unix:/c", "unix:/d", str(tmp_path)))
     sessions.begin(1)
+    return sessions
+
+
+@pytest.fixture
+def process(sessions: PythonSessions, tmp_path: Path) -> tuple[Process, list[str], list[Any]]:
+    """One that was called to write an argument of two shards; what was released; the call's outcomes."""
     record = sessions._sessions[1]
     record.options = m.PythonOptions(
         -1, ((0, 1),), 0, m.ClientSettings(), Sandbox(View.USER, str(tmp_path / "p" / "host-0")), "", ""
@@ -96,3 +105,17 @@ def test_what_was_not_asked_for_is_released_when_the_call_has_returned(process):
     (call,) = writer.calls
     writer.receive(m.Returned(call.number, OK))
     assert (released, outcomes) == (["argument"], [[]])
+
+
+def test_calls_fail_once_their_process_is_killed_and_its_directory_goes_with_its_memory(process, sessions, tmp_path):
+    killed, released, outcomes = process
+    scratch = tmp_path / "p" / "host-0"
+    sessions.close(1)
+    assert (scratch.is_dir(), outcomes) == (True, [])
+    killed.end("the Python process of session 1 was killed")
+    assert (scratch.is_dir(), released) == (True, ["argument"])
+    assert [(each.code, each.message) for each in outcomes] == [
+        (Code.ABORTED, "the Python process of session 1 was killed")
+    ]
+    killed.gone()
+    assert not scratch.exists()

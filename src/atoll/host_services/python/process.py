@@ -58,9 +58,13 @@ Send = Callable[[PythonLink], None]
 
 
 class PythonProcess:
-    """A process that runs, or is on its way. Calls `on_message(message)` and `on_end(reason)` from threads of its own;
-    the latter once, last. `take` gives the contents that came before a message. `expected()` is how many bytes of
-    results are to come: it may send that many, and so many more as any peer may have waiting.
+    """A process that runs, or is on its way. Its threads call `on_message(message)`, `on_end(reason)` and `on_gone()`.
+
+    The thread calls `on_end` once the process has ended or is killed: from then on it executes no code. It calls
+    `on_gone` last. A killed process has yet to free its memory, which may take long on a busy host.
+
+    `take` gives the contents that came before a message. `expected()` is how many bytes of results are to come: it may
+    send that many, and so many more as any peer may have waiting.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class PythonProcess:
         meeting: Meeting,
         on_message: Callable[[Any], None],
         on_end: Callable[[str], None],
+        on_gone: Callable[[], None],
         expected: Callable[[], int],
     ) -> None:
         self.name = name
@@ -77,6 +82,8 @@ class PythonProcess:
         self._meeting = meeting
         self._on_message = on_message
         self._on_end = on_end
+        self._on_gone = on_gone
+        self._is_over = False  # and `on_end` has been called
         self._expected = expected
         self._contents: dict[int, np.ndarray[Any, Any]] = {}
         self._held = 0  # bytes of them
@@ -148,6 +155,12 @@ class PythonProcess:
             link.close()
             self._outbox.put(None)
             self._inputs.shutdown(wait=False, cancel_futures=True)
+            self._over(reason)
+            self._on_gone()
+
+    def _over(self, reason: str) -> None:
+        if not self._is_over:
+            self._is_over = True
             self._on_end(f"the Python process of {self.name} {reason}")
 
     def _serve(self, process: subprocess.Popen[bytes], link: PythonLink) -> str:
@@ -163,7 +176,11 @@ class PythonProcess:
             _signal(process, signal.SIGTERM)
             _ends(process)
         _signal(process, signal.SIGKILL)
-        how = how_it_ended(process, words, _END_SECONDS)
+        if not _ends(process):
+            self._over(self._because("was killed"))
+        return self._because(how_it_ended(process, words, _END_SECONDS))
+
+    def _because(self, how: str) -> str:
         return f"{self._problem}, and {how}" if self._problem else how
 
     def _start(self, theirs: socket.socket, meeting: str) -> subprocess.Popen[bytes]:

@@ -276,6 +276,7 @@ class PythonSessions:
                 record.meeting,
                 lambda message: self._received(record, process, message),
                 lambda reason: self._ended(record, process, reason),
+                lambda: self._gone(record),
                 lambda: sum(call.nbytes for call in list(record.calls.values())),
             )
             record.process = process
@@ -317,10 +318,6 @@ class PythonSessions:
 
     def _ended(self, record: _Session, process: PythonProcess, reason: str) -> None:
         status = Status(Code.ABORTED, reason)
-        if record.options is not None and record.number not in self._sessions:
-            shutil.rmtree(record.options.sandbox.scratch, ignore_errors=True)
-            with contextlib.suppress(OSError):  # other hosts may have theirs there
-                Path(record.options.sandbox.shared).rmdir()
         with self._lock:
             if record.process is process:
                 record.process = None
@@ -343,6 +340,13 @@ class PythonSessions:
             call.on_outcome(status)
         for then in waiting:
             then(status)
+
+    def _gone(self, record: _Session) -> None:
+        """Remove the directories of a session that is over: its process writes no more."""
+        if record.options is not None and record.number not in self._sessions:
+            shutil.rmtree(record.options.sandbox.scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):  # other hosts may have theirs there
+                Path(record.options.sandbox.shared).rmdir()
 
 
 def _end(inputs: Sequence[Input], on_outcome: Callable[[Outcome], None], outcome: Outcome) -> None:
