@@ -13,8 +13,6 @@ from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPytho
 from tests.end_to_end.script_process import GRACE_SECONDS
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
-pytestmark = pytest.mark.executed  # it kills processes, and their ends are reported with the cause
-
 TOLD_SECONDS = 2.0
 LEASE_SECONDS = 3.0
 BACK_SECONDS = 300.0

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.end_to_end.script_process import StartScript
-
-pytestmark = pytest.mark.executed  # it kills processes
 
 # One call is under way while the proxy is killed, another comes after that.
 SCRIPT = """
@@ -48,7 +44,8 @@ for _ in range(2):
 def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_connected_anew(
     start_script: StartScript,
 ) -> None:
-    script = start_script(SCRIPT, islands="1x1x2")
+    # The script looks for its child, and reports how it ended.
+    script = start_script(SCRIPT, islands="1x1x2", ATOLL_TEST_EXECUTED="1")
     for _ in range(2):
         assert script.line() == "True True"
         assert script.line() == "True 2"

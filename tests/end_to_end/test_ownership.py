@@ -14,7 +14,6 @@ import pytest
 from tests.end_to_end.script_process import GONE_SECONDS, GRACE_SECONDS, Script, StartScript
 
 START_SECONDS = 300.0
-pytestmark = pytest.mark.executed  # it kills processes
 
 WORKING = """
 import time
@@ -179,6 +178,7 @@ def test_without_its_proxy_a_script_can_have_another_and_goes_on_with_what_it_ha
         print(float(step(jax.device_put(at_home)).sum()) / at_home.size, flush=True)
         """,
         ATOLL_ADDRESS=cluster.address,
+        ATOLL_TEST_EXECUTED="1",  # the script reports how its child ended
         READ=str(read),
     )
     assert script.line() == "kill", script.errors()
