@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.controller.faults import NothingChangedError
+from atoll.controller.validation import PROXIES
 from atoll.errors import Code
 from atoll.journal.replay import replayed, skipped_of
 from atoll.protocol import events as e
@@ -96,7 +97,7 @@ def test_a_bug_in_the_checks_of_a_message_is_known_to_have_changed_nothing(monke
     def check(*arguments: object) -> None:
         raise KeyError("a dtype")
 
-    monkeypatch.setattr("atoll.controller.sessions.proxies.validate_from_session", check)
+    monkeypatch.setitem(PROXIES, m.Pong, check)
     with pytest.raises(NothingChangedError) as raised:
         cluster.proxy(session.number, m.Pong())
     assert isinstance(raised.value.__cause__, KeyError)

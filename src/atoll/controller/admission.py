@@ -7,7 +7,7 @@ checks: that the table of permissions has it for its sender (`protocol.permissio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
-from atoll.controller.validation import validate
+from atoll.controller.validation import ALLOWED, validate
 from atoll.dispatch.connections import Peer
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
@@ -34,8 +34,8 @@ from atoll.protocol.events import (
     Received,
     TimerEnded,
 )
-from atoll.protocol.permissions import ALWAYS, check
 from atoll.protocol.permissions import Peer as Kind
+from atoll.protocol.permissions import check as check_permission
 from atoll.scheduling.session import Session
 from atoll.security.guesses import TOO_MANY, Guesses
 from atoll.security.roles import is_of_the_cluster, may_say
@@ -46,7 +46,8 @@ HELLO_SECONDS = 10.0
 # The loss of a host's connection counts after so long: the engine knows better why, and is about to say it.
 ENGINE_SAYS_SECONDS = 0.2
 
-_ALWAYS_FROM_PROXIES = ALWAYS["proxy"]
+# Of a connection without a Hello: it may send nothing else, which `_hello` checks.
+_ALLOWED: Mapping[str, Mapping[type[Any], Callable[..., None] | None]] = {**ALLOWED, "": {}}
 
 
 class Admission:
@@ -122,10 +123,12 @@ class Admission:
         peer = self._peers.get(event.connection)
         if peer is None:  # it was closed, and this was on its way
             return
-        # Nearly all messages come from proxies, and every client may send them: `Proxies` validates these.
-        if peer.speaks and (peer.speaks != "proxy" or type(event.message) not in _ALWAYS_FROM_PROXIES):
+        message = event.message
+        check: Callable[..., None] | None = _ALLOWED[peer.speaks].get(type(message), validate)
+        if check is not None:
             try:
-                self._check(peer, peer.speaks, event.message)
+                if check is not validate or self._is_permitted(peer, message):
+                    check(message, self._resources.topology)
             except StatusError as error:
                 peer.refuse(peer, error.status)
                 return
@@ -133,14 +136,14 @@ class Admission:
                 raise NothingChangedError from error
         peer.handle(peer, event)
 
-    def _check(self, peer: Peer, role: str, message: Any) -> None:
-        """Raises StatusError for a message that this peer may not send, or that is not valid."""
-        if type(message) not in ALWAYS[role]:
-            tenant = peer.tenant
-            kind = Kind.OPERATOR if tenant is not None and tenant.is_operator else Kind.USER
-            check(role, kind, type(message), "" if tenant is None else tenant.name)
-        if role != "proxy":  # `Proxies` validates the messages of a session when their turn comes
-            validate(message, self._resources.topology)
+    def _is_permitted(self, peer: Peer, message: Any) -> bool:
+        """Check a message that not every peer with this role may send. Raises StatusError; False before the Hello."""
+        if not peer.speaks:
+            return False
+        tenant = peer.tenant
+        kind = Kind.OPERATOR if tenant is not None and tenant.is_operator else Kind.USER
+        check_permission(peer.speaks, kind, type(message), "" if tenant is None else tenant.name)
+        return True
 
     def lost(self, event: ConnectionLost) -> None:
         peer = self._connections.remove(event.connection)

@@ -420,8 +420,9 @@ class Launcher:
 
     def release_delayed(self) -> None:
         """Let the launches compete for devices that were delayed by the limits of their tenants, and are due."""
-        for ticket in self._rates.due(self._outbox.seconds):
-            self.scheduler.arrived(ticket)
+        if self._rates.delayed:
+            for ticket in self._rates.due(self._outbox.seconds):
+                self.scheduler.arrived(ticket)
 
     def name_frees(self) -> None:
         """Hosts learn which memory goes, before anything that is sent to them later."""

@@ -28,7 +28,8 @@ MOST_BYTES = 32 * 1024 * 1024
 RIGHT_TOKEN = "right"
 _WRONG_TOKEN = "wrong"
 _NO_TOKENS = Tokens()
-_MESSAGES_WITH_SECRETS = (m.Hello, m.SetTenant)
+_MESSAGES_WITH_SECRETS: frozenset[type[Any]] = frozenset((m.Hello, m.SetTenant))
+_EVENTS_WITH_SECRETS: frozenset[type[Any]] = frozenset((ConnectionOpened, SessionsKept))
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -85,11 +86,8 @@ class EventLog:
         if event.__class__ is Received:
             if event.message.__class__ in _MESSAGES_WITH_SECRETS:
                 self._keep_shown(msgspec.structs.replace(event, message=self._without_secrets(event.message)))
-        elif event.__class__ is ConnectionOpened:
-            self._keep_shown(msgspec.structs.replace(event, secret=f"secret of connection {event.connection}"))
-        elif event.__class__ is SessionsKept:
-            shown = {session: f"secret of session {session}" for session in event.secrets}
-            self._keep_shown(msgspec.structs.replace(event, secrets=shown))
+        elif event.__class__ in _EVENTS_WITH_SECRETS:
+            self._keep_shown(_event_without_secrets(event))
 
     def trim(self) -> None:
         """Drops the oldest events beyond the bounds. To be called once for many events."""
@@ -139,6 +137,16 @@ class EventLog:
             return _WRONG_TOKEN
         tenant = None if is_of_the_cluster(hello.role) else self._tokens.tenant_of(hello.token)
         return RIGHT_TOKEN if tenant in (None, DEFAULT_NAME) else _token_of(str(tenant))
+
+
+def _event_without_secrets(event: AnyEvent) -> AnyEvent:
+    match event:
+        case ConnectionOpened(connection=connection):
+            return msgspec.structs.replace(event, secret=f"secret of connection {connection}")
+        case SessionsKept(secrets=secrets):
+            shown = {session: f"secret of session {session}" for session in secrets}
+            return msgspec.structs.replace(event, secrets=shown)
+    return event
 
 
 def _line(number: int, record: bytes) -> Line:

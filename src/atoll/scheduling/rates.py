@@ -130,7 +130,7 @@ class TenantRates:
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
         self._by_name: dict[str, Rates] = {}
-        self._delayed: dict[str, Rates] = {}  # that have delayed launches
+        self.delayed: dict[str, Rates] = {}  # that have delayed launches
 
     def of(self, tenant: Tenant) -> Rates | None:
         """Return the buckets of a tenant, at its present limits."""
@@ -158,16 +158,16 @@ class TenantRates:
         rates = self.of(tenant)
         if rates is None or rates.launched(launch, now):
             return True
-        self._delayed[tenant.name] = rates
+        self.delayed[tenant.name] = rates
         return False
 
     def due(self, now: float) -> list[Ticket[GangRun]]:
         """Take the delayed tickets that may compete for devices now."""
         found: list[Ticket[GangRun]] = []
-        if not self._delayed:
+        if not self.delayed:
             return found
-        for name, rates in list(self._delayed.items()):
+        for name, rates in list(self.delayed.items()):
             found += rates.due(now)
             if not rates.delayed:
-                del self._delayed[name]
+                del self.delayed[name]
         return found

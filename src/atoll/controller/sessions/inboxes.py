@@ -61,7 +61,7 @@ class Inboxes:
     def __init__(
         self,
         sessions: Mapping[int, Session],
-        handle: Callable[[int, Any], None],
+        handle: Callable[[Session, Any], None],
         end: Callable[[int, Status], None],
         discards: Discards,
     ) -> None:
@@ -80,10 +80,13 @@ class Inboxes:
         session = self._sessions.get(number)
         if session is None:
             return
-        items = _ITEMS.get(type(message))
-        is_small = items is None or items(message) <= _SMALL_ITEMS
-        if (is_small and not session.in_steps and number not in self.waiting) or type(message) is m.Pong:
-            self._handle(number, message)
+        if not session.in_steps and number not in self.waiting:
+            items = _ITEMS.get(type(message))
+            if items is None or items(message) <= _SMALL_ITEMS:
+                self._handle(session, message)
+                return
+        elif type(message) is m.Pong:
+            self._handle(session, message)
             return
         waiting = self.waiting.get(number)
         if waiting is None:
@@ -103,7 +106,8 @@ class Inboxes:
         while steps > 0 and blocked < len(self.waiting):
             number = next(iter(self.waiting))
             waiting = self.waiting.pop(number)
-            if self._sessions[number].in_steps:
+            session = self._sessions[number]
+            if session.in_steps:
                 self.waiting[number] = waiting
                 blocked += 1
                 continue
@@ -115,7 +119,7 @@ class Inboxes:
             if waiting:
                 self.waiting[number] = waiting  # also for `received`: later messages are behind these
             steps -= _steps_of(message)
-            self._handle(number, message)
+            self._handle(session, message)
 
     def session_closed(self, session: Session) -> None:
         del self._nodes[session.number]

@@ -8,7 +8,7 @@ from typing import Any
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
-from atoll.controller.validation import validate_from_session
+from atoll.controller.validation import PROXIES
 from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.registry import ProgramRegistry
@@ -71,22 +71,22 @@ class Proxies:
             **others,
         }
 
-    def handle(self, number: int, message: Any) -> None:
+    def handle(self, session: Session, message: Any) -> None:
         """Handle a message of the session's proxy. A message that no honest proxy sends ends the session."""
-        session = self._open.get(number)
-        if session is None:
-            return
+        kind = type(message)
+        validator = PROXIES.get(kind)
+        if validator is not None:
+            try:
+                validator(session, message, self._resources.topology)
+            except StatusError as error:
+                self._sessions.end(session.number, error.status)
+                return
+            except Exception as error:  # a bug of the check
+                raise NothingChangedError from error
         try:
-            validate_from_session(session, message, self._resources.topology)
+            self._handlers[kind](session, message)
         except StatusError as error:
-            self._sessions.end(number, error.status)
-            return
-        except Exception as error:  # a bug of the check
-            raise NothingChangedError from error
-        try:
-            self._handlers[type(message)](session, message)
-        except StatusError as error:
-            self._sessions.end(number, error.status)
+            self._sessions.end(session.number, error.status)
 
     def feeds_arrived(self, host: int, message: m.FeedsArrived) -> None:
         """Feeds of a session are complete at a host: sources of functions, or what launches wait for."""
