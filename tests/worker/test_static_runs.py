@@ -90,6 +90,17 @@ def test_units_start_as_earlier_ones_end_and_one_message_tells_of_all():
     assert struct.unpack("<2q", told.times[:16]) == (0, MS)
 
 
+def test_the_controller_knows_units_by_the_number_of_their_run():
+    host = Host(segments=5)
+    host.run()
+    started = host.units()
+    assert host.static_runs.units_of(FIRST) == started == [100, 102, 104], "each is stopped if the run is"
+    assert {host.static_runs.gang_of(unit) for unit in started} == {FIRST}
+    host.end(100)
+    assert 100 not in host.static_runs.units_of(FIRST)
+    assert (host.static_runs.gang_of(55), host.static_runs.units_of(55)) == (55, [55]), "a unit of no static run"
+
+
 def test_what_is_in_flight_is_bounded_by_time_and_by_what_memory_was_reserved_for():
     host = Host(segments=40)
     for took, most in ((50_000, 12), (20 * MS, 2)):

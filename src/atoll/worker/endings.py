@@ -52,15 +52,17 @@ class Endings:
         steps.on_report = lambda sequence, value: report(m.Reported(sequence, value))
         self.completed: deque[_Span] = deque()  # units that completed at once: see `report_completed`
         self._rows: deque[m.RowsMoved] = deque()  # of them
+        self._reporting = threading.Lock()  # what is known of a unit's rows is sent ahead of its end
 
     def report_completed(self) -> None:
         """Report the units that completed while they were started, together: a message each would cost more.
 
         Any thread may call this: the executor's thread may be inside a unit that lasts, and cannot report then.
         """
-        completed = _taken(self.completed)
-        if completed:
-            self._report(*_taken(self._rows), m.Done(tuple(completed)))
+        with self._reporting:
+            completed = _taken(self.completed)
+            if completed:
+                self._report(*_taken(self._rows), m.Done(tuple(completed)))
 
     def _complete(self, unit: DispatchUnit, started: int) -> None:
         """It has completed while it was started."""
