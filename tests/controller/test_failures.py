@@ -434,18 +434,25 @@ def endless(**settings: Any) -> tuple[Play, m.Run]:
     return play, run
 
 
-def restarts(play: Play, seconds: range) -> list[m.RestartIsland]:
+def restarts(play: Play, seconds: range, *running: int) -> list[m.RestartIsland]:
     for now in seconds:
-        play.tick(float(now))
+        play.tick(float(now), running={0: running})
     return [message for message in play.outbox() if isinstance(message, m.RestartIsland)]
 
 
-def test_a_loop_without_end_costs_its_island_once_its_client_is_gone_for_long():
+def test_a_gang_of_a_closed_session_that_keeps_no_device_busy_is_not_said_to_run():
     play, _ = endless()
-    assert restarts(play, range(1, 100)) == [], "while its client is there, it may run"
     play.close(play.session)
-    assert restarts(play, range(100, 131)) == []
-    (restart,) = restarts(play, range(131, 133))
+    (restart,) = restarts(play, range(100, 133))
+    assert "loop of session 1 (script.py) has not ended on hosts [0] of island 0 for more than 30 s" in restart.reason
+
+
+def test_a_loop_without_end_costs_its_island_once_its_client_is_gone_for_long():
+    play, run = endless()
+    assert restarts(play, range(1, 100), run.sequence) == [], "while its client is there, it may run"
+    play.close(play.session)
+    assert restarts(play, range(100, 131), run.sequence) == []
+    (restart,) = restarts(play, range(131, 133), run.sequence)
     assert restart.island == 0
     assert "loop of session 1 (script.py) has run on hosts [0] of island 0 for more than 30 s" in restart.reason
     play.join_again(0)

@@ -122,7 +122,7 @@ class Overruns:
         if seconds > self._abandoned_seconds:
             limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
             name = f"{gang.run.launch.program.name} of {self._closed[gang.ticket.session]}"
-            runs = f"has run on {_hosts(gang)} {limit}"
+            runs = f"{'has run' if gang.sequence in self._running else 'has not ended'} on {_hosts(gang)} {limit}"
             self._restart(gang, f"a gang {runs}", f"{name} {runs}")
         elif seconds > STOP_SECONDS:
             self._stop(gang, "its session is over")
