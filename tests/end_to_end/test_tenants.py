@@ -71,8 +71,9 @@ def compute(loops: int, seconds: float) -> tuple[int, int]:
     import jax.numpy as jnp
 
     step = jax.jit(lambda x: jax.lax.fori_loop(0, loops, lambda _, v: jnp.sin(v) + 1.0, x))
-    x, count, end = jnp.zeros(4096, jnp.float32), 0, time.monotonic() + seconds
+    x, count = jnp.zeros(4096, jnp.float32), 0
     step(x).block_until_ready()
+    end = time.monotonic() + seconds
     waiting: list[Any] = []
     while time.monotonic() < end:
         x = step(x)

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.scheduling.quarantine import Quarantine
 
 ABORTED = -signal.SIGABRT
@@ -45,4 +46,15 @@ def test_a_compilation_is_refused_where_two_crashes_had_it():
 def test_what_xla_does_to_no_other_host_is_sure(status: int):
     quarantine = Quarantine()
     quarantine.crashed(status, "it crashed", {"f"}, set(), has_others=True)
+    assert set(quarantine.refused) == {"f"}
+
+
+def test_after_a_bug_in_the_worker_a_function_is_suspected_first():
+    quarantine = Quarantine()
+    quarantine.crashed(FAILED_STATUS, "a bug has ended it", {"f"}, set())
+    assert (quarantine.refused, quarantine.suspects) == ({}, {"f"})
+    quarantine.ended_well("f")
+    quarantine.crashed(FAILED_STATUS, "a bug has ended it", {"f"}, set())
+    assert quarantine.refused == {}
+    quarantine.crashed(FAILED_STATUS, "a bug has ended it", {"f"}, set())
     assert set(quarantine.refused) == {"f"}

@@ -1,15 +1,15 @@
 """Programs that crash the workers that run them.
 
 A worker that crashed (and was not killed) was running something. With one function in flight, that one is the cause,
-and is refused from then on. With several, all are suspects: their gangs are exclusive from then on, so that the next
-crash has one cause, and a suspect that ends well is cleared.
+and is refused from then on. With several, or after a bug in Atoll, which need not be their fault, all are suspects:
+their gangs are exclusive from then on, so that the next crash has one cause, and a suspect that ends well is cleared.
 """
 
 from __future__ import annotations
 
 import signal
 
-from atoll.cluster.processes.leases import LAPSED_STATUS
+from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
 from atoll.errors import Code, Status
 
 # Exit statuses of a process that was killed from outside, or that has ended because it heard nothing of its cluster.
@@ -22,10 +22,12 @@ def is_crash(status: int) -> bool:
 
 
 def is_own_crash(status: int, has_others: bool) -> bool:
-    """Return whether a crash was caused on its host. XLA also aborts a process after the loss of the first host of its
-    island, before anybody else knows of that loss; `has_others` says that the island has other hosts.
+    """Return whether a crash was surely caused by what its host ran.
+
+    A bug in Atoll may have ended the worker just as well. XLA also aborts a process after the loss of the first host of
+    its island, before anybody else knows of that loss; `has_others` says that the island has other hosts.
     """
-    return not (has_others and status == -signal.SIGABRT)
+    return status != FAILED_STATUS and not (has_others and status == -signal.SIGABRT)
 
 
 class Quarantine:
