@@ -23,7 +23,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from scripts.hostile.attacks import ATTACKS, NOT_HELD
+from scripts.hostile.attacks import ATTACKS
 
 ROOT = Path(__file__).resolve().parents[2]
 _TRY_SECONDS = 45.0  # after which a try that has not ended is killed, as a tenant kills a script
@@ -211,7 +211,7 @@ def main(
     seed: Annotated[int, typer.Option(help="The seed of all that is random.")] = 1,
 ) -> None:
     """Run it; exits with status 1 and a reason if a promise was broken."""
-    kinds = only.split(",") if only else [kind for kind in ATTACKS if kind not in NOT_HELD]
+    kinds = only.split(",") if only else list(ATTACKS)
     logs = Path(tempfile.mkdtemp(prefix="hostile-logs-"))
     # Users' scripts run on other machines: the attackers' scripts get one half of the cores. The cluster and the
     # training get the other half, also for the solo rate.

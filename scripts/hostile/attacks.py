@@ -234,8 +234,6 @@ ATTACKS: dict[str, Callable[[int], None]] = {
     "python-bomb": python_bomb,
     "python-files": python_files,
 }
-# Not stopped reliably: one of the next runs may hang, and the island restarts. They run only if they are named.
-NOT_HELD = ("device-loops",)
 # These may end the session, and a client opens only one: each try needs a new process.
 _ONE_TRY = ("register", "python-loop", "python-bomb", "python-files")
 
