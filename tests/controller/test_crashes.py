@@ -10,7 +10,7 @@ from atoll.scheduling.session import Session
 from tests.controller.play import Play, on, runs
 from tests.controller.test_tenants import shared, status
 
-SEGMENTATION_FAULT = -11
+SEGMENTATION_FAULT, KILLED, TERMINATED = -11, -9, -15
 
 
 def launch(play: Play, session: Session, number: int) -> list[m.Run]:
@@ -25,8 +25,8 @@ def launch(play: Play, session: Session, number: int) -> list[m.Run]:
     return runs(play.outbox())
 
 
-def crash(play: Play, incarnation: int) -> list[object]:
-    play.engine(m.WorkerEnded(0, incarnation, SEGMENTATION_FAULT, "killed by SIGSEGV"))
+def crash(play: Play, incarnation: int, status: int = SEGMENTATION_FAULT) -> list[object]:
+    play.engine(m.WorkerEnded(0, incarnation, status, "killed by a signal"))
     found = play.outbox()
     play.join(0, pid=incarnation + 1)
     play.outbox()
@@ -54,6 +54,41 @@ def test_crashes_by_ever_new_functions_suspend_their_tenant_and_leave_the_island
     play.proxy(alice.number, m.RegisterFunction(300, "hash 300", 300, ((0,),)))
     (ready,) = [each for each in play.outbox() if isinstance(each, m.FunctionReady)]
     assert ready.status.code == Code.RESOURCE_EXHAUSTED
+
+
+def test_a_worker_that_the_system_killed_is_charged_to_the_tenant_with_the_most_memory_among_those_that_ran():
+    play = shared("1x1x2")
+    controller = play.controller
+    for number in range(100, 100 + MOST_CRASHES):
+        alice, bob = play.open(token="alice"), play.open(token="bob")
+        play.outbox()
+        assert launch(play, bob, number)
+        assert launch(play, alice, number)
+        assert launch(play, alice, 100 + number), "twice as much memory as bob's"
+        assert m.RestartExcused(0) in crash(play, controller.resources.hosts[0].incarnation, KILLED)
+        play.close(alice.number)
+        play.close(bob.number)
+    suspended = [controller.offenses.suspended_seconds(name, play.now) for name in ("alice", "bob")]
+    assert suspended == [FIRST_SUSPENSION_SECONDS, 0.0]
+    assert controller.quarantine.refused == {}, "no function is known to be the cause"
+
+
+def test_a_worker_that_was_killed_while_nothing_ran_counts_against_the_island_unless_tenants_have_arrays_there():
+    play = shared("1x1x2")
+    alice = play.open(token="alice")
+    assert m.RestartExcused(0) not in crash(play, play.controller.resources.hosts[0].incarnation, KILLED)
+    (run,) = launch(play, alice, 100)
+    play.done(run.sequence)
+    assert m.RestartExcused(0) in crash(play, play.controller.resources.hosts[0].incarnation, KILLED)
+    assert play.controller.offenses.suspended_seconds("alice", play.now) == 0.0
+
+
+def test_a_worker_that_was_asked_to_end_is_charged_to_nobody():
+    play = shared("1x1x2")
+    alice = play.open(token="alice")
+    play.outbox()
+    assert launch(play, alice, 100)
+    assert m.RestartExcused(0) not in crash(play, play.controller.resources.hosts[0].incarnation, TERMINATED)
 
 
 def test_a_function_that_is_refused_for_one_tenant_runs_for_another():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from atoll.controller.faults import NothingChangedError
@@ -10,13 +12,16 @@ from atoll.errors import Code
 from atoll.journal.replay import replayed, skipped_of
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.scheduling.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
+from atoll.scheduling.session import Session
 from tests.controller.play import Cluster, Play, joined
+from tests.controller.test_tenants import shared
 
 REASON = "Launch: TypeError: not callable (dispatch/launcher.py:1)"
 
 
 def skip(cluster: Cluster, connection: int, **more: object) -> list[tuple[tuple[str, int], object]]:
-    cluster.event(e.Skipped(10.0, REASON, (connection,), **more))  # type: ignore[arg-type]
+    cluster.event(e.Skipped(cluster.now, REASON, (connection,), **more))  # type: ignore[arg-type]
     return cluster.sent()
 
 
@@ -101,3 +106,83 @@ def test_a_bug_in_the_checks_of_a_message_is_known_to_have_changed_nothing(monke
     with pytest.raises(NothingChangedError) as raised:
         cluster.proxy(session.number, m.Pong())
     assert isinstance(raised.value.__cause__, KeyError)
+
+
+# ---- with tenants, a bug is charged to the tenant whose messages cause it
+
+
+def skip_for(cluster: Play, *sessions: Session, **more: object) -> list[object]:
+    """The controller has failed in a turn with messages of these sessions. Return what it sends."""
+    of = cluster.controller.connections.sessions
+    cluster.event(e.Skipped(cluster.now, REASON, **{"suspects": tuple(of[each.number] for each in sessions)} | more))  # type: ignore[arg-type]
+    return cluster.outbox()
+
+
+def fail_at(cluster: Play, token: str, times: int) -> None:
+    """The controller fails at messages of new sessions of that tenant."""
+    for _ in range(times):
+        session = cluster.open(token=token)
+        skip(cluster, cluster.controller.connections.sessions[session.number])
+
+
+def refusals(cluster: Play, role: str, token: str) -> list[str]:
+    cluster.outbox()
+    cluster.connect(role, token=token)
+    return [each.status.message for each in cluster.outbox() if isinstance(each, m.Refused)]
+
+
+def test_a_tenant_at_whose_messages_the_controller_failed_again_and_again_is_suspended():
+    cluster = shared()
+    alice, bob = cluster.open(token="alice"), cluster.open(token="bob")
+    fail_at(cluster, "alice", MOST_CRASHES - 1)
+    assert alice.number in cluster.controller.sessions
+    assert refusals(cluster, "operator", "alice") == []
+    fail_at(cluster, "alice", 1)
+    assert alice.number not in cluster.controller.sessions
+    assert bob.number in cluster.controller.sessions
+    for role in ("proxy", "operator"):
+        (text,) = refusals(cluster, role, "alice")
+        assert text.startswith(f"tenant alice cannot open sessions for another {FIRST_SUSPENSION_SECONDS:.0f} s: ")
+    assert refusals(cluster, "proxy", "bob") == []
+    cluster.now += FIRST_SUSPENSION_SECONDS
+    assert cluster.open(token="alice").number in cluster.controller.sessions
+
+
+def test_a_suspension_outlives_a_restart_of_the_controller():
+    cluster = shared()
+    fail_at(cluster, "alice", MOST_CRASHES)
+    cluster.controller = pickle.loads(pickle.dumps(cluster.controller))
+    assert cluster.controller.offenses.client_problem(cluster.controller.tenants.by_name["alice"], cluster.now)
+
+
+def test_a_bug_in_a_turn_is_charged_if_messages_of_one_tenant_came_in_it():
+    cluster = shared()
+    alice, second, bob = (cluster.open(token=token) for token in ("alice", "alice", "bob"))
+    root, controller = cluster.open(token="root"), cluster.controller
+    suspects = [(alice, bob), (alice, root), (root,), (), (alice,), (alice, second)]
+    of = controller.connections.sessions
+    events = [e.Skipped(0.0, REASON, suspects=tuple(of[each.number] for each in some)) for some in suspects]
+    assert [controller.is_charged(each) for each in events] == [False, False, False, False, True, True]
+    for _ in range(MOST_CRASHES - 1):
+        skip_for(cluster, alice)
+    assert set(controller.sessions) >= {alice.number, second.number, bob.number}
+    skip_for(cluster, second)
+    assert controller.sessions.keys() & {alice.number, second.number, bob.number} == {bob.number}
+
+
+def test_without_tenants_a_bug_is_charged_to_nobody():
+    cluster = joined("1x1x2")
+    connection = cluster.controller.connections.sessions[cluster.open().number]
+    assert not cluster.controller.is_charged(e.Skipped(0.0, REASON, (connection,)))
+
+
+def test_a_bug_at_what_a_worker_says_of_a_tenants_session_does_not_count_against_the_island():
+    cluster = shared("2x1x1")
+    session = cluster.open(token="alice")
+    cluster.outbox()
+    host = cluster.controller.connections.hosts[1]
+    found = skip_for(cluster, connections=(host,), sessions=(session.number,), suspects=())
+    assert m.RestartExcused(1) in found
+    assert m.RestartExcused(0) not in skip_for(
+        cluster, connections=(cluster.controller.connections.hosts[0],), suspects=()
+    )

@@ -94,7 +94,7 @@ def test_a_tenant_whose_runs_had_to_be_stopped_again_and_again_is_suspended():
     contest.play.proxy(contest.bob.number, m.Launch(100, (), (77,), ()))
     contest.play.proxy(contest.bob.number, m.Await(5, (77,)))
     (awaited,) = [each for each in contest.play.outbox() if isinstance(each, m.Awaited)]
-    assert "its programs crashed workers, or had to be stopped, 3 times within 60 s" in awaited.status.message
+    assert "its programs ended workers, or had to be stopped, 3 times within 60 s" in awaited.status.message
 
 
 def test_a_run_of_a_closed_session_is_told_to_stop_before_its_island_restarts():

@@ -54,7 +54,7 @@ def test_what_ran_at_a_loss_that_the_engine_never_explained_is_forgotten_when_th
     play = running()
     play.lose(0, "its connection broke")
     play.join_again(0, 1)
-    assert play.controller._recovery._running_at_loss == {}
+    assert play.controller._recovery._at_loss == {}
 
 
 def test_a_crash_after_its_connection_was_lost_is_still_that_of_what_ran():

@@ -71,6 +71,7 @@ class Admission:
     ) -> None:
         self._max_sessions = state.settings.max_sessions
         self._tenants = state.tenants
+        self._offenses = state.offenses
         self._settings = state.settings
         self._connections = state.connections
         self._peers = state.connections.peers
@@ -213,6 +214,10 @@ class Admission:
         peer.hello = hello
         if not is_of_the_cluster(hello.role):
             peer.tenant = self._tenants.by_name[self._tokens.tenant_of(hello.token) or DEFAULT_NAME]
+            problem = self._offenses.client_problem(peer.tenant, event.seconds)
+            if problem is not None:
+                self._refuse_with(peer, problem)
+                return
         admit = self._roles.get(hello.role)
         if admit is None:
             text = f"{hello.role!r} is no role: expected {', '.join(self._roles)}"

@@ -356,6 +356,10 @@ class Controller:
             or programs.discards.waiting
         )
 
+    def is_charged(self, event: e.Skipped) -> bool:
+        """Return whether a tenant is charged for the bug that this event reports."""
+        return self._faults.charged(event) is not None
+
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()
         if self.has_work:

@@ -3,6 +3,9 @@
 The shell skips the event that raised the exception (`controller_process.shell`). If the exception was raised before any
 change of state (`NothingChangedError`), the process continues, and otherwise it restarts from its journal. In both
 cases it then handles `Skipped`.
+
+A bug that the messages of one tenant cause again and again suspends that tenant, and does not count among the restarts
+of the controller: otherwise one client could end the cluster.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.protocol.events import Skipped
 from atoll.scheduling.session import Session
+from atoll.scheduling.tenants import Tenant
 
 
 class NothingChangedError(Exception):
@@ -36,26 +40,48 @@ class Faults:
         self._sessions: Mapping[int, Session] = state.sessions
         self._outbox = state.outbox
         self._history = state.history
+        self._tenants = state.tenants
+        self._offenses = state.offenses
         self._recovery = recovery
         self._end_session = end_session
+
+    def charged(self, event: Skipped) -> Tenant | None:
+        """Return the tenant that is charged for the bug: the only one that may have caused it."""
+        if not self._tenants.are_told_apart:
+            return None
+        peers = (self._connections.peers.get(each) for each in (*event.connections, *event.suspects))
+        found = {id(peer.tenant): peer.tenant for peer in peers if peer is not None and peer.tenant is not None}
+        for number in event.sessions:
+            session = self._sessions.get(number)
+            if session is not None:
+                found[id(session.tenant)] = session.tenant
+        # An operator can end the cluster anyway, and is needed to look after it.
+        tenant = next(iter(found.values())) if len(found) == 1 else None
+        return None if tenant is None or tenant.is_operator else tenant
 
     def skipped(self, event: Skipped) -> None:
         """Handle `Skipped`."""
         self._history.record("controller failed", event.reason)
+        tenant = self.charged(event)
         for connection in event.connections:
             peer = self._connections.peers.get(connection)
             if peer is not None:
-                self._end(peer, event.reason)
+                self._end(peer, event.reason, is_charged=tenant is not None)
         for number in event.sessions:
             if number in self._sessions:
                 self._end_session(number, failure(event.reason))
+        problem = None if tenant is None else self._offenses.message_failed(tenant, self._outbox.seconds)
+        if tenant is not None and problem is not None:
+            self._history.record("suspended", problem.message, tenant=tenant.name)
+            for session in [each for each in self._sessions.values() if each.tenant is tenant]:
+                self._end_session(session.number, problem)
 
-    def _end(self, peer: Peer, reason: str) -> None:
+    def _end(self, peer: Peer, reason: str, is_charged: bool) -> None:
         connections = self._connections
         if connections.sessions.get(peer.number) == peer.connection:
             self._end_session(peer.number, failure(reason))
         elif connections.hosts.get(peer.number) == peer.connection:
-            self._recovery.controller_failed(peer.number, reason)
+            self._recovery.controller_failed(peer.number, reason, is_charged)
         elif connections.engine != peer.connection:  # without its engine a cluster ends
             self._outbox.send(peer.connection, m.Refused(failure(reason)))
             self._outbox.close(peer.connection)

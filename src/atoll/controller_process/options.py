@@ -16,6 +16,8 @@ RUNS, READY = b"runs\n", b"ready\n"
 FOLLOWED, ALONE, FOLLOWS = b"followed\n", b"alone\n", b"follows\n"
 # A bug ends it: the rest of the line says which.
 FAILED = b"failed "
+# A tenant is charged for that bug, and suspended if there are more: the restart does not count.
+CHARGED = b"charged\n"
 # The status with which it ends where another controller has taken over.
 SUPERSEDED = 3
 

@@ -22,12 +22,13 @@ from atoll.controller.core import Controller
 from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.following import Following, is_standby
-from atoll.controller_process.options import FAILED, READY, ControllerOptions, report
+from atoll.controller_process.options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.state import ShellState
 from atoll.controller_process.staying import leave
 from atoll.controller_process.step_budget import StepBudget
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.journal import Journal
+from atoll.journal.records import decode_event
 from atoll.journal.replay import skipped_of
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -287,7 +288,13 @@ class ControllerShell:
         If the process before this one ended by such a bug, and this one has not done a turn yet, that was no accident:
         the sessions end whose messages came in that turn.
         """
-        self._fail(e.Skipped(self._clock(), described(error), () if self._has_done_turn else self._suspects), error)
+        ended = () if self._has_done_turn else self._suspects
+        self._fail(e.Skipped(self._clock(), described(error), ended, suspects=self._senders()), error)
+
+    def _senders(self) -> tuple[int, ...]:
+        """Return the connections whose messages came in this turn."""
+        events = map(decode_event, self.controller.log.turn)
+        return tuple({each.connection: None for each in events if isinstance(each, e.Received)})
 
     def _fail(self, skipped: e.Skipped, error: BaseException) -> None:
         """End this process, whose state may be wrong. The next one skips, in its replay, what this one failed at."""
@@ -310,7 +317,8 @@ class ControllerShell:
             elif not restarts:
                 text = f"the controller failed, and the cluster has ended ({skipped.reason}); its log has the traceback"
                 self._tell(connection, Status(Code.INTERNAL, text))
-        self._report(FAILED + skipped.reason.encode() + b"\n")
+        charged = CHARGED if self.controller.is_charged(skipped) else b""
+        self._report(charged + FAILED + skipped.reason.encode() + b"\n")
         self._stop.set()
 
     def _tell(self, number: int, status: Status) -> None:

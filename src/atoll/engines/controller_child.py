@@ -14,6 +14,7 @@ from atoll.cluster.processes.local_process import LocalProcess, describe_exit
 from atoll.cluster.processes.process import command
 from atoll.controller_process.options import (
     ALONE,
+    CHARGED,
     FAILED,
     FOLLOWED,
     FOLLOWS,
@@ -53,6 +54,7 @@ class ControllerChild:
         self._readable = -1
         self._failures = 0  # since one has run
         self._bug = ""  # that has ended it, by its own word
+        self._is_charged = False  # a tenant is charged for that
         self._policy = RestartPolicy("the controller")  # after bugs
         self._is_followed = False  # by a standby, which goes on where it ends
         self._is_ending = False
@@ -88,6 +90,8 @@ class ControllerChild:
                 self._is_followed = line == FOLLOWED
             elif line.startswith(FAILED):
                 self._bug = line.removeprefix(FAILED).decode(errors="replace").strip()
+            elif line == CHARGED:
+                self._is_charged = True
         if RUNS in said:
             self._failures = 0
             self._options = replace(self._options, restarts=bool(self._options.journal))
@@ -105,9 +109,9 @@ class ControllerChild:
             self._read()
         self._stop_reading()
         text = f"the controller ended: {describe_exit(status)}"
-        bug, self._bug = self._bug, ""
+        (bug, self._bug), (is_charged, self._is_charged) = (self._bug, ""), (self._is_charged, False)
         if bug:
-            text = f"the controller failed: {bug}"
+            text = f"the controller failed: {bug}" + (" (charged to a tenant)" if is_charged else "")
         if not self._is_ending and (status == SUPERSEDED or (status and self._is_followed)):
             # Whoever is linked to the other one goes on with that, or finds it within the time that there is.
             _log.warning("%s; another one goes on", text)
@@ -115,7 +119,8 @@ class ControllerChild:
             self._on_replaced(text)
             return
         may_restart = self._failures < _MOST_FAILURES
-        if status == FAILED_STATUS and not self._policy.allow(asyncio.get_running_loop().time()):
+        counts = status == FAILED_STATUS and not is_charged
+        if counts and not self._policy.allow(asyncio.get_running_loop().time()):
             text, may_restart = f"{text}; {self._policy.reason}", False
         if status and self._options.restarts and not self._is_ending and may_restart:
             self._failures += 1

@@ -131,12 +131,14 @@ class Skipped(Event, frozen=True, tag=14):
     """The controller failed at the event before this one, by a bug: that event is not handled, now or in a replay.
 
     The sessions of `connections` end, and so do `sessions`. The island of a worker at such a connection restarts.
-    `reason` is for people.
+    The tenant of these, and that of the `suspects`, which are connections, is charged if it is the only one. `reason`
+    is for people.
     """
 
     reason: str
     connections: tuple[int, ...] = ()
     sessions: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
 
 
 class ConnectionBack(Event, frozen=True, tag=12):

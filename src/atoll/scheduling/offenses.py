@@ -1,4 +1,6 @@
-"""Crashes of workers and of compiler processes, counted per tenant, and how long a tenant is suspended for them. Pure.
+"""Crashes that tenants cause, counted per tenant, and how long a tenant is suspended for them. Pure.
+
+Crashes of workers, of compiler processes, and of the controller are counted separately.
 
 A crash that one tenant has certainly caused counts 1. If several tenants may have caused it, each of them counts an
 equal part: first of all the tenants of functions that have never ended well. So a tenant whose functions have all run
@@ -61,11 +63,12 @@ class Offenses:
 
 
 class TenantOffenses:
-    """All tenants' crashes: of workers that ran their programs, and of processes that compiled them."""
+    """All tenants' crashes: of workers that ran their programs, of processes that compiled them, of the controller."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Offenses] = {}
         self._compiles: dict[str, Offenses] = {}
+        self._messages: dict[str, Offenses] = {}
 
     def crashed(self, now: float, running: Iterable[Running], *, is_sure: bool) -> list[Tenant]:
         """A worker crashed while it ran these. Return the tenants whose suspension begins.
@@ -83,12 +86,24 @@ class TenantOffenses:
         """A process that compiled for the tenant crashed. Return whether a suspension of its compilations begins."""
         return self._compiles.setdefault(tenant.name, Offenses()).add(now)
 
+    def message_failed(self, tenant: Tenant, now: float) -> Status | None:
+        """The controller failed at a message of the tenant. Return the reason if a suspension of its clients begins."""
+        if not self._messages.setdefault(tenant.name, Offenses()).add(now):
+            return None
+        return self.client_problem(tenant, now)
+
+    def client_problem(self, tenant: Tenant, now: float) -> Status | None:
+        """Return why the tenant may not open sessions, or send commands, now."""
+        if not self._messages:
+            return None
+        return self._problem(self._messages, tenant, now, "open sessions", "the controller failed at its messages")
+
     def launch_problem(self, tenant: Tenant, now: float) -> Status | None:
         """Return why the tenant may not launch now."""
         if not self._runs:
             return None
         return self._problem(
-            self._runs, tenant, now, "launch programs", "its programs crashed workers, or had to be stopped,"
+            self._runs, tenant, now, "launch programs", "its programs ended workers, or had to be stopped,"
         )
 
     def compile_problem(self, tenant: Tenant, now: float) -> Status | None:
@@ -107,7 +122,11 @@ class TenantOffenses:
 
     def suspended_seconds(self, tenant: str, now: float) -> float:
         """Return for how long the tenant is still suspended, whichever way; 0 if it is not."""
-        some = (each.until - now for kind in (self._runs, self._compiles) if (each := kind.get(tenant)) is not None)
+        some = (
+            each.until - now
+            for kind in (self._runs, self._compiles, self._messages)
+            if (each := kind.get(tenant)) is not None
+        )
         return max(0.0, *some, 0.0)
 
     def _problem(

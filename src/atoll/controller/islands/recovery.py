@@ -5,7 +5,9 @@ An island fails as a whole: the broken collectives of the hosts that are left ca
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState
 from atoll.controller.sessions.queries import Queries
@@ -32,6 +34,13 @@ LINK_SECONDS = 2.0
 _MOST_DIVIDED = 64
 
 _LOST = "what was stored or ran on its island is lost"
+
+
+class _AtLoss(NamedTuple):
+    """The functions in flight on an island when it was lost, and the bytes of device memory by name of the tenant."""
+
+    running: Mapping[str, Running]
+    memory: Mapping[str, int]
 
 
 class Recovery:
@@ -71,9 +80,7 @@ class Recovery:
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
         self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that have not heard one another, for how long
-        self._running_at_loss: dict[
-            int, dict[str, Running]
-        ] = {}  # functions, by island, until the engine says how it ended
+        self._at_loss: dict[int, _AtLoss] = {}  # by island, until the engine says how its worker ended
 
     # ---- hosts
 
@@ -83,8 +90,16 @@ class Recovery:
         record = self._resources.hosts[host]
         text = f"host {host} of island {record.island} is gone ({departure or f'{record.worker}: {reason}'})"
         if self._resources.islands[record.island].works:
-            self._running_at_loss[record.island] = self._failures.running(record.island)
+            self._at_loss[record.island] = _AtLoss(self._failures.running(record.island), self._memory(record.island))
         self._lose(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
+
+    def _memory(self, island: int) -> dict[str, int]:
+        """Return the bytes that each tenant has on the island's devices."""
+        hosts, found = set(self._resources.hosts_of(island)), {}
+        for tenant in self._tenants.by_name.values():
+            used = {} if tenant.memory is None else tenant.memory.used
+            found[tenant.name] = sum(nbytes for (host, _), nbytes in used.items() if host in hosts)
+        return found
 
     def _first_cause(self, host: int) -> tuple[int, str]:
         """Return the host of the island that was lost first, and why if its machine has left: XLA ends the others."""
@@ -102,15 +117,36 @@ class Recovery:
             return
         compiling = self._compilation.under_way(message.host)
         self.worker_lost(message.host, message.text)
-        running = self._running_at_loss.pop(record.island, None)
+        at_loss = self._at_loss.pop(record.island, None)
         # Of what had joined only: else nothing ran or was compiled there yet. A lost machine is no program's fault.
-        if running is not None and message.status is not None and is_crash(message.status):
+        if at_loss is None or message.status is None:
+            return
+        running = at_loss.running
+        if message.status == -signal.SIGKILL:
+            self._killed(record.island, at_loss)
+        elif is_crash(message.status):
             has_others = len(self._resources.hosts_of(record.island)) > 1
             self._quarantine.crashed(message.status, message.text, set(running), compiling, has_others)
             self._compilation.refuse(self._quarantine.refused)
             self._failures.fail_refused(self._quarantine.refused)
             self._failures.isolate(self._quarantine.suspects)
             self._charge(record.island, running, is_own_crash(message.status, has_others))
+
+    def _killed(self, island: int, at_loss: _AtLoss) -> None:
+        """Charge the loss of a worker that somebody killed: the system does that when memory is short.
+
+        Of the tenants whose programs ran, it counts for the one that had the most memory. If no program ran, but
+        tenants had arrays there, it counts for nobody.
+        """
+        memory = at_loss.memory
+        tenant = max(
+            (each.tenant for each in at_loss.running.values()), key=lambda each: memory[each.name], default=None
+        )
+        if tenant is not None:
+            own = {name: each for name, each in at_loss.running.items() if each.tenant is tenant}
+            self._charge(island, own, is_sure=True)
+        elif self._tenants.are_told_apart and any(memory.values()):
+            self._outbox.to_engine(m.RestartExcused(island))
 
     def _charge(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
         """Charge the loss of an island to the tenants of what ran there, not to the island."""
@@ -134,11 +170,16 @@ class Recovery:
         """A bug ends the worker of `host`, which has reported it."""
         self.worker_lost(host, f"the worker of host {host} failed: {message.text}")
 
-    def controller_failed(self, host: int, reason: str) -> None:
-        """The controller failed at a message of this host, so that it does not know what runs there."""
+    def controller_failed(self, host: int, reason: str, is_charged: bool) -> None:
+        """Restart the island of a host, since the controller failed at its message and does not know what runs there.
+
+        With `is_charged`, the restart does not count against the island.
+        """
         island = self._resources.hosts[host].island
         text = f"the controller failed at a message of host {host} ({reason})"
         self._restart(island, text, code=Code.DATA_LOSS)
+        if is_charged:
+            self._outbox.to_engine(m.RestartExcused(island))
 
     def never_ready(self, host: int, reason: str) -> None:
         """A worker has connected and says no more: where its island waits for it, all of that is started anew."""
@@ -292,7 +333,7 @@ class Recovery:
     def island_back(self, back: IslandBack) -> None:
         """All sessions may go on."""
         island = back.island
-        self._running_at_loss.pop(island, None)
+        self._at_loss.pop(island, None)
         for session in self._sessions.values():
             self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(island)))
             self._compilation.chill(session, island)

@@ -1,0 +1,107 @@
+"""A tenant whose messages meet a bug of the controller is suspended, and its restarts do not count."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.errors import Code
+from atoll.protocol import messages as m
+from atoll.scheduling.offenses import MOST_CRASHES
+from atoll.wire.framing import encode
+from tests.cluster_process import User
+from tests.faults import VARIABLE, environment
+
+TOKENS = {name: f"the token of {name}, which is long" for name in ("ana", "ben", "op")}
+SECONDS = 60.0
+POISON = 77
+_FAULTS = {"atoll.controller.sessions.proxies:Proxies._await": f"raises_if:arguments[2].wait == {POISON}"}
+_ANSWERS = (m.Welcome, m.Refused, m.Closing, m.Awaited)
+_TAGS = {each.__struct_config__.tag: each for each in _ANSWERS}
+
+
+@pytest.fixture
+def user(module_directory: Path, program_cache: Path) -> Iterator[User]:
+    tenants = module_directory / "tenants.toml"
+    lines = [f'[tenant.{name}]\ntoken = "{token}"\n' for name, token in TOKENS.items()]
+    tenants.write_text("".join(lines) + 'role = "operator"\n')
+    faults = environment(_FAULTS)
+    with User(module_directory, program_cache, **{name: faults[name] for name in (VARIABLE, "PYTHONPATH")}) as user:
+        journal = str(module_directory / "journal")
+        arguments = ("--platform", "null", "--islands", "1x1x1", "--tenants", str(tenants), "--journal", journal)
+        user.atoll("up", *arguments).check()
+        yield user
+        user.atoll("down", ATOLL_TOKEN=TOKENS["op"]).check()
+
+
+class Client:
+    """A proxy that speaks with the controller by hand. It connects again until a controller is there."""
+
+    def __init__(self, path: str, tenant: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.settimeout(SECONDS)
+            try:
+                self._socket.connect(path)
+                self._socket.sendall(encode(m.Hello(m.PROTOCOL, "proxy", TOKENS[tenant], 1, "test", tenant)))
+                self.first = self.next()
+                return
+            except OSError:
+                self._socket.close()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def send(self, message: object) -> None:
+        self._socket.sendall(encode(message))
+
+    def next(self) -> m.Welcome | m.Refused | m.Closing | m.Awaited:
+        """Return the next message of those that count here. Raises ConnectionError at the end."""
+        while True:
+            (length,) = struct.unpack("<I", self._read(4))
+            body = self._read(length & ((1 << 29) - 1))
+            if length < 1 << 29 and (kind := _TAGS.get(msgspec.msgpack.decode(body)[0])) is not None:
+                return msgspec.msgpack.decode(body, type=kind)
+
+    def _read(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            some = self._socket.recv(count - len(found))
+            if not some:
+                raise ConnectionError
+            found += some
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_a_tenant_that_makes_the_controller_fail_is_suspended_and_the_cluster_continues(user: User) -> None:
+    path = f"{user.runtime}/atoll/default/controller.sock"
+    for _ in range(MOST_CRASHES):
+        client = Client(path, "ana")
+        assert isinstance(client.first, m.Welcome), client.first
+        client.send(m.Await(POISON, ()))
+        closing = client.next()
+        assert isinstance(closing, m.Closing)
+        assert "the controller failed at a message of this client (Await: TypeError" in closing.status.message
+        client.close()
+    refused = Client(path, "ana")
+    assert isinstance(refused.first, m.Refused)
+    assert refused.first.status.code == Code.RESOURCE_EXHAUSTED
+    assert "tenant ana cannot open sessions for another" in refused.first.status.message
+    refused.close()
+    honest = Client(path, "ben")
+    honest.send(m.Await(1, ()))
+    answer = honest.next()
+    assert isinstance(answer, m.Awaited)
+    assert answer.status.ok
+    honest.close()
+    log = (user.runtime / "atoll/default/log").read_text()
+    assert log.count("(charged to a tenant); it is started again") == MOST_CRASHES

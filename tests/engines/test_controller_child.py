@@ -1,0 +1,60 @@
+"""A controller that fails is started again, and how often, in real processes that stand for controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.cluster.processes.leases import FAILED_STATUS
+from atoll.cluster.settings import ClusterSettings
+from atoll.controller_process.options import CHARGED, FAILED, RUNS, ControllerOptions
+from atoll.engines import controller_child
+from atoll.engines.controller_child import ControllerChild
+from atoll.engines.restarts import MAX_RESTARTS
+
+STARTS = MAX_RESTARTS + 4
+_CONTROLLER = """
+import json, os, sys, time
+options = json.loads(sys.argv[1])
+with open(sys.argv[2], "a") as file:
+    file.write("x")
+is_last = os.path.getsize(sys.argv[2]) == {starts}
+os.write(options["ready_fd"], {runs!r} if is_last else {runs!r} + {said!r})
+os._exit(0 if is_last else {status})
+"""
+
+
+def starts_of(said: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Return how often a controller is started that says this and fails, and the reason of its end."""
+    file = directory / "starts"
+    source = _CONTROLLER.format(starts=STARTS, runs=RUNS, said=said, status=FAILED_STATUS)
+
+    def command(module: str, options: ControllerOptions) -> list[str]:
+        text = f'{{"ready_fd": {options.ready_fd}}}'
+        return [sys.executable, "-SEs", "-c", source, text, str(file)]
+
+    monkeypatch.setattr(controller_child, "command", command)
+
+    async def run() -> str:
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        options = ControllerOptions("", ClusterSettings("1x1x1"), 1, journal=str(directory))
+        ControllerChild(options, lambda: None, ended.set_result).start()
+        return await asyncio.wait_for(ended, 60.0)
+
+    reason = asyncio.run(run())
+    return len(file.read_text()), reason
+
+
+def test_a_controller_that_fails_again_and_again_ends(tmp_path, monkeypatch):
+    count, reason = starts_of(FAILED + b"a bug\n", tmp_path, monkeypatch)
+    assert count == MAX_RESTARTS + 1
+    assert reason == "the controller failed: a bug; the controller ended 9 times within 60 s"
+
+
+def test_restarts_for_bugs_that_are_charged_to_tenants_do_not_count(tmp_path, monkeypatch):
+    count, reason = starts_of(CHARGED + FAILED + b"a bug\n", tmp_path, monkeypatch)
+    assert count == STARTS
+    assert reason.startswith("the controller ended")
