@@ -11,10 +11,12 @@ from atoll.controller.sessions.inboxes import MAX_WAITING_NODES
 from atoll.dispatch.compilation import MAX_AGAIN
 from atoll.errors import OK
 from atoll.ir.program import Program
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.session.irregular import in_parts
 from tests.controller.play import BROKEN, Play, chain_of, on
 from tests.controller.test_lowering_in_steps import Slow
+from tests.controller.test_tenants import shared
 
 HANDLES = 10_000
 
@@ -30,6 +32,20 @@ def test_each_flush_checks_one_part_of_a_program_whoever_sent_it():
         play.turn()
         checked.append([sum(len(part.nodes) for part in each.parts.values()) for each in (session, other)])
     assert checked == [[256, 0], [256, 256], [512, 256], [512, 512], [768, 512], [768, 768]]
+
+
+def test_a_tenant_with_many_sessions_has_no_more_turns_than_another():
+    play = shared()
+    own = [play.open(token="alice") for _ in range(3)]
+    other = play.open(token="bob")
+    play.flush()
+    for message in list(in_parts(5, chain_of(2000)))[:6]:
+        for session in (*own, other):
+            play.proxy(session.number, message)
+    for _ in range(8):
+        play.event(e.Flush(play.now))
+    checked = [sum(len(part.nodes) for part in each.parts.values()) // m.MAX_PART_NODES for each in (*own, other)]
+    assert checked == [2, 1, 1, 4]
 
 
 def test_messages_of_a_session_behind_a_part_wait_and_those_of_others_do_not():

@@ -163,6 +163,7 @@ class Controller:
             self.quarantine,
             self.offenses,
             self._state.rates,
+            self._state.remains,
             settings.sequential,
             find_policy(settings.policy),
             settings.static_seconds,
@@ -179,6 +180,7 @@ class Controller:
             self.quarantine,
             self.offenses,
             self._state.rates,
+            self._state.remains,
             self.scheduler,
             self.meter,
             _location,
@@ -186,7 +188,13 @@ class Controller:
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
         self.programs = ProgramRegistry(
-            self.sessions, self._compilation, self._outbox, self.launcher.large_plans, self.meter, self._estimates
+            self.sessions,
+            self._compilation,
+            self._outbox,
+            self.launcher.large_plans,
+            self.meter,
+            self._estimates,
+            self._state.remains,
         )
 
     def _make_sessions(self) -> None:
@@ -354,6 +362,7 @@ class Controller:
             or self._inboxes.waiting
             or self.launcher.large_launches.waiting
             or programs.discards.waiting
+            or self._state.remains.waiting
         )
 
     def is_charged(self, event: e.Skipped) -> bool:
@@ -366,6 +375,7 @@ class Controller:
             self.programs.lowerings.proceed(event.steps)
             self.launcher.large_launches.proceed(event.steps)
             self.programs.discards.proceed(event.steps)
+            self._state.remains.proceed(event.steps)
             self._inboxes.proceed(event.steps)
         self.suspensions.proceed()
         self.migrations.proceed()

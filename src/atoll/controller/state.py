@@ -14,6 +14,7 @@ from atoll.dispatch.outbox import Outbox
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.rates import TenantRates
+from atoll.scheduling.remains import Remains
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
 from atoll.telemetry.history import History
@@ -36,6 +37,7 @@ class ClusterState:
     slices: Slices = field(default_factory=Slices)
     quarantine: Quarantine = field(default_factory=Quarantine)
     offenses: TenantOffenses = field(default_factory=TenantOffenses)
+    remains: Remains = field(default_factory=Remains)  # of closed sessions
 
     @classmethod
     def of(cls, settings: ClusterSettings) -> ClusterState:

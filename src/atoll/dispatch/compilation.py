@@ -20,6 +20,7 @@ from atoll.scheduling.functions import DeviceAssignment, FunctionRegistry, Regis
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.rates import TenantRates
+from atoll.scheduling.remains import Remains
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenant
@@ -40,6 +41,7 @@ class Compilation:
         quarantine: Quarantine,
         offenses: TenantOffenses,
         rates: TenantRates,
+        remains: Remains,
         scheduler: Scheduler[GangRun],
         meter: Meter,
         location_of: Callable[[Session, int], DeviceLocation],
@@ -51,6 +53,7 @@ class Compilation:
         self._quarantine = quarantine
         self._offenses = offenses
         self._rates = rates
+        self._remains = remains
         self._scheduler = scheduler
         self._meter = meter
         self._location_of = location_of
@@ -220,8 +223,7 @@ class Compilation:
             del self._awaiting[key]
         for key in [key for key in self._delayed if key[0] == session.number]:
             del self._delayed[key]
-        for name in session.functions.values():
-            self.drop_reference(name)
+        self._remains.leave(session, session.functions, self.drop_reference)
 
     # ---- the hosts' answers
 

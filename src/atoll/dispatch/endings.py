@@ -23,12 +23,16 @@ from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.long_gangs import settled
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.remains import Remains
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tallies import TRANSFERS
-from atoll.scheduling.tickets import Gang, Late
+from atoll.scheduling.tickets import Gang, Late, Ticket
 from atoll.telemetry.trace import Trace
+
+# Buffers of a closed session that are released in one step of a flush.
+_ENTRIES_PER_STEP = 4
 
 
 class Endings:
@@ -50,6 +54,7 @@ class Endings:
         quarantine: Quarantine,
         on_program_idle: Callable[[RegisteredProgram], None],
         sequential: SequentialDispatch[GangRun] | None,
+        remains: Remains,
     ) -> None:
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence
         self.trace = Trace()
@@ -65,6 +70,7 @@ class Endings:
         self._quarantine = quarantine
         self._on_program_idle = on_program_idle
         self._sequential = sequential
+        self._remains = remains
         self.clocks = DeviceClocks()
         self.static_runs: StaticRuns  # to be set
 
@@ -288,23 +294,30 @@ class Endings:
         self._promises.forget(session.number)
         if self._sequential is not None:
             self._sequential.forget(session.number)
-        ended = Status(Code.CANCELLED, f"session {session.number} has ended")
-        for ticket in self._scheduler.drop_session(session.number):
+        tickets = self._scheduler.drop_session(session.number)
+        for ticket in tickets:
             self._memory.dropped(ticket)
-            for gang in ticket.gangs:
-                if gang.run.started:
-                    self._fail_incoming(gang, ended)  # from the parts that will not start
-                else:
-                    gang.run.started = True
-                    self.gang_left(gang)
-                    if ticket.is_static:
-                        self.static_runs.over(gang)
-                    self.gang_ended(gang.run.launch)
+        later = [ticket for ticket in tickets if not ticket.is_static]
+        for ticket in tickets:
+            if ticket.is_static:
+                self._end_ticket(ticket)
+        self._remains.leave(session, later, self._end_ticket)
         for gang in self.static_runs.session_closed(session.number):
-            self._fail_incoming(gang, ended)  # its hosts stop, each somewhere
-        # After what will not start: its inputs have the memory again that it was to take over from them.
-        for entry in session.directory.entries.values():
-            self._memory.release(entry)
+            self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each somewhere
+        # After the tickets: their inputs have the memory again that these were to take over from them.
+        self._remains.leave(session, session.directory.entries, self._memory.release, _ENTRIES_PER_STEP)
+
+    def _end_ticket(self, ticket: Ticket[GangRun]) -> None:
+        """End the gangs of a closed session's ticket, as far as they have not started."""
+        for gang in ticket.gangs:
+            if gang.run.started:
+                self._fail_incoming(gang, _ended(ticket.session))  # from the parts that will not start
+            else:
+                gang.run.started = True
+                self.gang_left(gang)
+                if ticket.is_static:
+                    self.static_runs.over(gang)
+                self.gang_ended(gang.run.launch)
 
     # ---- bytes on their way
 
@@ -331,3 +344,7 @@ class Endings:
                 has_arrived = taken and key not in session.feeds.awaited
                 if has_arrived or session.feeds.refuse(key):
                     self._outbox.to_host(host, m.DropFeed(session.number, key[1]))
+
+
+def _ended(session: int) -> Status:
+    return Status(Code.CANCELLED, f"session {session} has ended")

@@ -164,6 +164,8 @@ class Failures:
 
     def _fail_hopeless(self) -> None:
         """What has waited for memory in vain fails; the error names who holds it."""
+        if self._launcher.remains.waiting:  # some of which is memory
+            return
         for gang, status in self._launcher.memory.waits.hopeless():
             self._launcher.fail(gang.run.launch, status)
 

@@ -20,6 +20,7 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tickets import Ticket
+from atoll.scheduling.turns import Turns
 
 # Launches of programs with more nodes are large.
 LARGE_NODES = 256
@@ -73,8 +74,10 @@ class LargeLaunches:
         self._sessions = sessions
         self._scheduler = scheduler
         self._parts = parts
-        self._beginning: deque[_Beginning] = deque()  # at most one per session
-        self._ended: deque[_End] = deque()
+        self._beginning: dict[int, _Beginning] = {}  # by session
+        self._ended: dict[int, deque[_End]] = {}  # the same
+        self._turns_to_begin = Turns()
+        self._turns_to_end = Turns()
 
     @property
     def waiting(self) -> bool:
@@ -85,27 +88,35 @@ class LargeLaunches:
         """Put the launch in line over the next flushes. Later messages of the session wait until it is there."""
         session.in_steps += 1
         launch.program.units.begin_launch()
-        self._beginning.append(_Beginning(session, launch, message))
+        self._beginning[session.number] = _Beginning(session, launch, message)
+        self._turns_to_begin.add(session.number, session.tenant.name)
 
     def end(self, launch: Launch) -> None:
         """Clear away over the next flushes what a launch without error has kept until its end."""
-        self._ended.append(_End(launch))
+        self._ended.setdefault(launch.session, deque()).append(_End(launch))
+        self._turns_to_end.add(launch.session, launch.tickets[0].tenant.name)
 
     def proceed(self, steps: int) -> None:
         """Do so many steps for one launch that begins, and for one that has ended."""
-        if self._beginning:
-            beginning = self._beginning.popleft()
+        number = self._turns_to_begin.next()
+        if number is not None:
+            beginning = self._beginning[number]
             session = beginning.session
-            if self._sessions.get(session.number) is session:
-                if self._is_in_line(beginning, steps):
+            is_open = self._sessions.get(number) is session
+            if not is_open or self._is_in_line(beginning, steps):
+                del self._beginning[number]
+                self._turns_to_begin.remove(number)
+                if is_open:
                     session.in_steps -= 1
                     self._parts.is_in_line(session, beginning.launch, beginning.message.released)
-                else:
-                    self._beginning.append(beginning)
-        if self._ended:
-            ended = self._ended.popleft()
-            if not self._is_cleared(ended, steps):
-                self._ended.append(ended)
+        number = self._turns_to_end.next()
+        if number is not None:
+            ended = self._ended[number]
+            if self._is_cleared(ended[0], steps):
+                ended.popleft()
+            if not ended:
+                del self._ended[number]
+                self._turns_to_end.remove(number)
 
     def _is_in_line(self, each: _Beginning, steps: int) -> bool:
         session, launch, parts = each.session, each.launch, self._parts

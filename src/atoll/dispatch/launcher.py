@@ -34,6 +34,7 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.rates import TenantRates
 from atoll.scheduling.reasons import Reason
+from atoll.scheduling.remains import Remains
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session, Undecided
@@ -61,6 +62,7 @@ class Launcher:
         quarantine: Quarantine,
         offenses: TenantOffenses,
         rates: TenantRates,
+        remains: Remains,
         sequential: bool = False,
         policy: Callable[[], Policy] = FairShares,
         static_seconds: float | None = None,
@@ -75,6 +77,7 @@ class Launcher:
         self._quarantine = quarantine
         self._offenses = offenses
         self._rates = rates
+        self.remains = remains
         self.memory = Reservations(sessions, self.scheduler, resources)
         self.scheduler.use_memory(self.memory.reserve)
         self._next_sequence = 1
@@ -94,6 +97,7 @@ class Launcher:
             quarantine,
             on_program_idle,
             self._sequential,
+            remains,
         )
         self.large_launches = LargeLaunches(sessions, self.scheduler, self)
         self._endings.on_large_end = self.large_launches.end

@@ -1,8 +1,9 @@
 """Programs that are being lowered in steps, so that no other session notices how large they are.
 
-Each flush of the controller does some steps for one session; sessions take turns. Meanwhile later messages of such a
-session wait, in order (`controller.sessions.inboxes`). A session that ends does not end its lowerings, whose results
-are dropped: a program that is half lowered would leave garbage that only a full garbage collection frees.
+Each flush of the controller does some steps for one session; sessions take turns (`scheduling.turns`). Meanwhile later
+messages of such a session wait, in order (`controller.sessions.inboxes`). A session that ends does not end its
+lowerings, whose results are dropped: a program that is half lowered would leave garbage that only a full garbage
+collection frees.
 
 Pure. A snapshot has no generators: a restored lowering first repeats the steps that it had done.
 """
@@ -20,6 +21,7 @@ from atoll.ir.steps import Steps
 from atoll.scheduling.estimates import GangsByKey
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
+from atoll.scheduling.turns import Turns
 
 # A program, and its gangs by their keys in `Estimates`.
 Lowered = tuple[RegisteredProgram, GangsByKey]
@@ -64,26 +66,30 @@ class Lowerings:
 
     def __init__(self, finished: Callable[[Lowering, Lowered | Status], None]) -> None:
         self._finished = finished
-        self.waiting: dict[int, deque[Lowering]] = {}  # the session whose turn it is first
+        self.waiting: dict[int, deque[Lowering]] = {}
+        self._turns = Turns()
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting.values()))
 
     def add(self, lowering: Lowering) -> None:
         """Lower this program after the others of its session."""
-        lowering.session.in_steps += 1
-        self.waiting.setdefault(lowering.session.number, deque()).append(lowering)
+        session = lowering.session
+        session.in_steps += 1
+        self.waiting.setdefault(session.number, deque()).append(lowering)
+        self._turns.add(session.number, session.tenant.name)
 
     def proceed(self, steps: int) -> None:
         """Do so many steps for the session whose turn it is."""
-        if not self.waiting:
+        number = self._turns.next()
+        if number is None:
             return
-        number = next(iter(self.waiting))
-        own = self.waiting.pop(number)
+        own = self.waiting[number]
         result = own[0].proceed(steps)
         if result is not None:
             finished = own.popleft()
+            if not own:
+                del self.waiting[number]
+                self._turns.remove(number)
             finished.session.in_steps -= 1
             self._finished(finished, result)
-        if own:
-            self.waiting[number] = own

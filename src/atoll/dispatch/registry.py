@@ -25,6 +25,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.estimates import Estimates, GangsByKey
 from atoll.scheduling.program_parts import calls_of
 from atoll.scheduling.programs import RegisteredProgram, device_groups, register_in_steps
+from atoll.scheduling.remains import Remains
 from atoll.scheduling.session import Session
 from atoll.scheduling.usage import Meter
 
@@ -42,6 +43,7 @@ class ProgramRegistry:
         large: LargePlans,
         meter: Meter,
         estimates: Estimates,
+        remains: Remains,
     ) -> None:
         self.lowerings = Lowerings(self._lowered)
         self.discards = Discards()
@@ -52,6 +54,7 @@ class ProgramRegistry:
         self._large = large
         self._meter = meter
         self._estimates = estimates
+        self._remains = remains
         self._next_plan = 1
         self._uncompiled = UncompiledPrograms()
         compilation.on_reported, compilation.on_failed = self._function_reported, self._function_failed
@@ -253,9 +256,7 @@ class ProgramRegistry:
         self.discards.add(program.nodes, program.values, program.result_specs)
 
     def session_closed(self, session: Session) -> None:
-        for program in session.programs.values():
-            if isinstance(program, RegisteredProgram):
-                self.drop(program)
+        self._remains.leave(session, session.programs, self._drop_remaining)
         for uncompiled in self._uncompiled.take_of(session.number):
             self._forget(uncompiled)
         for definition in session.definitions.values():
@@ -263,6 +264,10 @@ class ProgramRegistry:
         for part in session.parts.values():
             self.discards.add(part.nodes)
         self._meter.session_closed(session.number)
+
+    def _drop_remaining(self, program: RegisteredProgram | Status) -> None:
+        if isinstance(program, RegisteredProgram):
+            self.drop(program)
 
     def host_joined(self, host: int) -> None:
         """The host's worker starts with nothing: it gets its plans."""

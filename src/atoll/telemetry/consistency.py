@@ -13,6 +13,7 @@ from atoll.cluster.locations import HostDevice
 from atoll.cluster.resources import ResourceManager
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.ledger import Block, Ledger
+from atoll.scheduling.remains import Remains
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenants
@@ -26,6 +27,8 @@ class Launching(Protocol):
     def in_flight(self) -> Mapping[int, Gang[GangRun]]: ...
     @property
     def scheduler(self) -> Scheduler[GangRun]: ...
+    @property
+    def remains(self) -> Remains: ...
 
 
 class Checked(Protocol):
@@ -53,6 +56,7 @@ def _memory(checked: Checked) -> Iterator[str]:
     gangs = [*checked.launcher.in_flight.values(), *_waiting(checked)]
     entries = [entry for session in checked.sessions.values() for entry in session.directory.entries.values()]
     entries += [entry for gang in gangs for entry in gang.run.launch.entries]
+    entries += checked.launcher.remains.left(Entry)
     held = [block for entry in entries for block in entry.blocks]
     held += [block for gang in gangs for block in gang.run.blocks]
     yield from _differences("the ledger", checked.memory.used, held)

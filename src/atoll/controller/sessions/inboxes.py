@@ -1,7 +1,8 @@
 """Messages of sessions that wait while large work for the session is done in steps: they are handled in order.
 
 Parts of programs, and long lists of handles, take long to handle, so they always wait; the lists are divided. Each
-flush of the controller handles a few messages of the sessions in turn, and counts the cost of each in steps.
+flush of the controller handles a few messages of the sessions in turn (`scheduling.turns`), and counts the cost of each
+in steps.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from atoll.dispatch.discards import Discards
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
+from atoll.scheduling.turns import Turns
 
 # Of one session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192
@@ -70,6 +72,7 @@ class Inboxes:
         self._end = end
         self._discards = discards
         self.waiting: dict[int, deque[Any]] = {}
+        self._turns = Turns()
         self._nodes: Counter[int] = Counter()
 
     def __bool__(self) -> bool:
@@ -91,6 +94,7 @@ class Inboxes:
         waiting = self.waiting.get(number)
         if waiting is None:
             waiting = self.waiting[number] = deque()
+            self._turns.add(number, session.tenant.name)
         waiting.append(message)
         self._nodes[number] += _nodes_of(message)
         if self._nodes[number] > MAX_WAITING_NODES:
@@ -102,25 +106,22 @@ class Inboxes:
 
     def proceed(self, steps: int) -> None:
         """Handle messages of the sessions in turn, at least one, until they count as so many steps."""
-        blocked = 0  # sessions in a row whose messages have to wait
-        while steps > 0 and blocked < len(self.waiting):
-            number = next(iter(self.waiting))
-            waiting = self.waiting.pop(number)
-            session = self._sessions[number]
-            if session.in_steps:
-                self.waiting[number] = waiting
-                blocked += 1
-                continue
-            blocked = 0
+        while steps > 0 and (number := self._turns.next(self._may_proceed)) is not None:
+            waiting = self.waiting[number]
             message, rest = _divided(waiting.popleft())
             self._nodes[number] -= _nodes_of(message)
             if rest is not None:
                 waiting.appendleft(rest)
-            if waiting:
-                self.waiting[number] = waiting  # also for `received`: later messages are behind these
+            if not waiting:
+                del self.waiting[number]
+                self._turns.remove(number)
             steps -= _steps_of(message)
-            self._handle(session, message)
+            self._handle(self._sessions[number], message)
+
+    def _may_proceed(self, number: int) -> bool:
+        return not self._sessions[number].in_steps
 
     def session_closed(self, session: Session) -> None:
         del self._nodes[session.number]
+        self._turns.remove(session.number)
         self._discards.add(self.waiting.pop(session.number, ()), size=m.MAX_PART_NODES)

@@ -1,0 +1,72 @@
+"""The remains of closed sessions, released some items per flush.
+
+A session may leave 10^5 arrays, or 65,536 programs. Their release as a whole takes hundreds of milliseconds, and no
+other session is served meanwhile. Small remains are released at once.
+
+Pure, and part of the state: the order and the time of each release follow from the events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from atoll.scheduling.session import Session
+from atoll.scheduling.turns import Turns
+
+# Of so many items or fewer, all are released at once.
+SMALL_ITEMS = 64
+
+
+class _Part(NamedTuple):
+    items: dict[int, Any] | list[Any]
+    release: Callable[[Any], None]
+    per_step: int
+
+
+class Remains:
+    """Items that wait to be released: for each session in the order in which it left them. Sessions take turns."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, deque[_Part]] = {}
+        self._turns = Turns()
+
+    def leave(
+        self, session: Session, items: dict[int, Any] | list[Any], release: Callable[[Any], None], per_step: int = 1
+    ) -> None:
+        """Release the items, or the values of a dictionary, `per_step` of them in each step of a flush.
+
+        The caller does not use the collection any more. `release` is a method, so that it can be pickled.
+        """
+        number = session.number
+        if len(items) <= SMALL_ITEMS and number not in self.waiting:
+            for item in items.values() if isinstance(items, dict) else items:
+                release(item)
+        elif items:
+            self.waiting.setdefault(number, deque()).append(_Part(items, release, per_step))
+            self._turns.add(number, session.tenant.name)
+
+    def left(self, kind: type[Any]) -> list[Any]:
+        """Return the items of this type."""
+        collections = [part.items for parts in self.waiting.values() for part in parts]
+        values = (items.values() if isinstance(items, dict) else items for items in collections)
+        return [item for items in values for item in items if isinstance(item, kind)]
+
+    def proceed(self, steps: int) -> None:
+        """Release as many items of one session as so many steps allow."""
+        number = self._turns.next()
+        if number is None:
+            return
+        parts = self.waiting[number]
+        while parts and steps > 0:
+            items, release, per_step = parts[0]
+            count = min(len(items), steps * per_step)
+            for _ in range(count):
+                release(items.popitem()[1] if isinstance(items, dict) else items.pop())
+            steps -= -(-count // per_step)
+            if not items:
+                parts.popleft()
+        if not parts:
+            del self.waiting[number]
+            self._turns.remove(number)
