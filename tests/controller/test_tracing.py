@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
+from atoll.operate.requests import merged
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall, Span, TraceRecord
-from atoll.telemetry.tracing import ANSWER_SECONDS, MOST_RECORDINGS, MOST_SECONDS
+from atoll.telemetry.trace import MOST_ANSWERED
+from atoll.telemetry.tracing import ANSWER_SECONDS, MOST_RECORDINGS, MOST_SECONDS, MOST_WATCHED
 from tests.controller.play import Play, runs
+from tests.telemetry.test_trace import record
 
 S = 1_000_000_000
 
@@ -305,6 +308,28 @@ def test_a_tenant_with_many_recordings_loses_its_oldest_and_nobody_else_does(sha
     assert len(requests) == 1
     _, requests = asked(shared, "bob", recording)
     assert len(requests) == 1
+
+
+def test_one_answer_has_few_spans_however_many_are_kept_and_the_parts_have_all():
+    play = Traced()
+    for sequence in range(3 * MOST_WATCHED):
+        record(play.controller.launcher.trace, sequence, sequence, sequence + 1, 0)
+    connection = play.connect("operator")
+    (live,) = play.ask(connection, m.TraceRequest(most=1 << 40))
+    assert len(spans_of(live)) == MOST_WATCHED
+    parts: list[m.TraceReply] = []
+    request = m.TraceRequest()
+    while not parts or parts[-1].position < parts[0].end:
+        parts += play.ask(connection, request)
+        request = m.TraceRequest(after=parts[-1].position)
+    assert {len(spans_of(each)) for each in parts[:-1]} == {MOST_ANSWERED}
+    whole = merged([msgspec.msgpack.decode(each.content, type=TraceRecord) for each in parts])
+    assert [span.sequence for span in whole.spans] == list(range(3 * MOST_WATCHED))
+    assert len(whole.clocks) == 1
+
+
+def spans_of(reply: m.TraceReply) -> list[Span]:
+    return msgspec.msgpack.decode(reply.content, type=TraceRecord).spans
 
 
 def test_whatever_numbers_a_request_has_it_is_answered(shared: Traced):

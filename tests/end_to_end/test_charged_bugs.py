@@ -11,17 +11,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.errors import Code
+from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.offenses import MOST_CRASHES
 from atoll.wire.framing import encode
 from tests.cluster_process import User
 from tests.faults import VARIABLE, environment
 
-TOKENS = {name: f"the token of {name}, which is long" for name in ("ana", "ben", "op")}
+TOKENS = {name: f"the token of {name}, which is long" for name in ("ana", "abe", "ben", "op")}
 SECONDS = 60.0
 POISON = 77
-_FAULTS = {"atoll.controller.sessions.proxies:Proxies._await": f"raises_if:arguments[2].wait == {POISON}"}
+_PROXIES = "atoll.controller.sessions.proxies:Proxies"
+_FAULTS = {
+    f"{_PROXIES}._await": f"raises_if:arguments[2].wait == {POISON}",
+    f"{_PROXIES}._make_error": f"raises_if:arguments[2].handles[0] == {POISON}",
+}
 _ANSWERS = (m.Welcome, m.Refused, m.Closing, m.Awaited)
 _TAGS = {each.__struct_config__.tag: each for each in _ANSWERS}
 
@@ -97,6 +101,14 @@ def test_a_tenant_that_makes_the_controller_fail_is_suspended_and_the_cluster_co
     assert refused.first.status.code == Code.RESOURCE_EXHAUSTED
     assert "tenant ana cannot open sessions for another" in refused.first.status.message
     refused.close()
+    client = Client(path, "abe")
+    client.send(
+        m.MakeError(tuple(range(POISON, POISON + 1000)), Status(Code.INTERNAL, "a bug"))
+    )  # it waits for its turn
+    closing = client.next()
+    assert isinstance(closing, m.Closing)
+    assert "the controller failed at a message of this client (TypeError: an injected bug" in closing.status.message
+    client.close()
     honest = Client(path, "ben")
     honest.send(m.Await(1, ()))
     answer = honest.next()
@@ -104,4 +116,4 @@ def test_a_tenant_that_makes_the_controller_fail_is_suspended_and_the_cluster_co
     assert answer.status.ok
     honest.close()
     log = (user.runtime / "atoll/default/log").read_text()
-    assert log.count("(charged to a tenant); it is started again") == MOST_CRASHES
+    assert log.count("(charged to a tenant); it is started again") == MOST_CRASHES + 1

@@ -6,6 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,6 +120,32 @@ def test_what_is_new_begins_when_what_was_before_it_on_its_device_has_ended():
     record(trace, 2, 5, 15, 0)
     spans, _ = trace.since_position(position)
     assert [(each.sequence, each.enqueued, each.started, each.ended) for each in spans] == [(2, 5, 10, 15)]
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 1000])
+def test_pages_have_few_spans_each_and_together_all_of_them(most: int):
+    trace = Trace()
+    for sequence in range(300):
+        record(trace, sequence, 10 * sequence, 10 * sequence + 15, 0)
+    found, position, sizes = [], 0, []
+    while position < trace.position:
+        spans, _, position = trace.page(position, most)
+        found += spans
+        sizes.append(len(spans))
+    assert found == trace.spans()
+    assert max(sizes) == min(most, 300)
+
+
+def test_pages_continue_with_what_is_kept_if_some_is_not_kept_any_more():
+    trace = Trace(most=10)
+    for sequence in range(10):
+        record(trace, sequence, sequence, sequence + 1, 0)
+    _, _, position = trace.page(0, 3)
+    for sequence in range(10, 18):
+        record(trace, sequence, sequence, sequence + 1, 0)
+    spans, _, position = trace.page(position, 3)
+    assert [each.sequence for each in spans] == [8, 9, 10]
+    assert position == 11
 
 
 def test_times_are_those_of_the_controller_by_the_clock_that_the_host_had_then():

@@ -115,7 +115,10 @@ class Controller:
             self._keep_usage,
             self._stop_requested,
         )
-        self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards)
+        self._requests = from_operators.waiting
+        self._inboxes = Inboxes(
+            state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards, links.sessions
+        )
         self._admission = Admission(
             state,
             self.tokens,
@@ -363,6 +366,7 @@ class Controller:
             or self.launcher.large_launches.waiting
             or programs.discards.waiting
             or self._state.remains.waiting
+            or self._requests.waiting
         )
 
     def is_charged(self, event: e.Skipped) -> bool:
@@ -376,6 +380,7 @@ class Controller:
             self.launcher.large_launches.proceed(event.steps)
             self.programs.discards.proceed(event.steps)
             self._state.remains.proceed(event.steps)
+            self._requests.proceed()
             self._inboxes.proceed(event.steps)
         self.suspensions.proceed()
         self.migrations.proceed()

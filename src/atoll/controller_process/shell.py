@@ -33,6 +33,7 @@ from atoll.journal.replay import skipped_of
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.scheduling.turns import TurnFailedError
 from atoll.security.joiners import Joiners
 from atoll.security.tokens import digest
 from atoll.telemetry.load import LoadMeter
@@ -271,7 +272,7 @@ class ControllerShell:
     def _failed_at(self, event: e.AnyEvent, error: Exception) -> None:
         """A bug: the event is skipped, and its sender's session ends. See `controller.faults`."""
         message = getattr(event, "message", None)
-        cause = error.__cause__ if isinstance(error, NothingChangedError) and error.__cause__ else error
+        cause = _bug(error)
         reason = f"{'' if message is None else f'{type(message).__name__}: '}{described(cause)}"
         connections = (event.connection,) if isinstance(event, e.Received) else ()
         of = getattr(message, "session", 0) if isinstance(message, m.FromWorker) else 0
@@ -286,8 +287,13 @@ class ControllerShell:
         """A bug in what follows from all events of this turn, which belongs to no session.
 
         If the process before this one ended by such a bug, and this one has not done a turn yet, that was no accident:
-        the sessions end whose messages came in that turn.
+        the sessions end whose messages came in that turn. If the bug was met at a message that had waited, the session
+        ends that had sent it.
         """
+        if isinstance(error, TurnFailedError):
+            cause = _bug(error.__cause__ or error)
+            self._fail(e.Skipped(self._clock(), described(cause), (error.number,)), cause)
+            return
         ended = () if self._has_done_turn else self._suspects
         self._fail(e.Skipped(self._clock(), described(error), ended, suspects=self._senders()), error)
 
@@ -531,3 +537,8 @@ class ControllerShell:
         for connection in self.resumable.all():
             connection.wait(reason)
             self._handle(e.ConnectionAway(self._clock(), connection.number))
+
+
+def _bug(error: BaseException) -> BaseException:
+    """Return the bug's own exception."""
+    return error.__cause__ if isinstance(error, NothingChangedError) and error.__cause__ else error

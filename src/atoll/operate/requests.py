@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -74,9 +74,41 @@ def request_trace(
     request = m.TraceRequest(since)
     if recording is not None:
         request = m.TraceRequest(since, recording.position, recording=recording.recording)
-    reply = _run(_request(address, token, join, request))
-    assert isinstance(reply, m.TraceReply)
-    return msgspec.msgpack.decode(reply.content, type=TraceRecord)
+    return merged(_run(_trace(address, token, join, request)))
+
+
+async def _trace(address: Address, token: str, join: JoinString | None, request: m.TraceRequest) -> list[TraceRecord]:
+    """Return the parts of the trace, in order, up to what was recorded at the first reply."""
+    connection = await OperatorConnection.open(address, token, join)
+    try:
+        parts, end = [], 0
+        while True:
+            reply = await connection.ask(request)
+            if isinstance(reply, m.OperationReply):
+                reply.status.raise_if_error()
+            assert isinstance(reply, m.TraceReply)
+            parts.append(msgspec.msgpack.decode(reply.content, type=TraceRecord))
+            end = end or reply.end
+            if reply.position >= end:
+                return parts
+            request = m.TraceRequest(request.since, reply.position)
+    finally:
+        connection.close()
+
+
+def merged(parts: Sequence[TraceRecord]) -> TraceRecord:
+    """Return the parts of a trace as one record, host by host in the order of the spans' ends."""
+    spans = [span for part in parts for span in part.spans]
+    spans.sort(key=lambda span: (span.host, span.ended, span.started, span.sequence))
+    clocks = {clock.host: clock for part in parts for clock in part.clocks}
+    sessions = {session.number: session for part in parts for session in part.sessions}
+    return TraceRecord(
+        spans,
+        tuple(clocks[host] for host in sorted(clocks)),
+        tuple(sessions[number] for number in sorted(sessions)),
+        parts[0].calls,
+        parts[0].missing,
+    )
 
 
 def request_recording(

@@ -8,6 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+class TurnFailedError(Exception):
+    """A bug was met at a message of the connection `number`, in its turn. `__cause__` is the bug's own exception."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class Turns:
     """The sessions that have work, by tenant. The first tenant, and its first session, have the next turn."""
 

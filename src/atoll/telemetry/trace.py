@@ -32,6 +32,8 @@ MOST_SPANS_KEPT = 10_000
 _TEXTS = {reason: reason.value for reason in Reason}
 # What was recorded before a position and may have kept devices busy after it: more than are in flight on a host.
 _LOOK_BACK = 256
+# Spans of one answer to a request. A span takes ten microseconds to make.
+MOST_ANSWERED = 512
 # Of one host, one after another.
 _MOST_CLOCKS = 16
 _PAIRS = struct.Struct("<2q")
@@ -287,22 +289,34 @@ class Trace:
         """All that was recorded after `position` and is kept, host by host in the order of their ends; and how well the
         clocks of these hosts are known.
         """
+        spans, clocks, _ = self.page(position, self._most)
+        return spans, clocks
+
+    def page(self, position: int, most: int = MOST_ANSWERED) -> tuple[list[Span], tuple[ClockError, ...], int]:
+        """As `since_position`, for the first `most` spans, or those of one gang; and the position after these."""
         earlier, alignments = _Alignments(self._clocks), _Alignments(self._clocks)
         position = position if position <= self._recorded else 0
         first = self._recorded - len(self._ends)
         begin = max(first, position - _LOOK_BACK)
+        position = max(first, position)
         found: list[Span] = []
         before = set()
+        count = 0
+        end = self._recorded
         for number, each in enumerate(islice(self._ends, begin - first, None), begin):
             alignments.position = earlier.position = number
             if number >= position:
+                if count >= most:
+                    end = number
+                    break
+                count += each.count
                 found.extend(each.spans(alignments.of))
                 continue
             for span in each.spans(earlier.of):
                 found.append(span)
                 before.add((span.host, span.sequence))
         spans = [span for span in laid_out(found) if (span.host, span.sequence) not in before]
-        return spans, alignments.errors()
+        return spans, alignments.errors(), end
 
     def after(self, position: int, most: int) -> tuple[list[Span], int]:
         """The newest `most` spans of what was recorded after `position`, in that order, and the position now.

@@ -24,6 +24,8 @@ from atoll.telemetry.trace import Trace
 MOST_SECONDS = 600.0
 # Of one tenant, and of all operators together: the oldest ends for one more.
 MOST_RECORDINGS = 16
+# Spans of one answer for a live view.
+MOST_WATCHED = 2000
 # For proxies to send what they have recorded.
 ANSWER_SECONDS = 2.0
 # Sessions that have ended of which the names are known.
@@ -109,7 +111,7 @@ class Tracing:
     def answer(self, connection: int, request: m.TraceRequest, viewer: Tenant | None, now: float) -> None:
         """One reply: at once, unless what proxies have recorded is asked for."""
         if request.most > 0:  # of a live view
-            new, position = self._trace.after(max(0, request.after), request.most)
+            new, position = self._trace.after(max(0, request.after), min(request.most, MOST_WATCHED))
             self._outbox.send(
                 connection, m.TraceReply(msgspec.msgpack.encode(TraceRecord(self._own(new, viewer))), position)
             )
@@ -195,7 +197,7 @@ class Tracing:
 
     def _reply(self, answer: _Answer) -> None:
         request = answer.request
-        spans, clocks = self._trace.since_position(max(0, request.after))
+        spans, clocks, position = self._trace.page(max(0, request.after))
         spans = self._own([span for span in spans if span.ended >= request.since], answer.viewer)
         hosts = {span.host for span in spans}
         record = TraceRecord(
@@ -205,7 +207,9 @@ class Tracing:
             tuple(self._with_clock(calls, answer.seconds) for _, calls in sorted(answer.calls.items())),
             tuple(answer.missing),
         )
-        self._outbox.send(answer.connection, m.TraceReply(msgspec.msgpack.encode(record), self._trace.position))
+        self._outbox.send(
+            answer.connection, m.TraceReply(msgspec.msgpack.encode(record), position, self._trace.position)
+        )
 
     def _with_clock(self, calls: SessionCalls, seconds: float) -> SessionCalls:
         """The proxy has read its clock just now, when it sent them."""

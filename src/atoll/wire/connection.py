@@ -34,6 +34,8 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 _log = logging.getLogger(__name__)
 
 _READ_SIZE = 64 * 1024
+# Of a connection that was accepted: the loop does nothing else until the messages of a read are handled.
+_ACCEPTED_READ_SIZE = 16 * 1024
 MAX_UNSENT = 256 * 1024 * 1024
 _CLOSE_SECONDS = 5.0  # for what is queued to leave: a peer that is silent would be waited for for minutes
 
@@ -92,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = self._new_decoder(message_type)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._read_buffer = bytearray(_READ_SIZE)
+        self._read_buffer = bytearray(_READ_SIZE if unauthenticated is None else _ACCEPTED_READ_SIZE)
         self._read_view = memoryview(self._read_buffer)
         self._outgoing = bytearray()
         self._flush_scheduled = False
@@ -248,7 +250,16 @@ class Connection(asyncio.BufferedProtocol):
             self._lose(str(explained(error, self.name, shaking_hands=False)))
         else:
             self._lose(f"{self.name} closed the connection" + (f": {error}" if error else ""))
-        # Cycles keep ended connections until the garbage collector runs, which may be a thousand buffers later.
+        self._break_cycles()
+
+    def _break_cycles(self) -> None:
+        """Drop references to objects that refer to this connection: nothing comes of it any more.
+
+        Otherwise ended connections, with their buffers, wait for the garbage collector, which takes long for many.
+        """
+        self.on_message, self.on_lost, self.on_link = _ignore, _ignore, _ignore
+        self.on_read = self._on_made = self._transport = None
+        self._decoder.end()
         self._read_buffer, self._read_view = bytearray(), memoryview(b"")
 
     # ---- ending
@@ -352,3 +363,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._closed:
             unsent += self._transport.get_write_buffer_size()
         return ConnectionStatistics(self.messages_in, self._messages_out, self.bytes_in, self._bytes_out, unsent)
+
+
+def _ignore(message: Any) -> None:
+    """Do nothing for a connection that has ended."""

@@ -153,6 +153,10 @@ class FrameDecoder:
         self.pieced += whole is not None
         return whole
 
+    def end(self) -> None:
+        """Drop `on_link`: no more bytes come."""
+        self._on_link = None
+
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame, and of a message in pieces, whose rest has not arrived."""

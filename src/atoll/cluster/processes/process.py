@@ -117,16 +117,19 @@ def starting() -> Iterator[None]:
 
 # Objects that were made and are alive, until the garbage collector looks: Python's own bound is 700.
 _COLLECT_AFTER = 50_000
+# Collections of new objects between two of the next generation: Python's own number.
+_GENERATIONS = 10
 
 
-def spare_collector() -> None:
+def spare_collector(count: int = _COLLECT_AFTER) -> None:
     """Keeps the garbage collector from looking through all that this process has made until now, which stays for good.
 
     Modules alone are some hundred thousand objects, and a collection that visits them takes 50 ms or more. From now on
-    it looks rarely: thousands of objects are alive while gangs are in flight, and hardly any refer to themselves.
+    it looks rarely, after `count` new objects: thousands of objects are alive while gangs are in flight, and hardly any
+    refer to themselves. A smaller count makes each collection shorter, and not all of them together.
     """
     gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER)
+    gc.set_threshold(count, _GENERATIONS * _COLLECT_AFTER // count)
 
 
 class StopEvent(asyncio.Event):

@@ -9,6 +9,7 @@ import msgspec
 
 from atoll.cluster.tenants import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
 from atoll.controller.operators.requests import Operators
+from atoll.controller.operators.waiting import WaitingRequests
 from atoll.controller.state import ClusterState
 from atoll.dispatch.connections import Peer
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
@@ -55,13 +56,24 @@ class OperatorService:
         self._end_session = end_session
         self._keep_usage = keep_usage
         self._stop_asked = stop_asked
+        self.waiting = WaitingRequests(state.connections.peers, self._serve, self._end_connection)
+
+    def _end_connection(self, peer: Peer, reason: str) -> None:
+        self._outbox.close(peer.connection, reason)
 
     def received(self, peer: Peer, event: Received) -> None:
-        tenant, message = peer.tenant, event.message
+        assert peer.tenant is not None
+        if peer.tenant.is_operator:
+            self._serve(peer, event.message)
+        else:
+            self.waiting.add(peer, event.message)
+
+    def _serve(self, peer: Peer, message: Any) -> None:
+        tenant = peer.tenant
         assert tenant is not None
         scope = scope_of(Kind.OPERATOR if tenant.is_operator else Kind.USER, type(message))
         try:
-            self._handle(peer, message, None if scope is Scope.ALL else tenant, event.seconds)
+            self._handle(peer, message, None if scope is Scope.ALL else tenant, self._outbox.seconds)
         except StatusError as error:
             self._outbox.send(peer.connection, m.OperationReply(error.status, ""))
 

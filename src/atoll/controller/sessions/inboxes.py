@@ -18,7 +18,7 @@ from atoll.dispatch.discards import Discards
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
-from atoll.scheduling.turns import Turns
+from atoll.scheduling.turns import TurnFailedError, Turns
 
 # Of one session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192
@@ -58,7 +58,10 @@ def _divided(message: Any) -> tuple[Any, Any]:
 
 
 class Inboxes:
-    """By session. `handle(session, message)` takes a message when its turn comes; `end(session, status)` ends one."""
+    """By session. `handle(session, message)` takes a message when its turn comes; `end(session, status)` ends one.
+
+    `connections` has those of the sessions. A bug at a message is reported as `TurnFailedError`, with its connection.
+    """
 
     def __init__(
         self,
@@ -66,11 +69,13 @@ class Inboxes:
         handle: Callable[[Session, Any], None],
         end: Callable[[int, Status], None],
         discards: Discards,
+        connections: Mapping[int, int],
     ) -> None:
         self._sessions = sessions
         self._handle = handle
         self._end = end
         self._discards = discards
+        self._connections = connections
         self.waiting: dict[int, deque[Any]] = {}
         self._turns = Turns()
         self._nodes: Counter[int] = Counter()
@@ -116,7 +121,10 @@ class Inboxes:
                 del self.waiting[number]
                 self._turns.remove(number)
             steps -= _steps_of(message)
-            self._handle(self._sessions[number], message)
+            try:
+                self._handle(self._sessions[number], message)
+            except Exception as error:
+                raise TurnFailedError(self._connections.get(number, 0)) from error
 
     def _may_proceed(self, number: int) -> bool:
         return not self._sessions[number].in_steps

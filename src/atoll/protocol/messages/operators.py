@@ -55,6 +55,7 @@ class RecordReply(Message, frozen=True, tag=146):
 class TraceRequest(Message, frozen=True, tag=86):
     """For what ran: all that is kept, or with an `after` what was recorded since a reply with that `position`.
 
+    One reply has some hundred spans at most, the oldest; the next request is for those after the reply's `position`.
     With `most`, so many spans at most, the newest, as they were reported, from dispatch to end, without what they
     waited for. With `recording`, also what proxies have recorded, which ends that recording.
     """
@@ -66,10 +67,15 @@ class TraceRequest(Message, frozen=True, tag=86):
 
 
 class TraceReply(Message, frozen=True, tag=87):
-    """The answer to TraceRequest: msgpack of a `protocol.spans.TraceRecord`."""
+    """The answer to TraceRequest: msgpack of a `protocol.spans.TraceRecord`.
+
+    There is more if `position`, which is after what is in the reply, is less than `end`, which is after all that was
+    recorded.
+    """
 
     content: bytes
     position: int = 0
+    end: int = 0
 
 
 class UsageRequest(Message, frozen=True, tag=143):

@@ -101,7 +101,9 @@ class TlsLayer(asyncio.BufferedProtocol):
             if isinstance(error, OSError) and self._error is None:
                 read_what_is_left(self._transport, self)
             self.protocol.connection_lost(self._error or error)
-        self._encrypted = self._plain = memoryview(b"")  # as `Connection` does, and for the same reason
+        # As `Connection` does, and for the same reason.
+        self._encrypted = self._plain = memoryview(b"")
+        self.protocol = None
 
     # ---- the handshake
 
