@@ -38,6 +38,8 @@ _PRELOADED = (
     "jax.numpy",
     "pytest",
     "atoll.controller_process.main",
+    "atoll.devices.compilers.server",
+    "atoll.devices.xla.compiler",
     "atoll.engines.main",
     "atoll.engines.local",
     "atoll.ifrt.main",

@@ -42,6 +42,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _MODULES = frozenset(
     {
         "atoll.controller_process.main",
+        "atoll.devices.compilers.server",
         "atoll.engines.main",
         "atoll.engines.null_hosts.main",
         "atoll.ifrt.main",

@@ -19,6 +19,7 @@ from tests.end_to_end import test_callbacks as callbacks
 from tests.end_to_end import test_compile_time_callbacks as compile_time
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.forked_process import children
 
 SECONDS = 120.0
 
@@ -100,7 +101,7 @@ def worker_processes(cluster: StandingCluster) -> list[str]:
 
 def compilers(cluster: StandingCluster) -> list[psutil.Process]:
     """The compiler processes of all hosts."""
-    servers = [child for worker in cluster.processes().values() for child in worker.children()]
+    servers = [child for worker in cluster.processes().values() for child in children(worker.pid)]
     return [process for server in servers for process in server.children()]
 
 
