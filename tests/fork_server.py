@@ -12,6 +12,7 @@ import faulthandler
 import fcntl
 import gc
 import importlib
+import importlib.util
 import logging
 import os
 import random
@@ -193,11 +194,32 @@ def _become(request: forked_process.Request, descriptors: Sequence[int], answer:
     search = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]
     sys.path[:] = ([] if request.safe_path else [first]) + search + _PATH
     importlib.invalidate_caches()
+    _customize(search)
     random.seed()
     _configure_jax(request.environment)
     subprocess.Popen = forked_process.Popen  # type: ignore[misc]
     forked_process.FORKING.fork_here(_become_child if request.is_leader else None)
     gc.enable()
+
+
+_customized: set[Path] = set()
+
+
+def _customize(search: Sequence[str]) -> None:
+    """Run the first `sitecustomize.py` in these directories, as Python does at its start.
+
+    A child that a leader has forked has what its leader ran.
+    """
+    path = next((path for each in search if (path := Path(each, "sitecustomize.py")).exists()), None)
+    if path is None or path in _customized:
+        return
+    _customized.add(path)
+    spec = importlib.util.spec_from_file_location("sitecustomize", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
 
 
 def _place(descriptors: list[int], numbers: tuple[int, ...], kept: int) -> None:

@@ -216,10 +216,7 @@ def _request(
     for name in _WITHOUT_EFFECT if FORKING.is_forked else {*_WITHOUT_EFFECT, _LOG_LEVEL}:
         own.pop(name, None)
         read.pop(name, None)
-    paths = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
-    if own != read or any((Path(each) / "sitecustomize.py").exists() for each in paths):
-        return None
-    if not command or command[0] != sys.executable:
+    if own != read or not command or command[0] != sys.executable:
         return None
     rest = list(command[1:])
     safe_path = bool(rest) and rest[0] == "-P"

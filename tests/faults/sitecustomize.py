@@ -44,7 +44,7 @@ def raises_if(function: Function, condition: str) -> Function:
 
 def timed(function: Function, path: str) -> Function:
     """Write the milliseconds of CPU time of the longest call to `PATH.NAME.PID`; begin again if the file is removed."""
-    file, longest = f"{path}.{function.__name__}.{os.getpid()}", 0.0
+    longest = 0.0
 
     @functools.wraps(function)
     def faulty(*arguments: Any, **options: Any) -> Any:
@@ -54,6 +54,7 @@ def timed(function: Function, path: str) -> Function:
             return function(*arguments, **options)
         finally:
             seconds = time.thread_time() - begin
+            file = f"{path}.{function.__name__}.{os.getpid()}"  # this process may have been forked since
             if seconds > longest or (seconds > _LONG_SECONDS and not os.path.exists(file)):
                 longest = seconds
                 with open(file, "w") as out:
@@ -73,6 +74,9 @@ class _Patching(importlib.abc.MetaPathFinder):
         for place, fault in faults.items():
             module, _, name = place.partition(":")
             self._faults.setdefault(module, []).append((name, fault))
+        for module in self._faults.keys() & sys.modules.keys():  # a forked process has imported it
+            assert all("." in name for name, _ in self._faults[module]), "others may have imported a function"
+            _replace(sys.modules[module], self._faults[module])
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -96,12 +100,16 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        for name, fault in self._faults:
-            *owners, attribute = name.split(".")
-            owner = functools.reduce(getattr, owners, module)
-            kind, _, argument = fault.partition(":")
-            replacement = globals()[kind](getattr(owner, attribute), *filter(None, [argument]))
-            setattr(owner, attribute, replacement)
+        _replace(module, self._faults)
+
+
+def _replace(module: ModuleType, faults: list[tuple[str, str]]) -> None:
+    for name, fault in faults:
+        *owners, attribute = name.split(".")
+        owner = functools.reduce(getattr, owners, module)
+        kind, _, argument = fault.partition(":")
+        replacement = globals()[kind](getattr(owner, attribute), *filter(None, [argument]))
+        setattr(owner, attribute, replacement)
 
 
 if "ATOLL_TEST_FAULTS" in os.environ:
