@@ -26,6 +26,7 @@ from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import MAX_FIRST_FRAME, encode, frame_header
 from atoll.wire.unauthenticated import UnauthenticatedConnections
+from tests.controller.play import chain_of
 
 SECONDS = 20.0
 TOKEN = "the clients' token"
@@ -126,6 +127,22 @@ def test_the_message_that_follows_an_accepted_hello_may_be_large(tmp_path: Path)
             assert await read_message(reader) is not None
             assert opened.unauthenticated.statistics().open == 0
             writer.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("role", ["proxy", "operator"])
+def test_a_client_may_not_send_more_than_its_messages_need(tmp_path: Path, role: str) -> None:
+    # 60 MiB of nodes took seconds to decode, and no other session was served meanwhile.
+    program = encode(m.ProgramPart(1, chain_of(2)))[4:]
+
+    async def scene() -> None:
+        async with port(tmp_path, tls=False) as opened:
+            for header, begin in ((HUGE, program), (frame_header(1 << 20), program), (HUGE, b"\x92\x2e")):
+                reader, writer = await opened.open()
+                writer.write(encode(msgspec.structs.replace(HELLO, role=role)) + header + begin + bytes(8))
+                assert await is_closed(reader)
+                writer.close()
 
     play(scene)
 

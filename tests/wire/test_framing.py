@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import ConnectError, FrameError
-from atoll.wire.framing import MAX_FRAME, MAX_PIECE, FrameDecoder, frame_header, frame_length, piece_header
+from atoll.wire.framing import MAX_FRAME, MAX_PIECE, FrameDecoder, FrameLimits, frame_header, frame_length, piece_header
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -155,3 +155,35 @@ def test_a_limit_that_is_raised_holds_for_the_next_frame_of_the_same_bytes() -> 
         found.append(message)
         decoder.limit = 1000
     assert found == [Note("x"), Note("y" * 100)]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5, 9, 10, 4096])
+def test_limits_of_an_untrusted_peer_go_by_the_tags_of_messages(cut: int) -> None:
+    class Small(msgspec.Struct, array_like=True, tag=42):
+        content: bytes
+
+    class Large(msgspec.Struct, array_like=True, tag=175):
+        content: bytes
+
+    class Other(msgspec.Struct, array_like=True, tag=3):
+        content: bytes
+
+    def passes(message: Any) -> bool:
+        decoder = FrameDecoder(Small | Large | Other)
+        decoder.set_limits(FrameLimits({42: 100, 175: 10_000}, 1000))
+        data = frame(message)
+        found: list[Any] = []
+        try:
+            for start in range(0, len(data), cut):
+                found += decoder.feed(memoryview(data)[start : start + cut])
+        except FrameError:
+            return decoder.pending_bytes > cut + 16  # it is refused before its bytes are kept
+        return found == [message]
+
+    sizes = (50, 500, 5000, 50_000)
+    results = {kind: [passes(kind(bytes(size))) for size in sizes] for kind in (Small, Large, Other)}
+    assert results == {
+        Small: [True, False, False, False],
+        Large: [True, True, True, False],
+        Other: [True, True, False, False],
+    }

@@ -38,13 +38,17 @@ from atoll.security.joiners import Joiners
 from atoll.security.tokens import digest
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
-from atoll.wire.framing import encode
+from atoll.wire.framing import MAX_FIRST_FRAME, MAX_FRAME, FrameLimits, encode
 from atoll.wire.resumption.messages import AnyLinkMessage, Elsewhere, Resume
 from atoll.wire.resumption.table import AcceptedConnection, LinkState, ResumableConnections
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
 
+# Bytes of the frames of clients: of messages with nodes of programs, which name devices; and of others.
+MAX_NODES_FRAME = 768 * 1024
+MAX_NODES_FRAME_PER_DEVICE = 16 * 1024
+MAX_CLIENT_FRAME = 2 << 20
 # For the last replies to leave.
 _END_SECONDS = 0.05
 # For those whose connections cannot be resumed, such as host agents, to have new ones before their old ones are lost.
@@ -185,6 +189,7 @@ class ControllerShell:
             on_message(message)
             if not self.controller.connections.is_admitted(number):
                 return
+            connection.limit_frames(self._limits_of(number))
             connection.authenticated()
             if self._resumes and message.resumes:
                 self._connections[number] = self.resumable.grant(number, connection, on_message, on_lost)
@@ -195,6 +200,7 @@ class ControllerShell:
             if isinstance(message, Resume):
                 on_lost(f"it goes on with connection {message.number}")
                 connection.on_lost = lambda reason: None
+                connection.limit_frames(self._limits_of(message.number))
                 self.resumable.resume(connection, message)
 
         def on_made(connection: Connection) -> None:
@@ -219,6 +225,16 @@ class ControllerShell:
         )
         connection.on_link = on_link
         return connection
+
+    def _limits_of(self, number: int) -> FrameLimits | None:
+        """Return the limits of the frames of a client."""
+        peer = self.controller.connections.peers.get(number)
+        if peer is None or peer.tenant is None:
+            return None
+        nbytes = MAX_NODES_FRAME + MAX_NODES_FRAME_PER_DEVICE * self.controller.resources.device_count
+        by_tag = dict.fromkeys(map(_tag_of, (m.ProgramPart, m.RegisterProgram)), min(nbytes, MAX_FRAME))
+        by_tag[_tag_of(m.CallsRecorded)] = m.MOST_CALL_BYTES + MAX_FIRST_FRAME
+        return FrameLimits(by_tag, MAX_CLIENT_FRAME)
 
     def _callbacks(self, number: int) -> tuple[Callable[[Any], None], Callable[[str], None]]:
         """What takes the messages of a connection, and what its loss."""
@@ -542,3 +558,9 @@ class ControllerShell:
 def _bug(error: BaseException) -> BaseException:
     """Return the bug's own exception."""
     return error.__cause__ if isinstance(error, NothingChangedError) and error.__cause__ else error
+
+
+def _tag_of(kind: type[m.Message]) -> int:
+    tag = kind.__struct_config__.tag
+    assert isinstance(tag, int)
+    return tag

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.ir.irregular import Piece, SwitchPrograms, is_irregular, parts_of, split
@@ -40,10 +41,18 @@ class _Split:
 def in_parts(number: int, program: Program) -> Iterator[m.ProgramPart | m.RegisterProgram]:
     """The messages that register a program: several for a large one."""
     left = program
-    while len(left.nodes) > m.MAX_PART_NODES:
-        yield m.ProgramPart(number, replace(left, nodes=left.nodes[: m.MAX_PART_NODES], results=()))
-        left = Program("", (), left.nodes[m.MAX_PART_NODES :], left.results)
+    while (count := _nodes_of_part(left)) < len(left.nodes):
+        yield m.ProgramPart(number, replace(left, nodes=left.nodes[:count], results=()))
+        left = Program("", (), left.nodes[count:], left.results)
     yield m.RegisterProgram(number, left)
+
+
+def _nodes_of_part(program: Program) -> int:
+    """Return how many of the program's nodes one message may have."""
+    count = min(len(program.nodes), m.MAX_PART_NODES)
+    while count > 1 and len(msgspec.msgpack.encode(program.nodes[:count])) > m.MAX_PART_BYTES:
+        count //= 2
+    return count
 
 
 class SplitPrograms:

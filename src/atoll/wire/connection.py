@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.wire.framing import HEADER_BYTES, MAX_FIRST_FRAME, MAX_FRAME, FrameDecoder, encode, piece_header
+from atoll.wire.framing import HEADER_BYTES, MAX_FIRST_FRAME, MAX_FRAME, FrameDecoder, FrameLimits, encode, piece_header
 from atoll.wire.pieces import PIECE_BYTES, PieceQueue
 from atoll.wire.resumption.ledger import Counts
 from atoll.wire.resumption.messages import AnyLinkMessage, decode_link, encode_link
@@ -91,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_broken = False  # it has ended by what one of the two did, not by the loss of its socket
         self._on_made = on_made
         self._unauthenticated = unauthenticated
+        self._limits: FrameLimits | None = None
         self._decoder = self._new_decoder(message_type)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -201,12 +202,18 @@ class Connection(asyncio.BufferedProtocol):
         limit = MAX_FRAME if self._unauthenticated is None else MAX_FIRST_FRAME
         return FrameDecoder(message_type, limit, on_link=self._link)
 
+    def limit_frames(self, limits: FrameLimits | None) -> None:
+        """Limit the frames of the peer once it is authenticated; with None by `MAX_FRAME` only."""
+        self._limits = limits
+
     def authenticated(self) -> None:
         """The peer has proved who it is: it may send large messages from now on, also the next one."""
         if self._unauthenticated is not None:
             self._unauthenticated.remove(self)
             self._unauthenticated = None
             self._decoder.limit = MAX_FRAME
+            if self._limits is not None:
+                self._decoder.set_limits(self._limits)
 
     @property
     def is_authenticated(self) -> bool:

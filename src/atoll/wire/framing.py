@@ -13,8 +13,8 @@ the same place.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,6 +30,8 @@ MAX_PIECE = 64 * 1024
 _PIECE, _LAST, _LINK = 1 << 31, 1 << 30, 1 << 29
 _KINDS = _PIECE | _LAST | _LINK
 _MAX_LINK = 1024
+# Of a message: its array's header and its tag.
+_TAG_BYTES = 6
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -72,6 +74,16 @@ def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
     return length
 
 
+class FrameLimits(NamedTuple):
+    """Limits of frames, in bytes, of a peer that is not trusted: by the tags of their messages, and of others.
+
+    To decode a message takes time by the number of objects in it, and the loop does nothing else meanwhile.
+    """
+
+    by_tag: Mapping[int, int]
+    others: int
+
+
 class FrameDecoder:
     """Turns bytes into messages of `message_type` (a msgspec struct or a union of them).
 
@@ -86,6 +98,7 @@ class FrameDecoder:
     ) -> None:
         self._decode = msgspec.msgpack.Decoder(message_type).decode
         self.limit = limit
+        self._limits: FrameLimits | None = None
         self._on_link = on_link
         self.pieced = 0
         self._pending = bytearray()  # the start of a frame whose rest has not arrived
@@ -108,7 +121,7 @@ class FrameDecoder:
                 (length,) = unpack(data, position)
                 kind = 0
                 if length > self.limit:
-                    kind, length = self._special(length)
+                    kind, length = self._special(length, data[position + HEADER_BYTES : end])
                 stop = position + HEADER_BYTES + length
                 if stop > end:
                     break
@@ -132,8 +145,21 @@ class FrameDecoder:
         elif position < end:
             self._pending = bytearray(data[position:])
 
-    def _special(self, length: int) -> tuple[int, int]:
-        """Of a length over the limit: the kind of its frame, and its bytes. Raises FrameError."""
+    def set_limits(self, limits: FrameLimits) -> None:
+        """Limit the frames that follow by the tags of their messages."""
+        self.limit, self._limits = min(limits.others, *limits.by_tag.values()), limits
+
+    def _special(self, length: int, content: memoryview) -> tuple[int, int]:
+        """Of a length over the limit: the kind of its frame, and its bytes. Raises FrameError.
+
+        `content` is what has arrived of the frame.
+        """
+        limits = self._limits
+        if limits is not None and not length & _KINDS:
+            tag = _tag_of(content)
+            if tag is None or length <= limits.by_tag.get(tag, limits.others):
+                return 0, length
+            raise FrameError(f"a frame of {length} bytes is over the limit of its message")
         if length & _PIECE:
             kind, count = length & (_PIECE | _LAST), length & ~(_PIECE | _LAST)
             if count > MAX_PIECE:
@@ -161,3 +187,21 @@ class FrameDecoder:
     def pending_bytes(self) -> int:
         """Bytes of a frame, and of a message in pieces, whose rest has not arrived."""
         return len(self._pending) + self._pieces.nbytes
+
+
+def _tag_of(content: memoryview) -> int | None:
+    """Return the tag of a message, None if too little of it has arrived, and -1 if it has none."""
+    if len(content) < _TAG_BYTES:
+        return None
+    if content[0] & 0xF0 == 0x90:
+        start = 1
+    elif content[0] == 0xDC:
+        start = 3
+    else:
+        return -1
+    first = content[start]
+    if first < 0x80:
+        return first
+    if first == 0xCC:
+        return content[start + 1]
+    return int.from_bytes(content[start + 1 : start + 3], "big") if first == 0xCD else -1

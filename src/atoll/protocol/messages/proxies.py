@@ -11,6 +11,8 @@ from atoll.protocol.messages.workers import Ping, Pong
 
 # Nodes of one message: about a millisecond's work for the controller.
 MAX_PART_NODES = 256
+# The same in bytes, unless one node has more.
+MAX_PART_BYTES = 256 * 1024
 # Arrays that a proxy reports; with more, it reports none.
 MOST_HANDLES_REPORTED = 1 << 17
 # What a proxy may send of its record.
