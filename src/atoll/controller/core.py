@@ -9,7 +9,7 @@ memory goes, the client's credits return).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from atoll._version import __version__
@@ -137,6 +137,7 @@ class Controller:
         )
         self._watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
         self._faults = Faults(state, self._recovery, self._sessions.end)
+        self._backlog = self._work_in_steps()
         self._subscribe()
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
             e.Received: self._admission.received,
@@ -359,15 +360,20 @@ class Controller:
     @property
     def has_work(self) -> bool:
         """Whether another `Flush` is to follow the last one, though nothing else has happened."""
-        programs = self.programs
-        return bool(
-            programs.lowerings.waiting
-            or self._inboxes.waiting
-            or self.launcher.large_launches.waiting
-            or programs.discards.waiting
-            or self._state.remains.waiting
-            or self._requests.waiting
-        )
+        return any(self._backlog)
+
+    def _work_in_steps(self) -> tuple[Collection[Any], ...]:
+        """Return what holds the work that flushes do in steps. None of it is empty while there is such work."""
+        programs, large = self.programs, self.launcher.large_launches
+        waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
+        return *waiting, large.beginning, large.ended, self._state.remains.waiting
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_backlog"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._backlog = self._work_in_steps()
 
     def is_charged(self, event: e.Skipped) -> bool:
         """Return whether a tenant is charged for the bug that this event reports."""

@@ -74,48 +74,43 @@ class LargeLaunches:
         self._sessions = sessions
         self._scheduler = scheduler
         self._parts = parts
-        self._beginning: dict[int, _Beginning] = {}  # by session
-        self._ended: dict[int, deque[_End]] = {}  # the same
+        self.beginning: dict[int, _Beginning] = {}  # by session
+        self.ended: dict[int, deque[_End]] = {}  # the same
         self._turns_to_begin = Turns()
         self._turns_to_end = Turns()
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is something to do."""
-        return bool(self._beginning or self._ended)
 
     def begin(self, session: Session, launch: Launch, message: m.Launch) -> None:
         """Put the launch in line over the next flushes. Later messages of the session wait until it is there."""
         session.in_steps += 1
         launch.program.units.begin_launch()
-        self._beginning[session.number] = _Beginning(session, launch, message)
+        self.beginning[session.number] = _Beginning(session, launch, message)
         self._turns_to_begin.add(session.number, session.tenant.name)
 
     def end(self, launch: Launch) -> None:
         """Clear away over the next flushes what a launch without error has kept until its end."""
-        self._ended.setdefault(launch.session, deque()).append(_End(launch))
+        self.ended.setdefault(launch.session, deque()).append(_End(launch))
         self._turns_to_end.add(launch.session, launch.tickets[0].tenant.name)
 
     def proceed(self, steps: int) -> None:
         """Do so many steps for one launch that begins, and for one that has ended."""
         number = self._turns_to_begin.next()
         if number is not None:
-            beginning = self._beginning[number]
+            beginning = self.beginning[number]
             session = beginning.session
             is_open = self._sessions.get(number) is session
             if not is_open or self._is_in_line(beginning, steps):
-                del self._beginning[number]
+                del self.beginning[number]
                 self._turns_to_begin.remove(number)
                 if is_open:
                     session.in_steps -= 1
                     self._parts.is_in_line(session, beginning.launch, beginning.message.released)
         number = self._turns_to_end.next()
         if number is not None:
-            ended = self._ended[number]
+            ended = self.ended[number]
             if self._is_cleared(ended[0], steps):
                 ended.popleft()
             if not ended:
-                del self._ended[number]
+                del self.ended[number]
                 self._turns_to_end.remove(number)
 
     def _is_in_line(self, each: _Beginning, steps: int) -> bool:

@@ -203,7 +203,8 @@ class Launcher:
 
     def _make_tickets(self, session: Session, launch: Launch, age: int = -1) -> Sequence[Unit]:
         """The launch's dispatch units, each with its ticket."""
-        units = launch.program.units.next_launch(may_join=self.may_join(session, launch.program))
+        may_join = len(launch.program.nodes) > 1 and self.may_join(session, launch.program)
+        units = launch.program.units.next_launch(may_join=may_join)
         for unit in units:
             self.make_ticket(session, launch, unit, age)
         for i in launch.program.donated:

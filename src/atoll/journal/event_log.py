@@ -98,9 +98,10 @@ class EventLog:
         self._bytes += sum(map(len, new))
         while self._bytes > MOST_BYTES or len(self._events) > MOST_EVENTS:
             self._bytes -= len(self._events.popleft())
-        missing = self._count - len(self._events)
-        while self._replaced and (first := next(iter(self._replaced))) <= missing:
-            del self._replaced[first]
+        if self._replaced:
+            missing = self._count - len(self._events)
+            while self._replaced and (first := next(iter(self._replaced))) <= missing:
+                del self._replaced[first]
 
     def dump(self) -> bytes:
         """A line of JSON for the start, and one for each event."""

@@ -147,7 +147,8 @@ class Reservations:
     def release(self, entry: Entry) -> None:
         """The buffer's memory is needed no more, or lost."""
         blocks, entry.blocks = entry.blocks, ()
-        self._leave(blocks)
+        if blocks:
+            self._leave(blocks)
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Its own memory goes, and what only it and those before it needed."""
