@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from atoll.controller.sessions.inboxes import MAX_WAITING
+from atoll.dispatch import registry
 from atoll.dispatch.lowerings import SMALL_NODES
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, Program
@@ -19,6 +20,7 @@ from atoll.ir.validation import MAX_NODES
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.scheduling.turns import TurnFailedError
 from atoll.session.irregular import in_parts
 from atoll.virtual.host_process import decoded
 from tests.controller.play import Play, chain_of, on, runs
@@ -247,3 +249,25 @@ def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
 
     with without_collector():
         assert most_blocks(4 * NODES) < 2 * most_blocks(NODES)
+
+
+def test_a_bug_in_a_pass_ends_the_session_and_is_not_met_again(monkeypatch):
+    steps = registry.register_in_steps
+
+    def faulty(*arguments: Any) -> Iterator[None]:
+        for each in steps(*arguments):
+            yield each
+            raise KeyError("a bug")
+
+    play = Slow()
+    monkeypatch.setattr(registry, "register_in_steps", faulty)
+    play.register(5, chain_of(NODES))
+    with pytest.raises(TurnFailedError) as raised:
+        Blocks().turns(play)
+    assert raised.value.sessions == (play.session,)
+    assert isinstance(raised.value.__cause__, KeyError)
+    play.event(e.Skipped(play.now, "a bug", *(raised.value.connections, raised.value.sessions)))
+    assert any(isinstance(each, m.Closing) for each in play.outbox())
+    while play.controller.has_work:
+        play.turn()
+    assert set(play.controller.sessions) == {play.other}

@@ -116,9 +116,7 @@ class Controller:
             self._stop_requested,
         )
         self._requests = from_operators.waiting
-        self._inboxes = Inboxes(
-            state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards, links.sessions
-        )
+        self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards)
         self._admission = Admission(
             state,
             self.tokens,
@@ -136,7 +134,7 @@ class Controller:
             state, self._compilation, self._asides, self.suspensions, self._admission.admit_again
         )
         self._watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
-        self._faults = Faults(state, self._recovery, self._sessions.end)
+        self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon)
         self._backlog = self._work_in_steps()
         self._subscribe()
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {

@@ -33,9 +33,18 @@ def failure(reason: str) -> Status:
 
 
 class Faults:
-    """Ends what a skipped event belongs to. `end_session(number, status)` ends a session."""
+    """Ends what a skipped event belongs to.
 
-    def __init__(self, state: ClusterState, recovery: Recovery, end_session: Callable[[int, Status], None]) -> None:
+    `end_session(number, status)` ends a session, and `abandon(number)` the lowering of its programs.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        recovery: Recovery,
+        end_session: Callable[[int, Status], None],
+        abandon: Callable[[int], None],
+    ) -> None:
         self._connections = state.connections
         self._sessions: Mapping[int, Session] = state.sessions
         self._outbox = state.outbox
@@ -44,6 +53,7 @@ class Faults:
         self._offenses = state.offenses
         self._recovery = recovery
         self._end_session = end_session
+        self._abandon = abandon
 
     def charged(self, event: Skipped) -> Tenant | None:
         """Return the tenant that is charged for the bug: the only one that may have caused it."""
@@ -70,6 +80,7 @@ class Faults:
         for number in event.sessions:
             if number in self._sessions:
                 self._end_session(number, failure(event.reason))
+            self._abandon(number)
         problem = None if tenant is None else self._offenses.message_failed(tenant, self._outbox.seconds)
         if tenant is not None and problem is not None:
             self._history.record("suspended", problem.message, tenant=tenant.name)

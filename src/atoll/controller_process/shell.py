@@ -308,7 +308,7 @@ class ControllerShell:
         """
         if isinstance(error, TurnFailedError):
             cause = _bug(error.__cause__ or error)
-            self._fail(e.Skipped(self._clock(), described(cause), (error.number,)), cause)
+            self._fail(e.Skipped(self._clock(), described(cause), error.connections, error.sessions), cause)
             return
         ended = () if self._has_done_turn else self._suspects
         self._fail(e.Skipped(self._clock(), described(error), ended, suspects=self._senders()), error)

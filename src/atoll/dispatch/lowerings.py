@@ -11,7 +11,7 @@ Pure. A snapshot has no generators: a restored lowering first repeats the steps 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from atoll.ir.steps import Steps
 from atoll.scheduling.estimates import GangsByKey
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
-from atoll.scheduling.turns import Turns
+from atoll.scheduling.turns import TurnFailedError, Turns
 
 # A program, and its gangs by their keys in `Estimates`.
 Lowered = tuple[RegisteredProgram, GangsByKey]
@@ -79,13 +79,21 @@ class Lowerings:
         self.waiting.setdefault(session.number, deque()).append(lowering)
         self._turns.add(session.number, session.tenant.name)
 
+    def abandon(self, number: int) -> Sequence[Lowering]:
+        """Forget the lowerings of a closed session, and return them: a bug was met in one of them."""
+        self._turns.remove(number)
+        return self.waiting.pop(number, ())
+
     def proceed(self, steps: int) -> None:
         """Do so many steps for the session whose turn it is."""
         number = self._turns.next()
         if number is None:
             return
         own = self.waiting[number]
-        result = own[0].proceed(steps)
+        try:
+            result = own[0].proceed(steps)
+        except Exception as error:
+            raise TurnFailedError(session=number) from error
         if result is not None:
             finished = own.popleft()
             if not own:

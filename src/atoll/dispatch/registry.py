@@ -265,6 +265,12 @@ class ProgramRegistry:
             self.discards.add(part.nodes)
         self._meter.session_closed(session.number)
 
+    def abandon(self, number: int) -> None:
+        """Do not lower the programs of a closed session, since a bug was met in that."""
+        for lowering in self.lowerings.abandon(number):
+            for name in lowering.functions:
+                self._compilation.drop_reference(name)
+
     def _drop_remaining(self, program: RegisteredProgram | Status) -> None:
         if isinstance(program, RegisteredProgram):
             self.drop(program)

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 
 class TurnFailedError(Exception):
-    """A bug was met at a message of the connection `number`, in its turn. `__cause__` is the bug's own exception."""
+    """A bug was met in the turn of a session, or of a command's connection. `__cause__` is the bug's own exception."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    def __init__(self, *, session: int = 0, connection: int = 0) -> None:
+        super().__init__(session, connection)
+        self.sessions = (session,) if session else ()
+        self.connections = (connection,) if connection else ()
 
 
 class Turns:

@@ -53,7 +53,7 @@ class WaitingRequests:
             try:
                 self._answer(peer, message)
             except Exception as error:
-                raise TurnFailedError(number) from error
+                raise TurnFailedError(connection=number) from error
 
     def _forget(self, number: int) -> None:
         del self.waiting[number]

@@ -60,7 +60,7 @@ def _divided(message: Any) -> tuple[Any, Any]:
 class Inboxes:
     """By session. `handle(session, message)` takes a message when its turn comes; `end(session, status)` ends one.
 
-    `connections` has those of the sessions. A bug at a message is reported as `TurnFailedError`, with its connection.
+    A bug at a message is reported as `TurnFailedError`.
     """
 
     def __init__(
@@ -69,13 +69,11 @@ class Inboxes:
         handle: Callable[[Session, Any], None],
         end: Callable[[int, Status], None],
         discards: Discards,
-        connections: Mapping[int, int],
     ) -> None:
         self._sessions = sessions
         self._handle = handle
         self._end = end
         self._discards = discards
-        self._connections = connections
         self.waiting: dict[int, deque[Any]] = {}
         self._turns = Turns()
         self._nodes: Counter[int] = Counter()
@@ -124,7 +122,7 @@ class Inboxes:
             try:
                 self._handle(self._sessions[number], message)
             except Exception as error:
-                raise TurnFailedError(self._connections.get(number, 0)) from error
+                raise TurnFailedError(session=number) from error
 
     def _may_proceed(self, number: int) -> bool:
         return not self._sessions[number].in_steps
