@@ -38,6 +38,8 @@ import psutil
 PARENT = "ATOLL_TEST_PARENT"
 EXECUTED = "ATOLL_TEST_EXECUTED"
 _ROOT = Path(__file__).resolve().parents[1]
+# Replaces functions in any process, also if it has imported them already.
+_FAULTS = Path(__file__).resolve().with_name("faults") / "sitecustomize.py"
 # Modules that may run in a forked process. A process for users' code is executed: it is isolated from its parent.
 _MODULES = frozenset(
     {
@@ -205,6 +207,13 @@ def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
     return list(found.values())
 
 
+def _has_custom_start(environment: Mapping[str, str]) -> bool:
+    """Whether Python would run a `sitecustomize.py` that expects a process of its own. Those of `faults` do not."""
+    paths = (Path(each) for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each)
+    files = (path / "sitecustomize.py" for path in paths)
+    return any(file.exists() and file.resolve() != _FAULTS for file in files)
+
+
 def _request(
     command: Sequence[str], environment: Mapping[str, str], directory: str, new_session: bool
 ) -> Request | None:
@@ -216,7 +225,7 @@ def _request(
     for name in _WITHOUT_EFFECT if FORKING.is_forked else {*_WITHOUT_EFFECT, _LOG_LEVEL}:
         own.pop(name, None)
         read.pop(name, None)
-    if own != read or not command or command[0] != sys.executable:
+    if own != read or not command or command[0] != sys.executable or _has_custom_start(environment):
         return None
     rest = list(command[1:])
     safe_path = bool(rest) and rest[0] == "-P"

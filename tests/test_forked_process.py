@@ -89,3 +89,10 @@ def test_what_python_reads_at_its_start_has_it_executed(tmp_path: Path, name: st
     with start(tmp_path / "a.py", "input()", **{name: "default" if name == "PYTHONWARNINGS" else "1"}) as process:
         assert psutil.Process(process.pid).ppid() == os.getpid()
         process.communicate("\n", timeout=300)
+
+
+def test_a_customized_start_of_python_has_it_executed(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").touch()
+    with start(tmp_path / "a.py", "input()", PYTHONPATH=str(tmp_path)) as process:
+        assert psutil.Process(process.pid).ppid() == os.getpid()
+        process.communicate("\n", timeout=300)
