@@ -456,7 +456,11 @@ class ControllerShell:
             reply = a.Send(action.cause, action.connection, m.UsageReply(content))
             self._loop.call_soon_threadsafe(self._send, reply)
 
-        self.keeper.report(action.by, action.seconds, action.tenant, action.expected, done)
+        def failed(reason: str) -> None:
+            reply = a.Send(action.cause, action.connection, m.OperationReply(Status(Code.INTERNAL, reason), ""))
+            self._loop.call_soon_threadsafe(self._send, reply)
+
+        self.keeper.report(action.by, action.seconds, action.tenant, action.expected, done, failed)
 
     def _end(self, action: a.End) -> None:
         self._loop.call_later(_END_SECONDS, self._stop.set)

@@ -22,7 +22,7 @@ def row(seconds: float) -> Usage:
 
 def report(keeper: Keeper) -> dict[str, Any]:
     answers: Queue[bytes] = Queue()
-    keeper.report(By.TENANT, 0.0, None, (), answers.put)
+    keeper.report(By.TENANT, 0.0, None, (), answers.put, lambda reason: answers.put(json.dumps(reason).encode()))
     found: dict[str, Any] = json.loads(answers.get(timeout=20))
     return found
 
@@ -107,3 +107,51 @@ def test_where_usage_is_kept(monkeypatch: pytest.MonkeyPatch):
     assert usage_file("a") == "/var/atoll/usage/a.sqlite"
     monkeypatch.setenv("ATOLL_STATE_DIR", "off")
     assert usage_file("a") == ""
+
+
+@pytest.mark.parametrize("starts_damaged", [True, False])
+@pytest.mark.parametrize("content", [b"no database" * 1000, b""], ids=["no database", "damaged pages"])
+def test_a_damaged_file_is_set_aside_and_usage_is_kept_in_a_new_one(
+    tmp_path: Path, caplog: Any, content: bytes, starts_damaged: bool
+):
+    path = tmp_path / "usage.sqlite"
+
+    def damage() -> None:
+        whole = path.read_bytes()
+        path.write_bytes(content or whole[:4096] + bytes(range(256)) * ((len(whole) - 4096) // 256))
+
+    keeper = Keeper(str(path))
+    keeper.keep_usage(1, [row(1)])
+    assert report(keeper)["total"]["device_seconds"] == 1.0
+    if starts_damaged:
+        keeper.close()
+        damage()
+        keeper = Keeper(str(path))
+    else:
+        keeper._do(lambda: keeper._opened()._database.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+        report(keeper)
+        damage()
+        keeper._do(lambda: keeper._opened()._database.execute("PRAGMA shrink_memory"))
+    with caplog.at_level(logging.WARNING):
+        keeper.keep_usage(1, [row(2)])
+        assert report(keeper)["total"]["device_seconds"] == 2.0
+    keeper.close()
+    assert "a new file of usage begins" in caplog.text
+    (aside,) = (
+        each for each in tmp_path.iterdir() if each.name.startswith("usage.sqlite.damaged-") and "-wal" not in each.name
+    )
+    assert aside.stat().st_size > 4096
+    again = Keeper(str(path))
+    assert report(again)["total"]["device_seconds"] == 2.0
+    again.close()
+
+
+def test_a_report_that_fails_says_why(monkeypatch: pytest.MonkeyPatch):
+    keeper = Keeper()
+
+    def fails(*arguments: object) -> bytes:
+        raise OSError("an input or output error")
+
+    monkeypatch.setattr(keeper, "_report", fails)
+    assert "an input or output error" in str(report(keeper))
+    keeper.close()

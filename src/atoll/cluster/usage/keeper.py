@@ -6,13 +6,15 @@ what a slow disk had not taken.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -26,6 +28,9 @@ COMPACT_SECONDS = 60.0
 # Seconds of usage that wait for a disk; beyond that the oldest are lost.
 MOST_WAITING = 3600
 _END_SECONDS = 5.0
+_DAMAGE = (11, 26)  # SQLITE_CORRUPT and SQLITE_NOTADB: this process imports sqlite3 only when it needs it
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +72,22 @@ class Keeper:
         tenant: str | None,
         expected: Sequence[Expected],
         done: Callable[[bytes], None],
+        failed: Callable[[str], None],
     ) -> None:
-        """Calls `done(JSON)`, from the thread, with what was used in the last `seconds`; 0: ever."""
-        self._do(lambda: done(self._report(by, seconds, tenant, expected)))
+        """Calls `done(JSON)`, from the thread, with what was used in the last `seconds`; 0: ever.
+
+        Calls `failed(reason)` in its place if the file cannot be read.
+        """
+
+        def answer() -> None:
+            try:
+                content = self._report(by, seconds, tenant, expected)
+            except Exception as error:
+                failed(f"usage cannot be read: {type(error).__name__}: {error}")
+                raise
+            done(content)
+
+        self._do(answer)
 
     def close(self) -> None:
         """Returns once all is written, or the disk is too slow for that."""
@@ -106,29 +124,57 @@ class Keeper:
             try:
                 self._store = UsageStore(self._usage, self._run)
             except (sqlite3.Error, OSError) as error:
+                if is_damage(error):
+                    raise
                 _log.warning("usage is not kept when this cluster ends: %s: %s", self._usage, error)
                 self._store = UsageStore("", self._run)
         return self._store
 
+    def _with_store(self, use: Callable[[UsageStore], Result]) -> Result:
+        """Return what `use(store)` returns. A damaged file is set aside for people to look at, and a new one begun."""
+        try:
+            return use(self._opened())
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            self._set_aside(error)
+        return use(self._opened())
+
+    def _set_aside(self, error: Exception) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        aside = f"{self._usage}.damaged-{int(time.time())}"
+        _log.warning("a new file of usage begins, and the old one is %s now: %s", aside, error)
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self._usage + suffix, aside + suffix)
+
     def _write(self) -> None:
-        store, waiting = self._opened(), self._waiting
+        waiting = self._waiting
         records = [waiting.popleft() for _ in range(len(waiting))]
         if not records:
             return
         try:
-            store.add(records)
+            self._with_store(lambda store: store.add(records))
         except Exception:
             room = MOST_WAITING - len(waiting)
             waiting.extendleft(reversed(records[max(0, len(records) - room) :]))  # for the next time
             raise
         if time.monotonic() >= self._next_compaction:
             self._next_compaction = time.monotonic() + COMPACT_SECONDS
-            store.compact(time.time())
+            self._with_store(lambda store: store.compact(time.time()))
 
     def _write_estimates(self, learnt: Sequence[Estimate]) -> None:
         write_estimates(self._estimates, learnt)
 
     def _report(self, by: By, seconds: float, tenant: str | None, expected: Sequence[Expected]) -> bytes:
         now = time.time()
-        report = self._opened().report(by, now - seconds if seconds else 0.0, tenant, expected)
+        since = now - seconds if seconds else 0.0
+        report = self._with_store(lambda store: store.report(by, since, tenant, expected))
         return msgspec.json.encode(report | {"now": now, "kept": bool(self._usage)})
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether SQLite says that the file is damaged or no database, rather than locked, full or not readable."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
