@@ -55,8 +55,10 @@ def lower_in_steps(program: Program, placement: Placement, functions: Mapping[in
         cut = yield from cut_in_steps(lowered)
     except StatusError:
         yield from dismantled(lowered.body.block)
+        module.drop_all_references()
         raise
     yield from dismantled(lowered.body.block)
+    module.drop_all_references()
     return cut
 
 
