@@ -208,7 +208,7 @@ def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
 
 
 def _has_custom_start(environment: Mapping[str, str]) -> bool:
-    """Whether Python would run a `sitecustomize.py` that expects a process of its own. Those of `faults` do not."""
+    """Return whether Python runs a `sitecustomize.py` other than that of `faults`, which forked processes can run."""
     paths = (Path(each) for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each)
     files = (path / "sitecustomize.py" for path in paths)
     return any(file.exists() and file.resolve() != _FAULTS for file in files)

@@ -1,4 +1,4 @@
-"""What a closed session leaves is released over several flushes, by steps."""
+"""The controller releases the remains of a closed session over several flushes, in steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the executor's thread has completed is reported, even while the thread is inside a unit that lasts."""
+"""Completed units are reported, even while the executor's thread is inside a unit that lasts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEHAVIOURS = Behaviours("tests.worker.test_executor_thread")
 
 
 class Holding:
-    """Calls of Python, each of which holds the executor's thread until it is let go."""
+    """Calls of Python that block the executor's thread until the test ends them."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig

@@ -11,7 +11,7 @@ from atoll.worker.occupancy import Occupancy
 
 
 class Output:
-    """An output that is ready when the test says so."""
+    """An output whose readiness the test sets."""
 
     def __init__(self) -> None:
         self.ready = False

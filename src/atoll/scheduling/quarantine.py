@@ -22,7 +22,7 @@ def is_crash(status: int) -> bool:
 
 
 def is_own_crash(status: int, has_others: bool) -> bool:
-    """Return whether a crash was surely caused by what its host ran.
+    """Return whether the programs of a host certainly caused its crash.
 
     A bug in Atoll may have ended the worker just as well. XLA also aborts a process after the loss of the first host of
     its island, before anybody else knows of that loss; `has_others` says that the island has other hosts.

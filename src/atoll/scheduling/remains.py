@@ -1,7 +1,7 @@
 """The remains of closed sessions, released some items per flush.
 
-A session may leave 10^5 arrays, or 65,536 programs. Their release as a whole takes hundreds of milliseconds, and no
-other session is served meanwhile. Small remains are released at once.
+A session may leave 10^5 arrays, or 65,536 programs. To release all of that at once takes hundreds of
+milliseconds, in which the controller serves no other session. Small remains are released at once.
 
 Pure, and part of the state: the order and the time of each release follow from the events.
 """

@@ -20,5 +20,5 @@ class Units:
         return tuple(dict.fromkeys(map(self._static_runs.gang_of, self._occupancy.running())))
 
     def of_gang(self, sequence: int) -> list[int]:
-        """Return the units that the gang consists of now: several in a static run, else the one of its number."""
+        """Return the units of the gang that are in flight: a gang that is no static run is one unit."""
         return self._static_runs.units_of(sequence)

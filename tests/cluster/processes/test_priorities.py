@@ -25,7 +25,7 @@ WITHIN_A_SESSION = "import subprocess, sys; subprocess.run([sys.executable, '-c'
 
 
 def _priorities(*arguments: str) -> list[str]:
-    """Return how much a process lowered itself and the priority of its session, for Python in a session of its own."""
+    """Run Python in a new session. Return by how much it lowers its priority, and the priority of the session."""
     ended = subprocess.run(
         [sys.executable, "-c", *arguments], capture_output=True, text=True, check=True, start_new_session=True
     )

@@ -181,7 +181,7 @@ def test_a_process_has_not_ended_before_its_server(limited: Callable[[CompilerLi
     assert compiles(process)
     (own,) = (each for each in servers() if each not in before)
     own.suspend()
-    server.close()  # which the server sees once it goes on
+    server.close()  # the server notices that when it continues
     try:
         assert not has_ended_within(process, 0.5)
     finally:

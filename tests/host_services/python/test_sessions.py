@@ -61,7 +61,7 @@ def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonSessions:
 
 @pytest.fixture
 def process(sessions: PythonSessions, tmp_path: Path) -> tuple[Process, list[str], list[Any]]:
-    """One that was called to write an argument of two shards; what was released; the call's outcomes."""
+    """Return a process that writes an array of two shards, the shards that are released, and the call's outcomes."""
     record = sessions._sessions[1]
     record.options = m.PythonOptions(
         -1, ((0, 1),), 0, m.ClientSettings(), Sandbox(View.USER, str(tmp_path / "p" / "host-0")), "", ""
