@@ -7,7 +7,7 @@ checks: that the table of permissions has it for its sender (`protocol.permissio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -45,9 +45,6 @@ from atoll.security.tokens import Tokens
 HELLO_SECONDS = 10.0
 # The loss of a host's connection counts after so long: the engine knows better why, and is about to say it.
 ENGINE_SAYS_SECONDS = 0.2
-
-# Of a connection without a Hello: it may send nothing else, which `_hello` checks.
-_ALLOWED: Mapping[str, Mapping[type[Any], Callable[..., None] | None]] = {**ALLOWED, "": {}}
 
 
 class Admission:
@@ -125,7 +122,7 @@ class Admission:
         if peer is None:  # it was closed, and this was on its way
             return
         message = event.message
-        check: Callable[..., None] | None = _ALLOWED[peer.speaks].get(type(message), validate)
+        check: Callable[..., None] | None = ALLOWED[peer.speaks].get(type(message), validate)
         if check is not None:
             try:
                 if check is not validate or self._is_permitted(peer, message):

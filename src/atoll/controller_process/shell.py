@@ -452,15 +452,17 @@ class ControllerShell:
         self._handle(e.TimerEnded(self._clock(), timer))
 
     def _answer_usage(self, action: a.AnswerUsage) -> None:
-        def done(content: bytes) -> None:
-            reply = a.Send(action.cause, action.connection, m.UsageReply(content))
-            self._loop.call_soon_threadsafe(self._send, reply)
+        def reply(message: m.UsageReply | m.OperationReply) -> None:
+            self._loop.call_soon_threadsafe(self._send, a.Send(action.cause, action.connection, message))
 
-        def failed(reason: str) -> None:
-            reply = a.Send(action.cause, action.connection, m.OperationReply(Status(Code.INTERNAL, reason), ""))
-            self._loop.call_soon_threadsafe(self._send, reply)
-
-        self.keeper.report(action.by, action.seconds, action.tenant, action.expected, done, failed)
+        self.keeper.report(
+            action.by,
+            action.seconds,
+            action.tenant,
+            action.expected,
+            lambda content: reply(m.UsageReply(content)),
+            lambda reason: reply(m.OperationReply(Status(Code.INTERNAL, reason), "")),
+        )
 
     def _end(self, action: a.End) -> None:
         self._loop.call_later(_END_SECONDS, self._stop.set)

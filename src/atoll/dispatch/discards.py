@@ -22,9 +22,6 @@ class Discards:
     def __init__(self) -> None:
         self.waiting: list[tuple[list[Any], int]] = []  # with the objects that each item has
 
-    def __len__(self) -> int:
-        return len(self.waiting)
-
     def add(self, *collections: Collection[Any], size: int = 1) -> None:
         """Free the items later, if there are many. Each of them has about `size` objects.
 

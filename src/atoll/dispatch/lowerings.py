@@ -69,9 +69,6 @@ class Lowerings:
         self.waiting: dict[int, deque[Lowering]] = {}
         self._turns = Turns()
 
-    def __len__(self) -> int:
-        return sum(map(len, self.waiting.values()))
-
     def add(self, lowering: Lowering) -> None:
         """Lower this program after the others of its session."""
         session = lowering.session

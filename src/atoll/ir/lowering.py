@@ -54,12 +54,16 @@ def lower_in_steps(program: Program, placement: Placement, functions: Mapping[in
                 raise invalid(f"{program.name!r} calls function {node.function}, which is not registered")
         cut = yield from cut_in_steps(lowered)
     except StatusError:
-        yield from dismantled(lowered.body.block)
-        module.drop_all_references()
+        yield from _dismantled(module)
         raise
-    yield from dismantled(lowered.body.block)
-    module.drop_all_references()
+    yield from _dismantled(module)
     return cut
+
+
+def _dismantled(module: ModuleOp) -> Steps[None]:
+    """Take a module apart, so that nothing is left for the garbage collector."""
+    yield from dismantled(program_of(module).body.block)
+    module.drop_all_references()
 
 
 def pipeline(placement: Placement) -> PassPipeline:

@@ -164,8 +164,6 @@ class TenantRates:
     def due(self, now: float) -> list[Ticket[GangRun]]:
         """Take the delayed tickets that may compete for devices now."""
         found: list[Ticket[GangRun]] = []
-        if not self.delayed:
-            return found
         for name, rates in list(self.delayed.items()):
             found += rates.due(now)
             if not rates.delayed:

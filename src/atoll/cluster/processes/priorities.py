@@ -7,6 +7,7 @@ the processes of one. A niceness counts within its session only, so the session 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,10 +19,7 @@ def lower_priority(niceness: int) -> None:
     """
     os.nice(niceness)
     if os.getsid(0) == os.getpid():
-        try:
-            _autogroup("self").write_text(str(niceness))
-        except OSError:
-            return
+        _set_session_niceness("self", niceness)
 
 
 def restore_priority(leader: int) -> None:
@@ -29,11 +27,10 @@ def restore_priority(leader: int) -> None:
 
     A killed process frees its memory at its own priority.
     """
-    try:
-        _autogroup(str(leader)).write_text("0")
-    except OSError:
-        return
+    _set_session_niceness(str(leader), 0)
 
 
-def _autogroup(process: str) -> Path:
-    return Path(f"/proc/{process}/autogroup")
+def _set_session_niceness(process: str, niceness: int) -> None:
+    """Set the niceness of the process's session. Does nothing if the process has ended, or there are no autogroups."""
+    with suppress(OSError):
+        Path(f"/proc/{process}/autogroup").write_text(str(niceness))

@@ -30,7 +30,7 @@ MOST_WAITING = 3600
 _END_SECONDS = 5.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT and SQLITE_NOTADB: this process imports sqlite3 only when it needs it
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
@@ -124,18 +124,18 @@ class Keeper:
             try:
                 self._store = UsageStore(self._usage, self._run)
             except (sqlite3.Error, OSError) as error:
-                if is_damage(error):
+                if _is_damage(error):
                     raise
                 _log.warning("usage is not kept when this cluster ends: %s: %s", self._usage, error)
                 self._store = UsageStore("", self._run)
         return self._store
 
-    def _with_store(self, use: Callable[[UsageStore], Result]) -> Result:
+    def _with_store(self, use: Callable[[UsageStore], _Result]) -> _Result:
         """Return what `use(store)` returns. A damaged file is set aside for people to look at, and a new one begun."""
         try:
             return use(self._opened())
         except Exception as error:
-            if not is_damage(error):
+            if not _is_damage(error):
                 raise
             self._set_aside(error)
         return use(self._opened())
@@ -175,6 +175,6 @@ class Keeper:
         return msgspec.json.encode(report | {"now": now, "kept": bool(self._usage)})
 
 
-def is_damage(error: Exception) -> bool:
+def _is_damage(error: Exception) -> bool:
     """Whether SQLite says that the file is damaged or no database, rather than locked, full or not readable."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE

@@ -78,9 +78,6 @@ class Inboxes:
         self._turns = Turns()
         self._nodes: Counter[int] = Counter()
 
-    def __bool__(self) -> bool:
-        return bool(self.waiting)
-
     def received(self, number: int, message: Any) -> None:
         """Handle a message of the session's proxy, now or when its turn comes."""
         session = self._sessions.get(number)

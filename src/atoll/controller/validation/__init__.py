@@ -24,9 +24,11 @@ _OTHERS: Mapping[type[Any], Callable[..., None]] = {**OPERATORS, **HOSTS}
 VALIDATORS: Mapping[type[Any], Callable[..., None]] = {**_OTHERS, **PROXIES}
 NOTHING_TO_VALIDATE = NOTHING_FROM_PROXIES | NOTHING_FROM_OPERATORS | NOTHING_FROM_HOSTS
 
-# By role, the messages that every peer with the role may send, and the functions to call when they are received.
+# By role, the messages that every peer with the role may send, and the functions to call when they are received. A
+# connection without a Hello has the role "", and `Admission` looks at its first message itself.
 ALLOWED: Mapping[str, Mapping[type[Any], Callable[..., None] | None]] = {
-    role: {kind: None if role == "proxy" else _OTHERS.get(kind) for kind in kinds} for role, kinds in ALWAYS.items()
+    role: {kind: None if role == "proxy" else _OTHERS.get(kind) for kind in kinds}
+    for role, kinds in {**ALWAYS, "": ()}.items()
 }
 
 
