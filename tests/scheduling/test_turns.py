@@ -7,10 +7,10 @@ import pickle
 from atoll.scheduling.turns import Turns
 
 
-def made(*sessions: tuple[int, str]) -> Turns:
-    turns = Turns()
+def made(*sessions: tuple[int, str]) -> Turns[None]:
+    turns: Turns[None] = Turns()
     for number, tenant in sessions:
-        turns.add(number, tenant)
+        turns.add(number, tenant, None)
     return turns
 
 

@@ -9,7 +9,6 @@ Pure: all state is plain data, so a snapshot has it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -74,44 +73,35 @@ class LargeLaunches:
         self._sessions = sessions
         self._scheduler = scheduler
         self._parts = parts
-        self.beginning: dict[int, _Beginning] = {}  # by session
-        self.ended: dict[int, deque[_End]] = {}  # the same
-        self._turns_to_begin = Turns()
-        self._turns_to_end = Turns()
+        self._beginning: Turns[_Beginning] = Turns()  # at most one of each session
+        self._ended: Turns[_End] = Turns()
+        self.beginning, self.ended = self._beginning.waiting, self._ended.waiting
 
     def begin(self, session: Session, launch: Launch, message: m.Launch) -> None:
         """Put the launch in line over the next flushes. Later messages of the session wait until it is there."""
         session.in_steps += 1
         launch.program.units.begin_launch()
-        self.beginning[session.number] = _Beginning(session, launch, message)
-        self._turns_to_begin.add(session.number, session.tenant.name)
+        self._beginning.add(session.number, session.tenant.name, _Beginning(session, launch, message))
 
     def end(self, launch: Launch) -> None:
         """Clear away over the next flushes what a launch without error has kept until its end."""
-        self.ended.setdefault(launch.session, deque()).append(_End(launch))
-        self._turns_to_end.add(launch.session, launch.tickets[0].tenant.name)
+        self._ended.add(launch.session, launch.tickets[0].tenant.name, _End(launch))
 
     def proceed(self, steps: int) -> None:
         """Do so many steps for one launch that begins, and for one that has ended."""
-        number = self._turns_to_begin.next()
+        number = self._beginning.next()
         if number is not None:
-            beginning = self.beginning[number]
+            beginning = self.beginning[number][0]
             session = beginning.session
             is_open = self._sessions.get(number) is session
             if not is_open or self._is_in_line(beginning, steps):
-                del self.beginning[number]
-                self._turns_to_begin.remove(number)
+                self._beginning.take(number)
                 if is_open:
                     session.in_steps -= 1
                     self._parts.is_in_line(session, beginning.launch, beginning.message.released)
-        number = self._turns_to_end.next()
-        if number is not None:
-            ended = self.ended[number]
-            if self._is_cleared(ended[0], steps):
-                ended.popleft()
-            if not ended:
-                del self.ended[number]
-                self._turns_to_end.remove(number)
+        number = self._ended.next()
+        if number is not None and self._is_cleared(self.ended[number][0], steps):
+            self._ended.take(number)
 
     def _is_in_line(self, each: _Beginning, steps: int) -> bool:
         session, launch, parts = each.session, each.launch, self._parts

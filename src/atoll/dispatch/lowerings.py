@@ -10,8 +10,7 @@ Pure. A snapshot has no generators: a restored lowering first repeats the steps 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,35 +65,29 @@ class Lowerings:
 
     def __init__(self, finished: Callable[[Lowering, Lowered | Status], None]) -> None:
         self._finished = finished
-        self.waiting: dict[int, deque[Lowering]] = {}
-        self._turns = Turns()
+        self._turns: Turns[Lowering] = Turns()
+        self.waiting = self._turns.waiting
 
     def add(self, lowering: Lowering) -> None:
         """Lower this program after the others of its session."""
         session = lowering.session
         session.in_steps += 1
-        self.waiting.setdefault(session.number, deque()).append(lowering)
-        self._turns.add(session.number, session.tenant.name)
+        self._turns.add(session.number, session.tenant.name, lowering)
 
-    def abandon(self, number: int) -> Sequence[Lowering]:
+    def abandon(self, number: int) -> Collection[Lowering]:
         """Forget the lowerings of a closed session, and return them: a bug was met in one of them."""
-        self._turns.remove(number)
-        return self.waiting.pop(number, ())
+        return self._turns.remove(number)
 
     def proceed(self, steps: int) -> None:
         """Do so many steps for the session whose turn it is."""
         number = self._turns.next()
         if number is None:
             return
-        own = self.waiting[number]
         try:
-            result = own[0].proceed(steps)
+            result = self.waiting[number][0].proceed(steps)
         except Exception as error:
             raise TurnFailedError(session=number) from error
         if result is not None:
-            finished = own.popleft()
-            if not own:
-                del self.waiting[number]
-                self._turns.remove(number)
+            finished = self._turns.take(number)
             finished.session.in_steps -= 1
             self._finished(finished, result)

@@ -8,7 +8,6 @@ Pure, and part of the state: the order and the time of each release follow from 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,8 +28,8 @@ class Remains:
     """Items that wait to be released: for each session in the order in which it left them. Sessions take turns."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, deque[_Part]] = {}
-        self._turns = Turns()
+        self._turns: Turns[_Part] = Turns()
+        self.waiting = self._turns.waiting
 
     def leave(
         self, session: Session, items: dict[int, Any] | list[Any], release: Callable[[Any], None], per_step: int = 1
@@ -44,8 +43,7 @@ class Remains:
             for item in items.values() if isinstance(items, dict) else items:
                 release(item)
         elif items:
-            self.waiting.setdefault(number, deque()).append(_Part(items, release, per_step))
-            self._turns.add(number, session.tenant.name)
+            self._turns.add(number, session.tenant.name, _Part(items, release, per_step))
 
     def left(self, kind: type[Any]) -> list[Any]:
         """Return the items of this type."""
@@ -58,15 +56,11 @@ class Remains:
         number = self._turns.next()
         if number is None:
             return
-        parts = self.waiting[number]
-        while parts and steps > 0:
-            items, release, per_step = parts[0]
+        while number in self.waiting and steps > 0:
+            items, release, per_step = self.waiting[number][0]
             count = min(len(items), steps * per_step)
             for _ in range(count):
                 release(items.popitem()[1] if isinstance(items, dict) else items.pop())
             steps -= -(-count // per_step)
             if not items:
-                parts.popleft()
-        if not parts:
-            del self.waiting[number]
-            self._turns.remove(number)
+                self._turns.take(number)

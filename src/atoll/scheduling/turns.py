@@ -5,7 +5,11 @@ A tenant with nine sessions has as many turns as a tenant with one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
+
+_Item = TypeVar("_Item")
 
 
 class TurnFailedError(Exception):
@@ -17,35 +21,50 @@ class TurnFailedError(Exception):
         self.connections = (connection,) if connection else ()
 
 
-class Turns:
-    """The sessions that have work, by tenant. The first tenant, and its first session, have the next turn."""
+class Turns(Generic[_Item]):
+    """The items of work of sessions, in order, by tenant. The first tenant, and its first session, have the next turn.
+
+    `waiting` has the items by session, and no session without items. Callers do not change which sessions it has.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[int, None]] = {}
+        self.waiting: dict[int, deque[_Item]] = {}
+        self._sessions: dict[str, dict[int, None]] = {}
         self._tenants: dict[int, str] = {}
 
-    def add(self, session: int, tenant: str) -> None:
-        """Give the session turns from now on, after the others of its tenant. Does nothing if it has some."""
+    def add(self, session: int, tenant: str, item: _Item) -> None:
+        """Add an item behind the others of its session, which has turns after the others of its tenant from now on."""
         if session not in self._tenants:
             self._tenants[session] = tenant
-            self._waiting.setdefault(tenant, {})[session] = None
+            self._sessions.setdefault(tenant, {})[session] = None
+            self.waiting[session] = deque()
+        self.waiting[session].append(item)
 
-    def remove(self, session: int) -> None:
-        """Give the session no turns any more, if it has some."""
+    def take(self, session: int) -> _Item:
+        """Remove and return the session's first item."""
+        items = self.waiting[session]
+        item = items.popleft()
+        if not items:
+            self.remove(session)
+        return item
+
+    def remove(self, session: int) -> Collection[_Item]:
+        """Remove and return all items of the session, if it has some."""
         tenant = self._tenants.pop(session, None)
         if tenant is not None:
-            del self._waiting[tenant][session]
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]
+            del self._sessions[tenant][session]
+            if not self._sessions[tenant]:
+                del self._sessions[tenant]
+        return self.waiting.pop(session, ())
 
     def next(self, is_ready: Callable[[int], bool] | None = None) -> int | None:
         """Return the first session that is ready, and move it behind the others; None if none of them is ready."""
-        for tenant, sessions in self._waiting.items():
+        for tenant, sessions in self._sessions.items():
             for session in sessions:
                 if is_ready is None or is_ready(session):
                     del sessions[session]
                     sessions[session] = None
-                    del self._waiting[tenant]
-                    self._waiting[tenant] = sessions
+                    del self._sessions[tenant]
+                    self._sessions[tenant] = sessions
                     return session
         return None

@@ -6,7 +6,6 @@ requests do not wait.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,18 +25,16 @@ class WaitingRequests:
         self._peers = peers
         self._answer = answer
         self._end = end
-        self.waiting: dict[int, deque[Any]] = {}
-        self._turns = Turns()
+        self._turns: Turns[Any] = Turns()
+        self.waiting = self._turns.waiting
 
     def add(self, peer: Peer, message: Any) -> None:
         """Answer the request after those that the connection has sent before."""
         assert peer.tenant is not None
         number = peer.connection
-        self._turns.add(number, peer.tenant.name)
-        waiting = self.waiting.setdefault(number, deque())
-        waiting.append(message)
-        if len(waiting) > MOST_REQUESTS:
-            self._forget(number)
+        self._turns.add(number, peer.tenant.name, message)
+        if len(self.waiting[number]) > MOST_REQUESTS:
+            self._turns.remove(number)
             self._end(peer, f"{MOST_REQUESTS} requests of this command wait: at most as many may")
 
     def proceed(self) -> None:
@@ -45,16 +42,12 @@ class WaitingRequests:
         number = self._turns.next()
         if number is None:
             return
-        peer, waiting = self._peers.get(number), self.waiting[number]
-        message = waiting.popleft()
-        if peer is None or not waiting:
-            self._forget(number)
-        if peer is not None:
-            try:
-                self._answer(peer, message)
-            except Exception as error:
-                raise TurnFailedError(connection=number) from error
-
-    def _forget(self, number: int) -> None:
-        del self.waiting[number]
-        self._turns.remove(number)
+        peer = self._peers.get(number)
+        if peer is None:
+            self._turns.remove(number)
+            return
+        message = self._turns.take(number)
+        try:
+            self._answer(peer, message)
+        except Exception as error:
+            raise TurnFailedError(connection=number) from error

@@ -7,7 +7,7 @@ in steps.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,8 +74,8 @@ class Inboxes:
         self._handle = handle
         self._end = end
         self._discards = discards
-        self.waiting: dict[int, deque[Any]] = {}
-        self._turns = Turns()
+        self._turns: Turns[Any] = Turns()
+        self.waiting = self._turns.waiting
         self._nodes: Counter[int] = Counter()
 
     def received(self, number: int, message: Any) -> None:
@@ -91,16 +91,12 @@ class Inboxes:
         elif type(message) is m.Pong:
             self._handle(session, message)
             return
-        waiting = self.waiting.get(number)
-        if waiting is None:
-            waiting = self.waiting[number] = deque()
-            self._turns.add(number, session.tenant.name)
-        waiting.append(message)
+        self._turns.add(number, session.tenant.name, message)
         self._nodes[number] += _nodes_of(message)
         if self._nodes[number] > MAX_WAITING_NODES:
             text = f"{MAX_WAITING_NODES} nodes of this session's programs wait to be checked: at most as many may"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
-        elif len(waiting) > MAX_WAITING:
+        elif len(self.waiting[number]) > MAX_WAITING:
             text = f"{MAX_WAITING} messages of this session wait for its large programs: at most as many may"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
 
@@ -108,13 +104,12 @@ class Inboxes:
         """Handle messages of the sessions in turn, at least one, until they count as so many steps."""
         while steps > 0 and (number := self._turns.next(self._may_proceed)) is not None:
             waiting = self.waiting[number]
-            message, rest = _divided(waiting.popleft())
+            message, rest = _divided(waiting[0])
             self._nodes[number] -= _nodes_of(message)
-            if rest is not None:
-                waiting.appendleft(rest)
-            if not waiting:
-                del self.waiting[number]
-                self._turns.remove(number)
+            if rest is None:
+                self._turns.take(number)
+            else:
+                waiting[0] = rest
             steps -= _steps_of(message)
             try:
                 self._handle(self._sessions[number], message)
@@ -126,5 +121,4 @@ class Inboxes:
 
     def session_closed(self, session: Session) -> None:
         del self._nodes[session.number]
-        self._turns.remove(session.number)
-        self._discards.add(self.waiting.pop(session.number, ()), size=m.MAX_PART_NODES)
+        self._discards.add(self._turns.remove(session.number), size=m.MAX_PART_NODES)
