@@ -189,19 +189,6 @@ def test_a_lowering_leaves_next_to_nothing_for_the_garbage_collector(function):
         gc.enable()
 
 
-def test_small_programs_leave_next_to_nothing_either():
-    """A collection of what thousands of them leave takes long."""
-    play = Slow()
-    gc.collect()
-    gc.disable()
-    try:
-        for number in range(100, 120):
-            play.say(m.RegisterProgram(number, chain_of(5)))
-        assert gc.collect() <= 3 * 20
-    finally:
-        gc.enable()
-
-
 # ---- parts
 
 

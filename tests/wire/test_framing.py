@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import struct
 from typing import Any
@@ -187,3 +188,15 @@ def test_limits_of_an_untrusted_peer_go_by_the_tags_of_messages(cut: int) -> Non
         Large: [True, True, True, False],
         Other: [True, True, False, False],
     }
+
+
+def test_the_decoder_of_a_connection_leaves_nothing_for_the_garbage_collector() -> None:
+    FrameDecoder(Note | Count)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            FrameDecoder(Note | Count)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

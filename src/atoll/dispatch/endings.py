@@ -198,12 +198,11 @@ class Endings:
         launch.pending -= 1
         if not launch.pending:
             self.launch_done(launch)
-            if len(launch.program.nodes) > LARGE_NODES and launch.error is None:
+            if len(launch.program.nodes) > LARGE_NODES:
                 self.on_large_end(launch)
                 return
             for ticket in launch.tickets:
-                if not ticket.dropped:  # one that is may be in line still
-                    ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
+                ticket.end()
 
     def launch_done(self, launch: Launch) -> None:
         """All gangs of the launch have ended: its results are ready, or errors."""
@@ -250,6 +249,8 @@ class Endings:
                     gang.run.tally.ended(0, 0, False)
                 self._scheduler.finished(gang)
                 self._memory.ended(gang)
+        for ticket in launch.tickets:
+            ticket.end()
         launch.tickets, launch.pending = [], 0
         launch.begun.clear()
         return [gang for gang in gangs if not gang.run.started]

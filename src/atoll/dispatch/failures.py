@@ -133,7 +133,8 @@ class Failures:
     def fail_waiting(self, island: int, status: Status) -> None:
         """Launches in line that need the island fail."""
         for ticket in self._scheduler.tickets(island):
-            self._launcher.fail(ticket.gangs[0].run.launch, status)
+            if not ticket.dropped:
+                self._launcher.fail(ticket.gangs[0].run.launch, status)
         self._scheduler.give_up(island)
 
     def tick(self, now: float) -> None:

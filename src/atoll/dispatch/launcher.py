@@ -251,7 +251,7 @@ class Launcher:
             self.memory.release(launch.entries[value])
             launch.entries[value] = NO_ENTRY
         for ticket in tickets:
-            ticket.gangs = ()
+            ticket.end()
 
     def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
         """Its tickets join their lines, or wait until they may."""

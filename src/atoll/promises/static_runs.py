@@ -360,8 +360,7 @@ class StaticRuns:
         self._grow(gang.island, run.launch.session)
         if not run.ending:
             del self._runs[gang.ticket.number]
-            if not gang.ticket.dropped:  # one that is may be in line still
-                gang.ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
+            gang.ticket.end()
 
     def failed(self, launch: Launch) -> None:
         """The launch has failed: its hosts start nothing more of it, and what was to be launched anew is not.

@@ -51,6 +51,13 @@ class Ticket(Generic[Payload]):
         if self.age < 0:
             self.age = self.number
 
+    def end(self) -> None:
+        """Forget the gangs, none of which is to start any more. A dropped ticket may still be in line.
+
+        Otherwise the gangs, their launch and this ticket refer to one another until the garbage collector runs.
+        """
+        self.gangs = ()
+
     def wait_for(self, reason: Reason, now: float) -> None:
         """From now on it waits for something else."""
         if now > self.since:

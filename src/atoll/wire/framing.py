@@ -12,6 +12,7 @@ the same place.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -84,6 +85,12 @@ class FrameLimits(NamedTuple):
     others: int
 
 
+@functools.cache
+def _decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return the decoder of a type, which all connections share. A new one takes 0.2 ms and leaves reference cycles."""
+    return msgspec.msgpack.Decoder(message_type)
+
+
 class FrameDecoder:
     """Turns bytes into messages of `message_type` (a msgspec struct or a union of them).
 
@@ -96,7 +103,7 @@ class FrameDecoder:
     def __init__(
         self, message_type: Any, limit: int = MAX_FRAME, on_link: Callable[[memoryview], None] | None = None
     ) -> None:
-        self._decode = msgspec.msgpack.Decoder(message_type).decode
+        self._decode = _decoder(message_type).decode
         self.limit = limit
         self._limits: FrameLimits | None = None
         self._on_link = on_link

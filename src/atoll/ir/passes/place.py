@@ -57,7 +57,8 @@ class _Placing:
             yield from freed(values)
             yield from dismantled(new)
             raise
-        self.program.detach_region(self.program.body)
+        region = self.program.detach_region(self.program.body)
+        region.detach_block(old)
         self.program.add_region(Region(new))
         yield from dismantled(old, values)
         yield from freed(self.types)
