@@ -45,6 +45,7 @@ class ModelHost:
         self.stores: dict[int, dict[int, Status | None]] = {}
         self.freed: Counter[tuple[int, int]] = Counter()
         self.sequences: list[tuple[int, int]] = []  # (session, sequence) as they came
+        self.launches: list[tuple[int, int]] = []  # (session, first result) of these, where they have results here
         self.lines: dict[int, deque[Any]] = defaultdict(deque)  # of each session: units, frees and drops in order
         self.collective: deque[int] = deque()  # sequences of collective units that have yet to begin
         self.runs: dict[int, ModelRun] = {}  # runs with segments to come, by the sequence of their first unit
@@ -120,6 +121,8 @@ class ModelHost:
 
     def dispatch(self, state: ModelRun, sequence: int, count: int) -> None:
         self.sequences.append((state.run.session, sequence))
+        if state.run.results:
+            self.launches.append((state.run.session, min(state.run.results)))
         segments, state.left = state.left[:count], state.left[count:]
         if not state.left:
             del self.runs[state.run.sequence]

@@ -62,9 +62,15 @@ def check_order(world: World) -> None:
     """Gangs of a session started in the order of its launches."""
     for host in world.hosts.values():
         last: dict[int, int] = defaultdict(int)
-        for session_number, sequence in host.sequences:
-            assert sequence > last[session_number], "a session's gangs keep their order"
-            last[session_number] = sequence
+        for session, first_result in host.launches:
+            assert first_result >= last[session], "a session's launches keep their order"
+            last[session] = first_result
+        if world.has_lost:  # launches that are sent again have other numbers
+            continue
+        last.clear()
+        for session, sequence in host.sequences:
+            assert sequence > last[session], "a session's gangs keep their order"
+            last[session] = sequence
 
 
 def check_nothing_is_left(world: World) -> None:

@@ -242,6 +242,8 @@ class Endings:
         for ticket in launch.tickets:
             self._scheduler.drop(ticket)
             self._memory.dropped(ticket)
+            if self._sequential is not None:
+                self._sequential.withdraw(ticket)
         for gang in gangs:
             if gang.run.started:
                 del self.in_flight[gang.sequence]

@@ -61,14 +61,13 @@ class Failures:
         self._launcher.irregular.island_lost(island, status)
         hosts = set(self._resources.hosts_of(island))
         survivors = Survivors(island, hosts, self._launcher.in_flight, self._sessions)
-        if self._launcher.is_sequential:
-            survivors.lost.extend((launch, "it was in line") for launch in self._launches_of(island))
-        else:
-            survivors.judge(self._launches_of(island))
+        survivors.judge(self._launches_of(island))
         self._launcher.run_again(survivors.sent)
         for launch, reason in survivors.lost:
+            # An argument of it may be what another launch was to make: the loss of that one is the cause.
+            failed = (each.error for each in launch.entries[: launch.program.arguments] if each.error is not None)
             why = Status(status.code, f"{status.message} ({reason})", status.payloads)
-            self._launcher.fail(launch, why.within(launch.program.name))
+            self._launcher.fail(launch, next(failed, None) or why.within(launch.program.name))
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.finish(gang)

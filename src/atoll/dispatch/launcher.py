@@ -329,11 +329,6 @@ class Launcher:
                 entry.spec = program.result_specs[made.result]
                 directory.add(launch.results[made.result], entry)
 
-    @property
-    def is_sequential(self) -> bool:
-        """Whether gangs are dispatched one after another."""
-        return self._sequential is not None
-
     def run_again(self, launches: Sequence[Launch]) -> None:
         """Put launches in line again that were sent to hosts that are lost, and that had not started there.
 
@@ -347,11 +342,18 @@ class Launcher:
                 self.memory.release(entry)
         for launch, age, gangs in zip(launches, places, unstarted, strict=True):
             session = self._sessions[launch.session]
-            units = self._make_tickets(session, launch, age)
+            for handle, entry in launch.named_entries():
+                if handle not in session.directory.entries:  # it was released, and freed when the last use had started
+                    session.directory.add(handle, entry)
+            self._make_tickets(session, launch, age)
             for gang in gangs:
                 launch.program.waiting -= 1
                 self._buffers.drop_uses(session, gang)
-            self._line_up(launch, units)
+        tickets = [ticket for launch in launches for ticket in launch.tickets]
+        if self._sequential is not None:
+            self._sequential.precede(tickets)
+        for ticket in tickets:
+            self.scheduler.enqueue(ticket)
 
     def reserve_numbers(self, count: int = 1) -> int:
         """The first of so many sequence numbers."""

@@ -8,8 +8,8 @@ A launch outlives it if everything that it needs still exists, and if it had not
   Of the gangs in flight on a device, the first could have been running; the others waited behind it.
 
 A launch that waits in line stays there. A launch that was sent joins the lines again, at the place that it had, before
-its session's later launches. It takes part in no transfer to another island, so no other host knows of it. Launches
-that call Python, that depend on data, or that hosts run by themselves do not outlive the loss.
+its session's later launches. It takes part in no transfer to another island, so no other host knows of it. Of what was
+sent, launches that call Python, that depend on data, or that hosts run by themselves do not outlive the loss.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from atoll.cluster.locations import HostDevice
+from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tickets import Gang
 
@@ -82,12 +83,10 @@ class Survivors:
             return "its session does not wait for the island"
         for number, entry in enumerate(launch.entries[: program.arguments]):
             if not self._hosts.isdisjoint(entry.hosts) and id(entry) not in self._remade:
-                return f"its argument {number} was stored there"
+                return f"its argument {number}{_described(entry)} was stored there"
         gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
         if any(host in self._hosts for gang in gangs for host, _ in gang.run.spec.awaited):
             return "bytes that its client sends had their way there"
-        if program.is_late or launch.promise is not None or launch.part_of is not None or launch.then is not None:
-            return "it depends on Python or on data"
         known = set(session.functions.values())
         if not known.issuperset(program.functions):
             return "a function of it was released"
@@ -96,20 +95,28 @@ class Survivors:
     def _loss_of_sent(self, session: Session, launch: Launch, gangs: list[Gang[GangRun]]) -> str:
         program = launch.program
         if program.islands != (self._island,):
-            return "it runs on other islands, too"
+            return "hosts of other islands may have begun it"
         if launch.is_static or any(ticket.is_static for ticket in launch.tickets):
             return "its hosts had started it"
+        if program.is_late or launch.promise is not None or launch.part_of is not None:
+            return "it was sent there, and depends on Python or on data"
         for gang in gangs:
             left = gang.run.hosts_left
             if gang.run.started and (
                 gang.sequence in self._running or gang.sequence not in self._in_flight or len(left) < len(gang.hosts)
             ):
                 return "it had started there"
-        is_gone = program.released and not program.waiting
-        entries = session.directory.entries
-        if is_gone or any(launch.entries[i] is not entries.get(launch.handles[i]) for i in range(program.arguments)):
-            return "its program or an argument was released"
-        made = {id(launch.entries[value]) for value in program.result_values}
-        if len(made.intersection(map(id, map(entries.get, launch.results)))) < len(launch.results):
-            return "a result of it was released"
+        if program.released and not program.waiting:
+            return "its program was released"
+        found = session.directory.entries
+        if any(found.get(handle, entry) is not entry for handle, entry in launch.named_entries()):
+            return "a handle of it was released, and is in use again"
         return ""
+
+
+def _described(entry: Entry) -> str:
+    """Return what the array is, and the program that has made it, as far as that is known."""
+    if entry.spec is None:
+        return ""
+    shape = ",".join(map(str, entry.spec.shape))
+    return f", {entry.spec.dtype}[{shape}]{entry.maker and f' made by {entry.maker}'},"

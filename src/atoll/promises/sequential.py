@@ -8,6 +8,7 @@ Pathways paper).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic
 
 from atoll.scheduling.reasons import Reason
@@ -65,14 +66,34 @@ class SequentialDispatch(Generic[Payload]):
         if self._current.get(ticket.session) is not ticket:
             return
         del self._current[ticket.session], self._unstarted[ticket.number]
-        line = self._next.get(ticket.session)
-        while line:
-            following = line.popleft()
-            if not following.dropped:
-                self._begin(following)
-                self._scheduler.arrived(following)
-                return
-        self._next.pop(ticket.session, None)
+        self._go_on(ticket.session)
+
+    def withdraw(self, ticket: Ticket[Payload]) -> None:
+        """Forget a dropped ticket, which others will replace: see `precede`."""
+        for gang in ticket.gangs:
+            self._unacknowledged.pop(gang.sequence, None)
+        if self._current.get(ticket.session) is ticket:
+            del self._current[ticket.session], self._unstarted[ticket.number]
+
+    def precede(self, tickets: Sequence[Ticket[Payload]]) -> None:
+        """Dispatch these tickets, in this order, before all tickets of their sessions that are still in line.
+
+        The tickets have the ages of those that they replace.
+        """
+        by_session: dict[int, list[Ticket[Payload]]] = {}
+        for ticket in tickets:
+            self._scheduler.lacks(ticket, Reason.OWN)
+            by_session.setdefault(ticket.session, []).append(ticket)
+        for session, own in by_session.items():
+            line = self._next.setdefault(session, deque())
+            current = self._current.get(session)
+            if current is not None and not current.committed:
+                self._scheduler.lacks(current, Reason.OWN)
+                del self._current[session], self._unstarted[current.number]
+                own.append(current)
+            line.extendleft(reversed(own))
+            if session not in self._current:
+                self._go_on(session)
 
     def forget(self, session: int) -> None:
         """The session has ended."""
@@ -80,6 +101,16 @@ class SequentialDispatch(Generic[Payload]):
         ticket = self._current.pop(session, None)
         if ticket is not None:
             del self._unstarted[ticket.number]
+
+    def _go_on(self, session: int) -> None:
+        line = self._next.get(session)
+        while line:
+            following = line.popleft()
+            if not following.dropped:
+                self._begin(following)
+                self._scheduler.arrived(following)
+                return
+        self._next.pop(session, None)
 
     def _begin(self, ticket: Ticket[Payload]) -> None:
         self._current[ticket.session] = ticket

@@ -333,7 +333,8 @@ class Scheduler(Generic[Payload]):
         return Reason.ORDER
 
     def _commit(self, ticket: Ticket[Payload]) -> None:
-        if ticket.committed or ticket.dropped or ticket.missing > 0:
+        # A ticket that was ready may wait again after the loss of an island: for bytes, or behind others.
+        if ticket.committed or ticket.dropped or ticket.missing > 0 or ticket.behind:
             return
         reason = self._held_for(ticket)
         if reason is not Reason.ORDER:

@@ -52,6 +52,13 @@ class Launch:
     def __post_init__(self) -> None:
         self.handles = self.arguments + self.results
 
+    def named_entries(self) -> Iterator[tuple[int, Entry]]:
+        """Return the buffers that have a handle, with it."""
+        program = self.program
+        yield from zip(self.arguments, self.entries, strict=False)
+        for value in program.result_values:
+            yield self.results[program.values[value - program.arguments].result], self.entries[value]
+
     def moved_by(self, spec: GangSpec) -> int:
         """The bytes that a gang of it moves: of what it makes, or else of what it reads."""
         made = [self.entries[each.value].nbytes for each in spec.makes]
