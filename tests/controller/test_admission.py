@@ -173,7 +173,7 @@ def test_a_lost_host_counts_a_little_later_by_when_the_engine_has_said_why():
     cluster.engine(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
     (lost,) = cluster.outbox()
     assert lost == m.HostsLost((0,))
-    assert "killed by SIGKILL" in cluster.controller.sessions[session].unseen[0].message
+    assert "killed by SIGKILL" in cluster.controller.sessions[session].unseen[0][0].message
     cluster.end_timers(ENGINE_SAYS_SECONDS)
     assert cluster.outbox() == []
 

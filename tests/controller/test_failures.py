@@ -107,7 +107,7 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     play.say(m.Query(6, "layout", 1, -1, b""))
 
     play.lose(0, "killed")
-    messages = play.outbox()
+    messages = play.outbox() + play.say(m.LossAcknowledged((0,)))
 
     assert runs(messages) == [], "nothing more is sent to it"
     statuses = {x.wait: x.status for x in messages if isinstance(x, m.Awaited)}
@@ -196,21 +196,6 @@ def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launch
     for run, host in zip(runs(back), (0, 1), strict=True):
         play.done(run.sequence, host=host)
     assert set(play.controller.programs.plans) == {play.controller.sessions[play.session].programs[2].number}
-
-
-def test_bytes_sent_before_the_proxy_knew_of_a_loss_are_lost():
-    play = Play()
-    play.with_put()
-    play.lose(0, "killed")
-    play.outbox()
-    assert play.say(m.Launch(2, (), (11,), (77,))) == [m.CreditReturned(1)]
-    (awaited,) = play.say(m.Await(5, (11,)))
-    assert awaited.status.code == Code.DATA_LOSS
-    play.say(m.LossAcknowledged((0,)))
-    assert play.say(m.Launch(2, (), (12,), (78,))) == []
-    play.join_again(0)
-    (run,) = play.report(0, m.FeedsArrived(play.session, (78,)))
-    assert run.results == (12,)
 
 
 def test_a_compilation_goes_on_when_its_island_is_back():

@@ -9,7 +9,7 @@ import pytest
 from atoll.cluster.settings import Dispatch
 from atoll.dispatch.launcher import GANG_WINDOW
 from atoll.errors import OK, Code
-from atoll.ir.program import Call, DeviceToHost, Transfer, single
+from atoll.ir.program import Call, DeviceToHost, HostBuffer, HostToDevice, Transfer, single
 from atoll.protocol import messages as m
 from tests.controller.play import Play, on, runs
 
@@ -179,3 +179,106 @@ def test_a_launch_over_two_islands_outlives_the_loss_of_one_unless_the_other_may
     send, receive = (each for each in found if 11 in each.results or 10 in each.arguments)
     play.done(send.sequence)
     assert m.Awaited(5, OK) in play.done(receive.sequence, host=1)
+
+
+# ---- bytes of clients
+
+
+@pytest.fixture
+def play() -> Play:
+    """A session with programs that put and read an array on device 0."""
+    play = Play()
+    play.with_put()
+    play.say(m.RegisterProgram(3, single("read", (on(0),), DeviceToHost((0,), 0, None), feeds=1)))
+    return play
+
+
+def errors(play: Play, *handles: int) -> list[str]:
+    entries = play.controller.sessions[play.session].directory.entries
+    return ["" if (error := entries[handle].error) is None else error.message for handle in handles]
+
+
+def fill(play: Play, count: int = GANG_WINDOW) -> None:
+    """Have another session launch so many gangs on device 0."""
+    other = play.open(7, "other.py").number
+    put = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
+    play.proxy(other, m.RegisterProgram(2, put))
+    for number in range(count):
+        play.worker(0, m.FeedsArrived(other, (50 + number,)))
+        play.proxy(other, m.Launch(2, (), (100 + number,), (50 + number,)))
+    play.outbox()
+
+
+@pytest.mark.parametrize("state", ["bytes are on their way", "in line", "late"])
+def test_a_launch_waits_until_its_bytes_have_come_again(play, state):
+    if state == "in line":
+        fill(play)
+        play.report(0, m.FeedsArrived(play.session, (77,)))
+    if state == "late":
+        play.lose(0, "killed")
+    play.say(m.Launch(2, (), (11,), (77,)))
+    play.say(m.Launch(3, (11,), (12,), (60,)))
+    if state != "late":
+        play.lose(0, "killed")
+    assert errors(play, 11, 12) == ["", ""]
+    play.say(m.LossAcknowledged((0,), ((0, 77),)))
+    play.join_again(0)
+    put, read = runs(play.report(0, m.FeedsArrived(play.session, (77,))))
+    assert (put.results, read.arguments) == ((11,), (11,))
+    play.done(put.sequence, read.sequence)
+    assert errors(play, 11, 12) == ["", ""]
+
+
+def test_a_put_that_was_sent_behind_others_waits_for_its_bytes_again(play):
+    fill(play, 1)
+    play.report(0, m.FeedsArrived(play.session, (77,)))
+    (put,) = runs(play.say(m.Launch(2, (), (11,), (77,))))
+    play.lose(0, "killed")
+    assert errors(play, 11) == [""]
+    play.say(m.LossAcknowledged((0,), ((0, 77),)))
+    play.join_again(0)
+    (again,) = runs(play.report(0, m.FeedsArrived(play.session, (77,))))
+    assert again.results == put.results
+
+
+def test_bytes_that_are_not_kept_fail_their_launch_and_what_needs_it(play):
+    play.say(m.Launch(2, (), (11,), (77,)))
+    play.say(m.Launch(3, (11,), (12,), (60,)))
+    play.say(m.Launch(2, (), (13,), (78,)))
+    play.lose(0, "killed")
+    play.say(m.LossAcknowledged((0,), (), (78,)))
+    lost, made_of_it, unsent = errors(play, 11, 12, 13)
+    assert "host 0 of island 0 is gone (worker 1000: killed)" in lost
+    assert "(bytes of its client were on their way to host 0, and are not kept) (in put)" in lost
+    assert made_of_it == lost
+    assert unsent == ""
+    play.join_again(0)
+    (run,) = runs(play.report(0, m.FeedsArrived(play.session, (78,))))
+    assert run.results == (13,)
+
+
+def test_bytes_that_come_again_though_they_were_used_are_dropped(play):
+    play.array(10)
+    play.lose(0, "killed")
+    play.say(m.LossAcknowledged((0,), ((0, 10_010),)))
+    play.join_again(0)
+    assert m.DropFeed(play.session, 10_010) in play.report(0, m.FeedsArrived(play.session, (10_010,)))
+    assert not play.controller.sessions[play.session].feeds.unwanted
+
+
+def test_each_acknowledgement_is_about_its_own_loss(play):
+    play.say(m.Launch(2, (), (11,), (77,)))
+    play.lose(0, "killed")
+    play.join_again(0)
+    play.lose(0, "killed again")
+    play.say(m.LossAcknowledged((0,), ((0, 77),)))
+    assert errors(play, 11) == [""]
+    play.say(m.LossAcknowledged((0,)))
+    assert "(worker 2000: killed again)" in errors(play, 11)[0]
+
+
+def test_a_number_of_a_loss_that_was_not_reported_changes_nothing(play):
+    play.say(m.Launch(2, (), (11,), (77,)))
+    play.say(m.LossAcknowledged((0,), ((0, 5),)))
+    assert errors(play, 11) == [""]
+    assert not play.controller.sessions[play.session].feeds.unwanted

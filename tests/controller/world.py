@@ -46,6 +46,8 @@ class Client:
         self.programs: dict[Any, int] = {}
         self.functions: dict[tuple[int, ...], int] = {}
         self.uploads: list[tuple[int, int]] = []  # (host, feed)
+        self.sent: list[tuple[int, int]] = []  # of launches, that were uploaded
+        self.fed: set[int] = set()  # feeds of launches
         self.lost: set[int] = set()  # hosts to which it sends nothing
 
     def fresh(self) -> int:
@@ -61,8 +63,14 @@ class Client:
                 self.retired += launches
             case m.HostsLost(hosts=hosts):
                 self.lost.update(hosts)
-                self.uploads = [(host, feed) for host, feed in self.uploads if host not in hosts]
-                self.say(m.LossAcknowledged(hosts))
+                lost = [each for each in self.uploads + self.sent if each[0] in hosts]
+                gone = {feed for _, feed in lost if feed not in self.fed or self.rng.random() < 0.2}
+                unsent = {feed for _, feed in self.uploads if feed in self.fed - gone and self.rng.random() < 0.5}
+                again = [each for each in lost if each[1] not in gone]
+                self.uploads = [each for each in self.uploads if each[0] not in hosts] + again
+                self.sent = [each for each in self.sent if each[0] not in hosts]
+                named = tuple(each for each in again if each[1] not in unsent)
+                self.say(m.LossAcknowledged(hosts, named, tuple(sorted(unsent))))
             case m.HostsBack(hosts=addresses):
                 back = {host for host, _ in addresses}
                 self.lost -= back
@@ -126,6 +134,7 @@ class Client:
         spec = self.spec()
         body = single(self.name("put"), (), HostToDevice((HostBuffer(0, (6,), None, None),), (spec,)), feeds=1)
         feed = self.fresh()
+        self.fed.add(feed)
         locations = self.world.controller.sessions[self.number].devices.locations
         self.uploads.extend((host, feed) for host in {locations[d].host for d in spec.sharding.devices})
         (handle,) = self.launch(body, (), (feed,))
@@ -240,6 +249,8 @@ class Client:
         if there:
             host, feed = self.rng.choice(there)
             self.uploads.remove((host, feed))
+            if feed in self.fed:
+                self.sent.append((host, feed))
             self.world.cluster.worker(host, m.FeedsArrived(self.number, (feed,)))
 
     def act(self) -> None:

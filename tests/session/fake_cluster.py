@@ -35,6 +35,7 @@ class FakeCluster:
         self.dials: list[tuple[tuple[tuple[int, str], ...], Callable[[Unreached], None]]] = []
         self.patience: list[float] = []  # of each of the dials
         self.disconnected: list[int] = []
+        self.kept: list[tuple[int, int]] = []  # host and feed of uploads that are sent again
         self.answers: list[tuple[int, bytes]] = []  # feed, contents
         self.calls: CallTaker | None = None
         self.awaits: Callable[[], bool] = lambda: False
@@ -68,8 +69,12 @@ class FakeCluster:
         self.dials.append((tuple(hosts), then))
         self.patience.append(patience)
 
-    def disconnect(self, hosts: Sequence[int]) -> None:
+    def disconnect(self, hosts: Sequence[int]) -> Sequence[tuple[int, int]]:
         self.disconnected.extend(hosts)
+        return [each for each in self.kept if each[0] in hosts]
+
+    def forget_uploads(self) -> None:
+        self.kept.clear()
 
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
         self.uploads.append((tuple(hosts), feed, b"".join(bytes(part) for part in contents)))

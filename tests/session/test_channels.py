@@ -116,6 +116,28 @@ def test_a_host_that_is_lost_again_as_soon_as_it_is_back_ends_no_session(monkeyp
     asyncio.run(play())
 
 
+def test_uploads_that_a_lost_host_may_not_have_used_are_sent_again_once(monkeypatch: pytest.MonkeyPatch):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        await rig.open()
+        first = rig.latest
+        rig.channels.upload((0,), 1, [b"source"])  # of a function: for no launch
+        rig.channels.upload((0,), 2, [b"early"], launch=2)
+        await rig.break_it()
+        rig.channels.upload((0,), 3, [b"late"], launch=3)
+        assert rig.channels.disconnect((0,)) == [(0, 2), (0, 3)]
+        rig.channels.upload((0,), 4, [b"after"], launch=4)
+        assert rig.channels.disconnect((0,)) == [(0, 2), (0, 3), (0, 4)], "it was lost again"
+        await rig.open()
+        assert first.sent == [(1, [b"source"]), (2, [b"early"])]
+        assert rig.latest.sent == [(2, [b"early"]), (3, [b"late"]), (4, [b"after"])]
+        rig.channels.forget_uploads()
+        assert rig.channels.disconnect((0,)) == []
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
 def test_while_the_controller_is_not_heard_it_reports_no_loss_and_gets_the_time_to_miss_a_host(
     monkeypatch: pytest.MonkeyPatch,
 ):

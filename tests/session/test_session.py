@@ -168,6 +168,23 @@ def test_a_loss_is_acknowledged_and_reported_to_the_front_end():
     assert (cluster.disconnected, cluster.take(), losses) == ([1], [m.LossAcknowledged((1,))], ["lost"])
 
 
+def test_an_acknowledgement_names_the_feeds_that_will_come():
+    cluster = FakeCluster()
+    session = cluster.session
+    sent, unsent = session.feed(), session.feed()
+    session.upload((1,), sent, [b"x"], launch=sent)
+    session.launch(1, (), (10,), (sent,))
+    session.launch(1, (), (11,), (unsent,))
+    cluster.kept = [(0, 90), (1, sent)]
+    cluster.take()
+    session.handle(m.HostsLost((1,)))
+    assert cluster.take() == [m.LossAcknowledged((1,), ((1, sent),), (unsent,))]
+    session.handle(m.CreditReturned(1))
+    assert cluster.kept
+    session.handle(m.CreditReturned(1))
+    assert not cluster.kept, "nothing is in flight"
+
+
 @pytest.mark.parametrize(
     ("lost_again", "again"),
     [((), ["on 1", "on both"]), ((0,), ["on 1"]), ((1,), [])],

@@ -271,6 +271,7 @@ class Controller:
             m.RegisterFunction: self._compilation.register,
             m.CompileAgain: self._compilation.again,
             m.Query: self._queries.ask,
+            m.LossAcknowledged: self._recovery.loss_acknowledged,
             m.AddSlice: self._slice_requests.add,
             m.ReleaseSlice: self._slice_requests.release,
             m.HandlesReported: self._checks.held,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.connections import Connections
@@ -11,6 +11,7 @@ from atoll.dispatch.survivors import Survivors
 from atoll.errors import Status
 from atoll.scheduling.checks import gang_problem
 from atoll.scheduling.durations import Durations
+from atoll.scheduling.feeds import Key
 from atoll.scheduling.offenses import Running
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tenants import Tenant
@@ -63,6 +64,8 @@ class Failures:
         survivors = Survivors(island, hosts, self._launcher.in_flight, self._sessions)
         survivors.judge(self._launches_of(island))
         self._launcher.run_again(survivors.sent)
+        for launch in survivors.waiting:
+            self._launcher.await_again(launch, hosts)
         for launch, reason in survivors.lost:
             # An argument of it may be what another launch was to make: the loss of that one is the cause.
             failed = (each.error for each in launch.entries[: launch.program.arguments] if each.error is not None)
@@ -78,6 +81,13 @@ class Failures:
                 self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
         self._launcher.static_runs.hosts_lost(hosts)
         return survivors
+
+    def feeds_lost(self, session: Session, lost: Iterable[tuple[Key, Ticket[GangRun]]], status: Status) -> None:
+        """Fail the launches that await bytes of a session's client which will not come."""
+        hosts = {id(ticket): (ticket.gangs[0].run.launch, host) for (host, _), ticket in lost}
+        for launch, host in hosts.values():
+            text = f"{status.message} (bytes of its client were on their way to host {host}, and are not kept)"
+            self._launcher.fail(launch, Status(status.code, text, status.payloads).within(launch.program.name))
 
     def _launches_of(self, island: int) -> list[Launch]:
         """Return the launches that wait for the island or were sent there, in the order in which they came."""

@@ -355,6 +355,17 @@ class Launcher:
         for ticket in tickets:
             self.scheduler.enqueue(ticket)
 
+    def await_again(self, launch: Launch, hosts: set[int]) -> None:
+        """Have a launch in line wait for all bytes that its client sends to these hosts, which have lost them."""
+        feeds = self._sessions[launch.session].feeds
+        for ticket in launch.tickets:
+            for gang in ticket.gangs:
+                for host, feed in gang.run.spec.awaited:
+                    key = (host, launch.feeds[feed])
+                    if host in hosts and key not in feeds.awaited:
+                        feeds.awaited[key] = ticket
+                        self.scheduler.lacks(ticket, Reason.BYTES)
+
     def reserve_numbers(self, count: int = 1) -> int:
         """The first of so many sequence numbers."""
         self._next_sequence += count

@@ -3,7 +3,7 @@
 A launch outlives it if everything that it needs still exists, and if it had not started:
 
 - No argument was stored on the island, except results of other launches that outlive it, which are made again.
-- No bytes that the client sends had their way to the island's hosts.
+- Bytes that the client sends to the island's hosts come again: its proxy confirms that when it acknowledges the loss.
 - It waits in line, or all of it was sent to this island, and none of its gangs had ended or could have been running.
   Of the gangs in flight on a device, the first could have been running; the others waited behind it.
 
@@ -84,15 +84,14 @@ class Survivors:
         for number, entry in enumerate(launch.entries[: program.arguments]):
             if not self._hosts.isdisjoint(entry.hosts) and id(entry) not in self._remade:
                 return f"its argument {number}{_described(entry)} was stored there"
-        gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
-        if any(host in self._hosts for gang in gangs for host, _ in gang.run.spec.awaited):
-            return "bytes that its client sends had their way there"
+        if launch.then is not None:
+            return "its array was on its way back from the memory of a host"
         known = set(session.functions.values())
         if not known.issuperset(program.functions):
             return "a function of it was released"
-        return self._loss_of_sent(session, launch, gangs) if was_sent else ""
+        return self._loss_of_sent(session, launch) if was_sent else ""
 
-    def _loss_of_sent(self, session: Session, launch: Launch, gangs: list[Gang[GangRun]]) -> str:
+    def _loss_of_sent(self, session: Session, launch: Launch) -> str:
         program = launch.program
         if program.islands != (self._island,):
             return "hosts of other islands may have begun it"
@@ -100,7 +99,7 @@ class Survivors:
             return "its hosts had started it"
         if program.is_late or launch.promise is not None or launch.part_of is not None:
             return "it was sent there, and depends on Python or on data"
-        for gang in gangs:
+        for gang in (gang for ticket in launch.tickets for gang in ticket.gangs):
             left = gang.run.hosts_left
             if gang.run.started and (
                 gang.sequence in self._running or gang.sequence not in self._in_flight or len(left) < len(gang.hosts)

@@ -91,8 +91,6 @@ def program_problem(
         island = resources.islands[number]
         if island.state is not IslandState.READY and (loss := island_problem(session, island)) is not None:
             return loss
-        if number in session.unseen and number in program.fed:
-            return session.unseen[number]
     return None
 
 

@@ -5,6 +5,7 @@ Named by (host, feed). A worker reports each that is complete at its data port.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -46,3 +47,17 @@ class Feeds(Generic[Waiter]):
         """What was sent to these hosts is lost."""
         for feeds in (self.early, self.unwanted):
             feeds.difference_update([key for key in feeds if key[0] in hosts])
+
+    def lost(self, hosts: set[int], again: Iterable[Key], unsent: Iterable[int]) -> list[tuple[Key, Waiter]]:
+        """Return the feeds that launches await of these hosts and that are lost.
+
+        The client's proxy sends the feeds in `again` to the restarted hosts, and those in `unsent` sooner or later.
+        """
+        coming, later = {key for key in again if key[0] in hosts}, set(unsent)
+        self.unwanted = {key for key in self.unwanted if key[0] not in hosts or key in coming or key[1] in later}
+        self.unwanted.update(key for key in coming if key not in self.awaited and key not in self.early)
+        return [
+            (key, waiter)
+            for key, waiter in self.awaited.items()
+            if key[0] in hosts and key not in coming and key[1] not in later
+        ]

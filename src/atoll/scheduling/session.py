@@ -161,8 +161,8 @@ class Session:
     function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
     feeds: Feeds[Ticket[GangRun]] = field(default_factory=Feeds)  # that its client sends
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
-    # By island: why it was lost, until the proxy knows that what it has sent there is lost.
-    unseen: dict[int, Status] = field(default_factory=dict)
+    # By island: why it was lost, for each loss until the proxy knows that what it has sent there is lost.
+    unseen: dict[int, list[Status]] = field(default_factory=dict)
     in_steps: int = 0  # programs of it that are being lowered, and launches that are put in line, in steps
     in_flight: int = 0
     credits: int = 0  # of its window, that these have taken

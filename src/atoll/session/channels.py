@@ -21,9 +21,10 @@ from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.messages import host_of, is_call
 from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
+from atoll.session.sent_uploads import SentUploads, Upload
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.contents import Buffers, FileContents, as_views
-from atoll.transfers.engine import Contents, Piece
+from atoll.transfers.engine import Piece
 from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
@@ -35,8 +36,6 @@ _REPORT_SECONDS = 3.0
 _DIALS = 32  # at once
 _RETRY_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
-
-_Send = Callable[[DataChannel], None]
 
 
 class Channels:
@@ -73,7 +72,8 @@ class Channels:
         self.awaits: Callable[[], bool] = lambda: False
         self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         self._open: dict[int, DataChannel] = {}
-        self._absent: dict[int, list[tuple[_Send, bool]]] = {}  # by host: what to send, and whether it is small
+        self._absent: dict[int, dict[int, Upload]] = {}  # by host and feed: what is to be sent
+        self._sent = SentUploads()
         self._unexplained: dict[int, asyncio.TimerHandle] = {}  # breaks, by host, until the controller reports its loss
         self._dials: dict[int, object] = {}  # by host: the latest, unless the host was lost meanwhile
         self._senders = ThreadPoolExecutor(2, "atoll-upload")
@@ -146,10 +146,11 @@ class Channels:
         self._open[host] = channel
         self._explain(host)
         threading.Thread(target=self._receive, args=(host, channel), name="atoll-download", daemon=True).start()
-        for send, small in self._absent.pop(host, ()):
-            self._send(host, send, small)
+        for feed, upload in self._absent.pop(host, {}).items():
+            self._send(host, channel, feed, upload)
 
-    def disconnect(self, hosts: Iterable[int]) -> None:
+    def disconnect(self, hosts: Iterable[int]) -> list[tuple[int, int]]:
+        again = []
         for host in hosts:
             self._dials.pop(host, None)
             self._explain(host)
@@ -157,6 +158,12 @@ class Channels:
             if channel is not None:
                 channel.close()
                 self._calls_lost(host)
+            uploads = self._absent[host] = self._sent.of_host(host) | self._absent.get(host, {})
+            again += [(host, feed) for feed, upload in uploads.items() if upload.contents.launch]
+        return again
+
+    def forget_uploads(self) -> None:
+        self._sent.clear()
 
     def close(self) -> None:
         self._closed = True
@@ -165,44 +172,55 @@ class Channels:
             channel.close()
         self._open.clear()
         self._absent.clear()
+        self._sent.clear()
         self._senders.shutdown(wait=False, cancel_futures=True)
 
     # ---- sending
 
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
-        buffers = Buffers(as_views(contents), launch)
+        upload = Upload(Buffers(as_views(contents), launch), None)
         for host in hosts:
-            self._send(host, partial(self._start, host, feed, buffers, None), buffers.nbytes <= _DIRECT_BYTES)
+            self._upload(host, feed, upload)
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         for host in hosts:
             file = _File(os.dup(descriptor))
-            contents = FileContents(nbytes, file.descriptor, launch)
-            self._send(host, partial(self._start, host, feed, contents, file), small=False)
+            self._upload(host, feed, Upload(FileContents(nbytes, file.descriptor, launch), file))
         os.close(descriptor)
 
-    def _start(self, host: int, feed: int, contents: Contents, file: _File | None, channel: DataChannel) -> None:
-        """On any thread. Nothing waits here for the host to have room."""
-
-        def on_end(error: BaseException | None, _: _File | None = file) -> None:
-            if isinstance(error, OSError):
-                self._on_loop(self._break, host, channel, f"bulk data cannot be sent to host {host}: {error}")
-
-        channel.start(self._session, feed, contents, on_end)
-
-    def _send(self, host: int, send: _Send, small: bool) -> None:
-        """Calls `send(channel)`: now if it is `small` and can go at once, else on a thread; or once it is back."""
+    def _upload(self, host: int, feed: int, upload: Upload) -> None:
+        if upload.contents.launch:
+            self._sent.add(host, feed, upload)
         channel = self._open.get(host)
         if channel is None:
-            self._absent.setdefault(host, []).append((send, small))
-        elif small and channel.takes_at_once(_DIRECT_BYTES):  # the loop's thread must not wait for a host
+            self._absent.setdefault(host, {})[feed] = upload
+        else:
+            self._send(host, channel, feed, upload)
+
+    def _start(self, host: int, feed: int, upload: Upload, channel: DataChannel) -> None:
+        """On any thread. Nothing waits here for the host to have room."""
+
+        def on_end(error: BaseException | None, upload: Upload = upload) -> None:
+            if error is None:
+                if upload.contents.launch and self._sent.is_large(upload.contents.nbytes):
+                    self._on_loop(self._sent.landed, host, feed)
+            elif isinstance(error, OSError):
+                self._on_loop(self._break, host, channel, f"bulk data cannot be sent to host {host}: {error}")
+
+        channel.start(self._session, feed, upload.contents, on_end)
+
+    def _send(self, host: int, channel: DataChannel, feed: int, upload: Upload) -> None:
+        """Send an upload at once if it is small; otherwise on a thread, since the loop's must not wait for a host."""
+        send = partial(self._start, host, feed, upload)
+        is_small = upload.file is None and upload.contents.nbytes <= _DIRECT_BYTES
+        if is_small and channel.takes_at_once(_DIRECT_BYTES):
             self._try(host, channel, send)
         else:
             start_in(self._senders, self._try, host, channel, send)
 
     # ---- on any thread
 
-    def _try(self, host: int, channel: DataChannel, send: _Send) -> None:
+    def _try(self, host: int, channel: DataChannel, send: Callable[[DataChannel], None]) -> None:
         try:
             send(channel)
         except (OSError, AtollError) as error:

@@ -58,8 +58,14 @@ class DataChannels(Protocol):
         A host that is lost meanwhile, by `disconnect`, does not count as unreached.
         """
 
-    def disconnect(self, hosts: Sequence[int]) -> None:
-        """The controller reports these hosts lost."""
+    def disconnect(self, hosts: Sequence[int]) -> Sequence[tuple[int, int]]:
+        """Close the channels to lost hosts. Return the (host, feed) of launches that are sent after a restart.
+
+        Some of them were sent before, and the host may not have used them.
+        """
+
+    def forget_uploads(self) -> None:
+        """No launch of the session is in flight: what was sent before has been used."""
 
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
         """Sends buffers, one after the other, as one feed. They must not change any more."""

@@ -86,6 +86,7 @@ class ClusterSession:
         self._replies: dict[int, ReplyFuture] = {}
         self._quiesced = 0  # by so many: each ends with a `_resume`
         self._resumed: list[ReplyFuture] = []
+        self._unsent: set[int] = set()  # feeds of launches whose bytes the client has yet to send
         self._numbers, self._handles = count(2), count(first_handle)
         self._closed = False
 
@@ -127,6 +128,12 @@ class ClusterSession:
     def mint(self) -> int:
         """A fresh handle."""
         return next(self._handles)
+
+    def feed(self) -> int:
+        """Return a fresh number for a feed of a launch, which `upload` or `upload_file` sends sooner or later."""
+        feed = next(self._numbers)
+        self._unsent.add(feed)
+        return feed
 
     # ---- programs and launches
 
@@ -287,10 +294,12 @@ class ClusterSession:
 
         Feeds of one launch have the same number `launch`, which counts up; 0: this is needed by itself.
         """
+        self._unsent.discard(feed)
         self._channels.upload(hosts, feed, contents, launch)
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
+        self._unsent.discard(feed)
         self._channels.upload_file(hosts, feed, nbytes, descriptor, launch)
 
     # ---- calls into the client's Python
@@ -316,9 +325,10 @@ class ClusterSession:
     def _hosts_lost(self, hosts: tuple[int, ...]) -> None:
         """From here on nothing is sent to what is left of them: the controller waits for this acknowledgement."""
         self._away.lose(hosts)
-        self._channels.disconnect(hosts)
+        again = self._channels.disconnect(hosts)[-m.MOST_FEEDS_NAMED :]
         self.downloads.hosts_lost(hosts)
-        self.send(m.LossAcknowledged(hosts))
+        unsent = sorted(self._unsent)[: m.MOST_FEEDS_NAMED]
+        self.send(m.LossAcknowledged(hosts, tuple(again), tuple(unsent)))
         self.on_hosts_lost()
 
     def _hosts_back(self, addresses: tuple[tuple[int, str], ...]) -> None:
@@ -353,6 +363,8 @@ class ClusterSession:
                     self.lease.renew(lease)
             case m.CreditReturned(launches=credits):
                 self.window.give_back(credits)
+                if self.window.in_flight <= 0:
+                    self._channels.forget_uploads()
             case m.Awaited(wait=wait, status=status):
                 then = self._waits.pop(wait, None)
                 if then is not None:

@@ -36,8 +36,12 @@ class VirtualConnection:
         """All hosts are reached at once."""
         then({})
 
-    def disconnect(self, hosts: Sequence[int]) -> None:
+    def disconnect(self, hosts: Sequence[int]) -> Sequence[tuple[int, int]]:
         """Inboxes outlive losses."""
+        return ()
+
+    def forget_uploads(self) -> None:
+        """Nothing is kept."""
 
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
         for host in hosts:

@@ -20,7 +20,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.offenses import Running
 from atoll.scheduling.quarantine import is_crash, is_own_crash
-from atoll.scheduling.session import GangRun
+from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang
 
 # For the other hosts of a gang to end, once it has failed on one of them.
@@ -306,17 +306,34 @@ class Recovery:
             self._lose(island, status)
         self._lifecycle.give_up(island, status)
 
+    def loss_acknowledged(self, session: Session, message: m.LossAcknowledged) -> None:
+        """A proxy knows of a loss, and says which bytes of its client will come again."""
+        topology = self._resources.topology  # some may have yet to join, in the cluster after the one that was lost
+        for island in {topology.island_of(host) for host in message.hosts if host < topology.host_count}:
+            losses = session.unseen.get(island)
+            if losses is None:
+                continue
+            status = losses.pop(0)
+            if not losses:
+                del session.unseen[island]
+            hosts = set(self._resources.hosts_of(island))
+            lost = session.feeds.lost(hosts, message.again, message.unsent)
+            if lost:
+                self._failures.feeds_lost(session, lost, status)
+                self._failures.fail_doomed()
+
     # ---- subscriptions
 
     def island_lost(self, lost: IslandLost) -> None:
         """What was there or would have run there fails. What needs the island from now on waits until it is back."""
         island, status = lost.island, lost.status
         hosts = self.forget_hosts(island)
+        for session in self._sessions.values():
+            session.feeds.lose(hosts)
         survivors = self._failures.island_lost(island, status)
         for session in self._sessions.values():
-            session.unseen[island] = status
+            session.unseen.setdefault(island, []).append(status)
             self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(hosts))))
-            session.feeds.lose(hosts)
             for handle, entry in list(session.directory.entries.items()):
                 if hosts.intersection(entry.hosts) and not survivors.will_make(entry):
                     session.has_errors = True

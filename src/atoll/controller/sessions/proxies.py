@@ -61,7 +61,6 @@ class Proxies:
             m.RegisterSwitch: self._register_irregular,
             m.RegisterLoop: self._register_irregular,
             m.ReleaseFunction: self._release_function,
-            m.LossAcknowledged: self._loss_acknowledged,
             m.MakeError: self._make_error,
             m.Quiesced: self._quiesced,
             m.Pong: self._answered,
@@ -144,11 +143,6 @@ class Proxies:
 
     def _release_function(self, session: Session, message: m.ReleaseFunction) -> None:
         self._compilation.release(session, message.function)
-
-    def _loss_acknowledged(self, session: Session, message: m.LossAcknowledged) -> None:
-        topology = self._resources.topology  # some may have yet to join, in the cluster after the one that was lost
-        for island in {topology.island_of(host) for host in message.hosts if 0 <= host < topology.host_count}:
-            session.unseen.pop(island, None)
 
     def _make_error(self, session: Session, message: m.MakeError) -> None:
         session.has_errors = True

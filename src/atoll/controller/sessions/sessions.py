@@ -83,7 +83,7 @@ class Sessions:
         )
         for island, hosts in self._resources.away().items():
             failure = self._resources.islands[island].last_failure
-            session.unseen[island] = failure or Status(Code.DATA_LOSS, f"island {island} restarts")
+            session.unseen[island] = [failure or Status(Code.DATA_LOSS, f"island {island} restarts")]
             self._outbox.to_session(number, m.HostsLost(hosts))
         return session
 

@@ -104,7 +104,7 @@ class SessionsThatStay:
             self._sessions[session.number] = session
             self._connections.sessions[session.number] = each.connection
             self._register_functions(session)
-            session.unseen = dict.fromkeys(self._resources.islands, _ENDED)
+            session.unseen = {island: [_ENDED] for island in self._resources.islands}
             self._suspensions.take(session, each.by_system)
             self._admit(session, each.connection)
         return found.next_session

@@ -181,6 +181,11 @@ def compile_again(session: Session, message: m.CompileAgain, topology: Topology)
 
 def loss_acknowledged(session: Session, message: m.LossAcknowledged, topology: Topology) -> None:
     check_numbers(message, "hosts", most=topology.host_count)
+    check_numbers(message, "unsent", m.OWN_NUMBERS, m.MOST_FEEDS_NAMED)
+    check_count(message, "again", m.MOST_FEEDS_NAMED)
+    for host, feed in message.again:
+        if not (0 <= host < topology.host_count and 0 <= feed < m.OWN_NUMBERS):
+            raise violation(message, "again", (host, feed), "hosts of the cluster and feeds")
 
 
 def release(session: Session, message: m.Release, topology: Topology) -> None:

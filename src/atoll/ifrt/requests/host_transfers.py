@@ -92,7 +92,7 @@ def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequenc
     session = pending.session
     hosts = _hosts(session, spec, sources)
     program = _program(session, spec, sources)
-    feeds = [session.cluster.number() for _ in sources]
+    feeds = [session.cluster.feed() for _ in sources]
     for source, feed, takers in zip(sources, feeds, hosts, strict=True):
         session.buffers.consume(source.handle, _uploader(session, feed, takers, spec.dtype, feeds[0]))
     session.launch(program, (), (handle,), feeds, pending.context)

@@ -113,10 +113,20 @@ class CompileAgain(Message, frozen=True, tag=49):
     feed: int
 
 
+# Feeds that a `LossAcknowledged` names in each of its fields.
+MOST_FEEDS_NAMED = 4096
+
+
 class LossAcknowledged(Message, frozen=True, tag=50):
-    """The answer to HostsLost: bytes for these hosts wait from here on until they are back."""
+    """The answer to HostsLost: bytes for these hosts wait from here on until the hosts have restarted.
+
+    `again` are feeds of launches before this message that the proxy sends to the restarted hosts, as (host, feed). It
+    has sent some of them before. `unsent` are feeds whose bytes its client has yet to send. All other feeds are lost.
+    """
 
     hosts: tuple[int, ...]
+    again: tuple[tuple[int, int], ...] = ()
+    unsent: tuple[int, ...] = ()
 
 
 class MakeError(Message, frozen=True, tag=47):

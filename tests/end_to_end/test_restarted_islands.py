@@ -1,0 +1,141 @@
+"""What waits for an island that restarts runs afterwards, on real processes, if its inputs still exist.
+
+The tables of such launches are in `tests/controller/test_survivors.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from atoll.cluster.settings import Dispatch
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+SECONDS = 300.0
+LOST = "(its argument 0, int64[] made by device_put, was stored there) (in jit__lambda)"
+LARGE = 1 << 20  # numbers of 8 bytes: more than the buffers of a socket
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster) -> StandingCluster:
+    """Two islands of one device each."""
+    return start_cluster(islands="2x1x1")
+
+
+@pytest.fixture(scope="module")
+def user(start_python: StartPython, cluster: StandingCluster) -> RemotePython:
+    python = start_python(ATOLL_ADDRESS=cluster.address)
+    python.call(begin)
+    return python
+
+
+# ---- what the user does
+
+state: dict[str, Any] = {}
+
+
+def begin() -> None:
+    """Compile all functions, and run them."""
+    make, double = jax.jit(lambda: jnp.arange(3.0)), jax.jit(lambda x: x * 2)
+    loop = jax.jit(lambda x: jax.lax.while_loop(lambda v: v >= 0, lambda v: (v * 1103515245 + 12345) & 0x7FFFFFFF, x))
+    loop.lower(jax.device_put(np.int64(1), jax.devices()[0])).compile()
+    state.update(make=make, double=double, loop=loop)
+    for device in jax.devices():
+        double(jax.device_put(make(), device)).block_until_ready()
+    double(jax.device_put(np.ones(LARGE), jax.devices()[0])).block_until_ready()
+
+
+def run_for_ever() -> Any:
+    return state["loop"](jax.device_put(np.int64(1), jax.devices()[0]))
+
+
+def loop_and_make() -> None:
+    """Launch a loop without end. Behind it, make an array, use it, and forget it."""
+    state["results"] = [run_for_ever(), state["double"](state["make"]())]
+
+
+def put(value: float) -> None:
+    """Send a large array and a small one to device 0, and use each."""
+    device = jax.devices()[0]
+    arrays = [np.full(LARGE, value), np.full(3, value)]
+    state["results"] = [state["double"](jax.device_put(each, device)) for each in arrays]
+
+
+def move() -> None:
+    """Launch a loop on device 0. Behind it, make an array, and move it to device 1."""
+    loop, made = run_for_ever(), state["make"]()
+    state["results"] = [loop, made, state["double"](jax.device_put(made, jax.devices()[1]))]
+
+
+def sums() -> list[float | str]:
+    """The sum of each result, or its error."""
+    found: list[float | str] = []
+    for each in state["results"]:
+        try:
+            found.append(float(np.asarray(each).sum()))
+        except Exception as error:
+            found.append(str(error))
+    return found
+
+
+# ---- the tests
+
+
+def in_flight(cluster: StandingCluster, count: int) -> None:
+    cluster.until(lambda report: sum(each["in_flight"] for each in report["sessions"]) >= count, SECONDS)
+
+
+def is_back(cluster: StandingCluster) -> None:
+    cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), SECONDS)
+
+
+def test_bytes_that_were_sent_to_a_worker_and_not_read_are_sent_again(cluster, user):
+    worker = cluster.worker(0)
+    worker.send_signal(signal.SIGSTOP)
+    user.begin(put, 1.5)
+    in_flight(cluster, 2)
+    worker.kill()
+    user.finish(SECONDS)
+    assert user.call(sums, seconds=SECONDS) == [3.0 * LARGE, 9.0]
+    is_back(cluster)
+
+
+def test_launches_that_arrive_while_their_island_restarts_run_afterwards(cluster, user):
+    restarts = cluster.report()["islands"][0]["restarts"]
+    cluster.worker(0).kill()
+    user.begin(put, 2.5)  # the proxy may not know of the loss yet
+    cluster.until(lambda report: report["islands"][0]["restarts"] > restarts, SECONDS)
+    user.finish(SECONDS)
+    assert user.call(sums, seconds=SECONDS) == [5.0 * LARGE, 15.0]
+    is_back(cluster)
+
+
+def test_of_launches_over_two_islands_the_error_says_why_they_are_lost(cluster, user):
+    user.call(move)
+    in_flight(cluster, 4)
+    cluster.worker(0).kill()
+    loop, made, moved = user.call(sums, seconds=SECONDS)
+    assert LOST in loop
+    assert made == 3.0
+    assert "DATA_LOSS: host 0 of island 0 is gone" in moved
+    assert "(hosts of other islands may have begun it) (in device_put)" in moved
+    is_back(cluster)
+
+
+def test_with_sequential_dispatch_launches_behind_a_loop_run_after_the_restart(start_cluster, start_python):
+    sequential = start_cluster(islands="1x1x1", dispatch=Dispatch.SEQUENTIAL)
+    python = start_python(ATOLL_ADDRESS=sequential.address)
+    python.call(begin)
+    python.call(loop_and_make)
+    in_flight(sequential, 3)
+    sequential.worker(0).kill()
+    loop, made = python.call(sums, seconds=SECONDS)
+    assert LOST in loop
+    assert made == 6.0
+    python.close()
