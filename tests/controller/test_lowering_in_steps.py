@@ -174,7 +174,7 @@ def test_a_controller_that_is_restored_goes_on_with_the_same_messages():
 
 @pytest.mark.parametrize("function", [1, 77])
 def test_a_lowering_leaves_next_to_nothing_for_the_garbage_collector(function):
-    """The process pauses the collector meanwhile, and has it skip what was made."""
+    """A collection of all that it leaves would take long."""
     play = Slow()
     program = Program("f", (on(0),), (*chain_of(NODES).nodes, Call(function, (0,), (on(0),), (0,))), (NODES + 1,))
     assert len(program.nodes) > SMALL_NODES

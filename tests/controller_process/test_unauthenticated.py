@@ -131,6 +131,22 @@ def test_the_message_that_follows_an_accepted_hello_may_be_large(tmp_path: Path)
     play(scene)
 
 
+def test_messages_that_clients_do_not_send_are_small(tmp_path: Path) -> None:
+    # A worker's message with 60,000 devices took 13 s before it was refused, and stalled all sessions.
+    devices = tuple(m.DeviceInfo(i, "x", "x", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(1000))
+    ready = encode(m.WorkerReady(0, 0, devices, "cpu", "1", "", 1))
+    assert MAX_FIRST_FRAME < len(ready) < 3 * MAX_FIRST_FRAME
+
+    async def scene() -> None:
+        async with port(tmp_path, tls=False) as opened:
+            reader, writer = await opened.open()
+            writer.write(encode(HELLO) + ready[:16])
+            assert await is_closed(reader)
+            writer.close()
+
+    play(scene)
+
+
 @pytest.mark.parametrize("role", ["proxy", "operator"])
 def test_a_client_may_not_send_more_than_its_messages_need(tmp_path: Path, role: str) -> None:
     # 60 MiB of nodes took seconds to decode, and no other session was served meanwhile.

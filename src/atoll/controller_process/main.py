@@ -11,7 +11,7 @@ from functools import partial
 from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
+from atoll.cluster.processes.process import read_options, run_loop, start_logging
 from atoll.controller_process.journaling import NOBODY, Predecessor
 from atoll.controller_process.options import (
     FAILED,
@@ -31,9 +31,6 @@ from atoll.security.start import KEPT_VARIABLE
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 from atoll.wire.unauthenticated import UnauthenticatedConnections
-
-# New objects until a collection, which takes 2 us for each of them if all are garbage: no session is served meanwhile.
-_COLLECT_AFTER = 10_000
 
 
 async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
@@ -61,7 +58,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
         identity = shell.joiners.identity if shell.joiners is not None else None
         server, _ = await listen(address, shell.accept, identity, unauthenticated)
         report(options.ready_fd, RUNS)
-    spare_collector(_COLLECT_AFTER)
+    shell.collector.start()
     await stop.wait()
     server.close()
     if shell.failure:

@@ -8,18 +8,18 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.process import CollectorPause
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
 from atoll.controller.faults import NothingChangedError, failure
+from atoll.controller_process.collector import Collector
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.following import Following, is_standby
 from atoll.controller_process.options import CHARGED, FAILED, READY, ControllerOptions, report
@@ -113,7 +113,7 @@ class ControllerShell:
         self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
         self.journal: Journal | None = None
         self._uncommitted: list[bytes] = []  # records of turns that are not in it yet
-        self._collector = CollectorPause()
+        self.collector = Collector()
         self._budget = StepBudget()
         self._has_work = False  # after the last turn
         self._has_opened = False  # a connection, whose peer learns its number: nobody else is to have it
@@ -234,7 +234,7 @@ class ControllerShell:
         nbytes = MAX_NODES_FRAME + MAX_NODES_FRAME_PER_DEVICE * self.controller.resources.device_count
         by_tag = dict.fromkeys(map(_tag_of, (m.ProgramPart, m.RegisterProgram)), min(nbytes, MAX_FRAME))
         by_tag[_tag_of(m.CallsRecorded)] = m.MOST_CALL_BYTES + MAX_FIRST_FRAME
-        return FrameLimits(by_tag, MAX_CLIENT_FRAME)
+        return FrameLimits(_NO_MESSAGES_OF_CLIENTS | by_tag, MAX_CLIENT_FRAME)
 
     def _callbacks(self, number: int) -> tuple[Callable[[Any], None], Callable[[str], None]]:
         """What takes the messages of a connection, and what its loss."""
@@ -268,6 +268,8 @@ class ControllerShell:
         self._to_acknowledge = self.resumable.all()
         if self.journal is not None:
             self.journal.tick()
+        if not self.controller.sessions:
+            self.collector.collect_all()
 
     def _handle(self, event: e.AnyEvent) -> None:
         if self.superseded_by or self.failure:
@@ -384,7 +386,6 @@ class ControllerShell:
         if has_work and not self._flush_scheduled:
             self._flush_scheduled, self._turn = True, self._clock()
             self._loop.call_soon(self._flush)
-        self._collector.pause(has_work)
         if self._to_acknowledge:
             for connection in self._to_acknowledge:
                 connection.acknowledge()
@@ -393,6 +394,7 @@ class ControllerShell:
             self.commit()
             self.journal.snapshot()
             self._following.begin(self.journal)
+        self.collector.turn_ended(now)
 
     def flush_now(self) -> None:
         """What has happened so far is handled, and known to who goes on after this process."""
@@ -570,3 +572,11 @@ def _tag_of(kind: type[m.Message]) -> int:
     tag = kind.__struct_config__.tag
     assert isinstance(tag, int)
     return tag
+
+
+# By tag, the limits of messages that clients do not send: they are decoded before they are refused.
+_NO_MESSAGES_OF_CLIENTS = {
+    _tag_of(kind): MAX_FIRST_FRAME
+    for kind in get_args(m.ToController)
+    if kind not in get_args(m.FromProxy | m.FromOperator)
+}

@@ -117,19 +117,16 @@ def starting() -> Iterator[None]:
 
 # Objects that were made and are alive, until the garbage collector looks: Python's own bound is 700.
 _COLLECT_AFTER = 50_000
-# Collections of new objects between two of the next generation: Python's own number.
-_GENERATIONS = 10
 
 
-def spare_collector(count: int = _COLLECT_AFTER) -> None:
+def spare_collector() -> None:
     """Keeps the garbage collector from looking through all that this process has made until now, which stays for good.
 
     Modules alone are some hundred thousand objects, and a collection that visits them takes 50 ms or more. From now on
-    it looks rarely, after `count` new objects: thousands of objects are alive while gangs are in flight, and hardly any
-    refer to themselves. A smaller count makes each collection shorter, and not all of them together.
+    it looks rarely: thousands of objects are alive while gangs are in flight, and hardly any refer to themselves.
     """
     gc.freeze()
-    gc.set_threshold(count, _GENERATIONS * _COLLECT_AFTER // count)
+    gc.set_threshold(_COLLECT_AFTER)
 
 
 class StopEvent(asyncio.Event):
@@ -141,33 +138,6 @@ class StopEvent(asyncio.Event):
         """Set it because of a signal."""
         self.reason = self.reason or number.name
         self.set()
-
-
-# Turns of the loop from which on a pause of the garbage collector counts as long.
-_LONG_PAUSE = 256
-
-
-class CollectorPause:
-    """Keeps the garbage collector from running while something large is made, a part in each turn of the loop.
-
-    That consists of objects that do not refer to themselves and stay for long. A collection that looked through all of
-    them would take hundreds of milliseconds. So after a long pause, no collection looks through what was made before.
-    """
-
-    def __init__(self) -> None:
-        self._turns = 0  # of the present pause
-
-    def pause(self, is_needed: bool) -> None:
-        """Begin or continue a pause if it is needed in this turn; otherwise end it."""
-        if is_needed:
-            if not self._turns:
-                gc.disable()
-            self._turns += 1
-        elif self._turns:
-            if self._turns >= _LONG_PAUSE:
-                gc.freeze()
-            self._turns = 0
-            gc.enable()
 
 
 def run_loop(main: Callable[[StopEvent], Coroutine[Any, Any, None]]) -> None:
