@@ -58,7 +58,7 @@ import psutil  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.cpu_time import CpuTime  # noqa: E402
+from tests import cpu_time  # noqa: E402
 from tests.forked_process import FORKING, Popen  # noqa: E402
 from tests.thoroughness import TIMES, examples  # noqa: E402
 
@@ -196,10 +196,13 @@ def _forks_processes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_process_or_folder_leaks() -> Iterator[None]:
+def _no_process_or_folder_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
     yield
+    before = cpu_time.seconds()
     FORKING.end()
+    if measuring := request.config.pluginmanager.get_plugin("cpu-time"):
+        measuring.server_ended(os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0], cpu_time.seconds() - before)
     found = gone(leaked_processes) + gone(leaked_folders) + gone(lambda: leaked_threads(shared=_COPIERS))
     for process in processes_with("ATOLL_TEST_RUN", RUN):
         process.kill()
@@ -217,7 +220,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--cpu"):
-        config.pluginmanager.register(CpuTime(config), "cpu-time")
+        config.pluginmanager.register(cpu_time.CpuTime(config), "cpu-time")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -32,7 +32,7 @@ gc.disable()
 _PATH = sys.path[1:]  # without the directory of this script
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from tests import forked_process, process_title  # noqa: E402
+from tests import cpu_time, forked_process, process_title  # noqa: E402
 
 _PRELOADED = (
     "jax",
@@ -110,6 +110,7 @@ def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], 
     selector.register(listener, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     connections: dict[int, tuple[int, socket.socket]] = {}  # by the pidfd
+    tests: dict[int, tuple[str, str]] = {}  # those that started the processes and what these run, by pid
     while True:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
@@ -131,12 +132,15 @@ def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], 
                     os.close(each)
                 watched = os.pidfd_open(pid)
                 connections[watched] = (pid, connection)
+                tests[pid] = (request.environment.get("PYTEST_CURRENT_TEST", ""), request.module or "script")
                 selector.register(watched, selectors.EVENT_READ)
             else:
                 pid, connection = connections.pop(key.fd)
                 selector.unregister(key.fd)
                 os.close(key.fd)
-                forked_process.send_number(connection, -1 - os.waitpid(pid, 0)[1])
+                _, status, used = os.wait4(pid, 0)
+                cpu_time.record(*tests.pop(pid), used)
+                forked_process.send_number(connection, -1 - status)
                 connection.close()
 
 
