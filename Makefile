@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # How many tests run at the same time: each starts processes of its own, and most of them wait for one another.
 WORKERS ?= 3
-# The same for `make quick`, whose tests wait for nothing. Each of these collects all tests, which takes 15 s of CPU time.
+# The same for `make quick`, whose tests wait for nothing.
 QUICK_WORKERS ?= 2
 # What `make matrix` tests: versions of Python, as commands, each with one of JAX.
 MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.12:0.12.0.1
@@ -28,14 +28,14 @@ demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluste
 	JAX_PLATFORMS=atoll $(BIN)/python examples/gpt.py $(ARGS)
 
 test: $(VENV)/.test  ## Run the test suite, or a part of it: make test ARGS=tests/wire
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --processes $(WORKERS) $(ARGS)
 
 quick: $(VENV)/.test  ## Run the tests that start no cluster: two minutes
-	$(BIN)/python -m pytest --numprocesses $(QUICK_WORKERS) --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest --processes $(QUICK_WORKERS) \
 	  -m "not cluster and not slow and not hypothesis" $(addprefix --ignore=tests/,end_to_end examples machines) $(ARGS)
 
 thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not at all: tests of properties, mixes of clients
-	ATOLL_TEST_THOROUGHNESS=20 ATOLL_ORDER_SECONDS=60 $(BIN)/python -m pytest -m "hypothesis or thorough" --timeout 3600 --numprocesses $(WORKERS) $(ARGS)
+	ATOLL_TEST_THOROUGHNESS=20 ATOLL_ORDER_SECONDS=60 $(BIN)/python -m pytest -m "hypothesis or thorough" --timeout 3600 --processes $(WORKERS) $(ARGS)
 	ATOLL_ORDER_SECONDS=60 ATOLL_TEST_USAGE_SECONDS=600 ATOLL_TEST_MESSAGES=100000 \
 	  $(BIN)/python -m pytest --timeout 3600 tests/end_to_end/test_order.py tests/operate/test_usage.py tests/controller/test_roles.py $(ARGS)
 	ATOLL_TEST_FUZZED_MESSAGES=1000000 ATOLL_TEST_FUZZED_FRAMES=100000 \
@@ -51,7 +51,7 @@ machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays.py tests/operate/test_cluster_file.py $(ARGS)
 
 tensorflow: $(VENV)/.test $(VENV)/.tensorflow  ## Run the tests of the front end for TensorFlow, which is 1.4 GB to install
-	ATOLL_TEST_TENSORFLOW=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/tensorflow tests/examples/test_tensorflow_transformer.py $(ARGS)
+	ATOLL_TEST_TENSORFLOW=1 $(BIN)/python -m pytest --processes $(WORKERS) tests/tensorflow tests/examples/test_tensorflow_transformer.py $(ARGS)
 
 pipelines: $(VENV)/.test  ## Twenty steps of three libraries' models in all schedules over 1, 2 and 4 islands, which takes long
 	ATOLL_TEST_PIPELINES=1 $(BIN)/python -m pytest tests/end_to_end/pipelines $(ARGS)
@@ -65,7 +65,7 @@ matrix:  ## Run the tests of what touches JAX with other versions: make matrix M
 	  $(MAKE) --no-print-directory PYTHON=$${each%:*} VENV=$$venv $$venv/.test || exit; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check "jax==$$jax" "jaxlib==$$jax" || exit; \
 	  echo "JAX $$jax, $$($$venv/bin/python --version)"; \
-	  $$venv/bin/python -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile $(MATRIX_TESTS) $(ARGS) || exit; \
+	  $$venv/bin/python -m pytest --quiet --processes $(WORKERS) $(MATRIX_TESTS) $(ARGS) || exit; \
 	done
 
 check: $(VENV)/.test  ## Check style and types

@@ -36,18 +36,14 @@ os.environ["NPROC"] = "16"  # XLA's CPU client deadlocks with fewer threads than
 os.environ["XLA_FLAGS"] = quick_xla.FLAGS
 # Each thread of NumPy's BLAS is at work for 50 ms before it sleeps: a twelfth of what a script with JAX takes to start.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# Workers have this setting. The server that forks processes reads it once, so all processes that it forks have it.
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 # A run in the background of a shell that is not interactive has SIGINT ignored, and what it starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-RUN = uuid.uuid4().hex
-os.environ["ATOLL_TEST_RUN"] = RUN
 os.environ["ATOLL_STATE_DIR"] = "off"  # or usage would be kept in the folder of who runs the tests
-# Unix sockets' paths are short (107 bytes), and pytest's own folders are not.
-RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
-os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
-os.environ["ATOLL_KEY_FILE"] = str(RUNTIME / "key")
 for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM"):
     os.environ.pop(_name, None)
 
@@ -60,20 +56,37 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests import cpu_time  # noqa: E402
 from tests.forked_process import FORKING, Popen  # noqa: E402
+from tests.processes import Processes  # noqa: E402
 from tests.thoroughness import TIMES, examples  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.cluster_process import User
 
-_guardian = subprocess.Popen(
-    [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), str(os.getpid()), RUN, str(RUNTIME)],
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-    env={},
-    start_new_session=True,  # what ends the run, such as Ctrl-C or its process group's end, does not end this
-)
-_guardian.returncode = 0  # it ends after this process, which does not wait for it
+RUN = ""
+RUNTIME = Path()
+_guardian: subprocess.Popen[bytes]
+
+
+def _begin() -> None:
+    """Make a run and a runtime directory for this process, and start the guardian that watches it."""
+    global RUN, RUNTIME, _guardian
+    RUN = os.environ["ATOLL_TEST_RUN"] = uuid.uuid4().hex
+    # Unix sockets' paths are short (107 bytes), and pytest's own folders are not.
+    RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
+    os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
+    os.environ["ATOLL_KEY_FILE"] = str(RUNTIME / "key")
+    _guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), str(os.getpid()), RUN, str(RUNTIME)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={},
+        start_new_session=True,  # what ends the run, such as Ctrl-C or its process group's end, does not end this
+    )
+    _guardian.returncode = 0  # it ends after this process, which does not wait for it
+
+
+_begin()
 
 LEAK_SECONDS = 60.0
 # One for all connections, which finds out within two seconds that it has nothing to watch: looked for at the end.
@@ -196,13 +209,10 @@ def _forks_processes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_process_or_folder_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+def _no_process_or_folder_leaks() -> Iterator[None]:
     # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
     yield
-    before = cpu_time.seconds()
-    FORKING.end()
-    if measuring := request.config.pluginmanager.get_plugin("cpu-time"):
-        measuring.server_ended(os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0], cpu_time.seconds() - before)
+    cpu_time.end_server()
     found = gone(leaked_processes) + gone(leaked_folders) + gone(lambda: leaked_threads(shared=_COPIERS))
     for process in processes_with("ATOLL_TEST_RUN", RUN):
         process.kill()
@@ -216,11 +226,14 @@ _OF_CLUSTERS = Path(__file__).parent / "end_to_end"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", action="store_true", help="print the CPU time of each file's tests")
+    parser.addoption("--processes", type=int, default=1, help="how many processes run the tests; default: 1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--cpu"):
-        config.pluginmanager.register(cpu_time.CpuTime(config), "cpu-time")
+        config.pluginmanager.register(cpu_time.CpuTime(), "cpu-time")
+    if config.getoption("--processes") > 1:
+        config.pluginmanager.register(Processes(config, FORKING.start, _begin), "processes")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""The CPU time of the suite by file: `make test ARGS=--cpu`."""
+"""The CPU time of the suite by file, test and kind of process: `make test ARGS=--cpu`."""
 
 from __future__ import annotations
 
@@ -6,45 +6,77 @@ import os
 import resource
 import tempfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# The file in which fork servers record the processes that they have reaped; unset if nobody measures.
+from tests.forked_process import FORKING
+
+# The file in which processes record what tests and the processes of tests have taken; unset if nobody measures.
 _RECORDS = "ATOLL_TEST_CPU_TIMES"
-_SERVERS = "servers that fork processes"
+_COLLECTION = "collection"
+_SERVER = "server that forks processes"
+_SHOWN = 0.05  # seconds
 
 
 def seconds() -> float:
     """Return the CPU time of this process and of its children that have ended, user and system."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(_of(resource.getrusage(who)) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def record(test: str, kind: str, used: resource.struct_rusage) -> None:
-    """Record the CPU time of a process that was forked for `test`, with that of its children."""
+def _of(used: resource.struct_rusage) -> float:
+    return used.ru_utime + used.ru_stime
+
+
+def _record(took: float, test: str, kind: str = "") -> None:
     if path := os.environ.get(_RECORDS):
-        with Path(path).open("a") as file:  # one write, so that servers do not mix their lines
-            file.write(f"{used.ru_utime + used.ru_stime}\t{kind}\t{test}\n")
+        with Path(path).open("a") as file:  # one write each, so that processes do not mix their lines
+            file.write(f"{took}\t{test}\t{kind}\n")
+
+
+def record_forked(used: resource.struct_rusage, environment: Mapping[str, str], kind: str) -> None:
+    """Record the CPU time of a forked process that has ended, with that of its children.
+
+    The server that has forked it counts this time as its own, because it has waited for the end.
+    """
+    _record(_of(used), _test(environment), kind)
+    _record(-_of(used), _SERVER)
+
+
+def end_server() -> None:
+    """End the fork server of this process. It counts by itself, not for the test at whose end it ends."""
+    before = seconds()
+    FORKING.end()
+    took = seconds() - before
+    _record(took, _SERVER)
+    if test := _test(os.environ):
+        _record(-took, test)
+
+
+def _test(environment: Mapping[str, str]) -> str:
+    return environment.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
 
 
 class CpuTime:
-    """Adds up what each file's tests take, and prints tables at the end of the run.
+    """Adds up what tests take, and prints tables at the end of the run.
 
     A process that was executed counts for the test that waits for its end. A process that was forked counts for the
     test that started it.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._tests: Counter[str] = Counter()
-        self._forked: Counter[str] = Counter()
-        if not hasattr(config, "workerinput"):
-            handle, path = tempfile.mkstemp()
-            os.close(handle)
-            os.environ[_RECORDS] = path
+    def __init__(self) -> None:
+        handle, path = tempfile.mkstemp()
+        os.close(handle)
+        os.environ[_RECORDS] = path
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, Any, Any]:
+        try:
+            return (yield)
+        finally:
+            _record(seconds(), _COLLECTION)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -52,38 +84,23 @@ class CpuTime:
         try:
             return (yield)
         finally:
-            self._tests[item.nodeid] += seconds() - before
-
-    def server_ended(self, test: str, used: float) -> None:
-        """Take the CPU time of a fork server, with all that it has forked, from the test during which it ended."""
-        self._tests[test] -= used
-        self._tests[_SERVERS] += used
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
-        output = getattr(self._config, "workeroutput", None)  # in a process of pytest-xdist
-        if output is not None:
-            output["cpu_time"] = dict(self._tests)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        self._tests.update(getattr(node, "workeroutput", {}).get("cpu_time", {}))
+            _record(seconds() - before, item.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if hasattr(self._config, "workerinput"):
-            return
+        tests, files, kinds, counts = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
         path = Path(os.environ.pop(_RECORDS))
         for line in path.read_text().splitlines():
-            took, kind, test = line.split("\t")
-            self._tests[test.rpartition(" ")[0]] += float(took)
-            self._tests[_SERVERS] -= float(took)
-            self._forked[kind] += float(took)
+            took, test, kind = line.split("\t")
+            tests[test] += float(took)
+            files[test.partition("::")[0]] += float(took)
+            if kind:
+                kinds[kind] += float(took)
+                counts[kind] += 1
         path.unlink()
-        files: Counter[str] = Counter()
-        for test, used in self._tests.items():
-            files[test.partition("::")[0]] += used
-        for title, times in (("file", files), ("test", self._tests), ("kind of forked process", self._forked)):
+        all_kinds = Counter({f"{counts[kind]} x {kind}": took for kind, took in kinds.items()})
+        for title, times in (("file", files), ("test", tests), ("kind of forked process", all_kinds)):
             terminalreporter.section(f"CPU seconds by {title}")
-            for name, used in times.most_common():
-                if used >= 0.05:
-                    terminalreporter.write_line(f"{used:8.1f} {name}")
+            for name, took in times.most_common():
+                if took >= _SHOWN:
+                    terminalreporter.write_line(f"{took:8.1f} {name}")
+        terminalreporter.write_line(f"{tests.total():8.1f} in all")

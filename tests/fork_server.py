@@ -47,12 +47,13 @@ _PRELOADED = (
     "atoll.operate.command",
     "atoll.worker.main",
     "atoll.devices.xla.start",
+    "pathwaysutils",
 )
 _DESCRIPTORS_FROM = 512  # above those that a request names
 
 
-def main(address: str, ready: int, *more: str) -> None:
-    for name in (*_PRELOADED, *more):
+def main(address: str, ready: int) -> None:
+    for name in _PRELOADED:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     sys.path[:] = _PATH
@@ -110,7 +111,7 @@ def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], 
     selector.register(listener, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     connections: dict[int, tuple[int, socket.socket]] = {}  # by the pidfd
-    tests: dict[int, tuple[str, str]] = {}  # those that started the processes and what these run, by pid
+    started: dict[int, tuple[dict[str, str], str]] = {}  # their environments and what they run, by pid
     while True:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
@@ -132,14 +133,14 @@ def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], 
                     os.close(each)
                 watched = os.pidfd_open(pid)
                 connections[watched] = (pid, connection)
-                tests[pid] = (request.environment.get("PYTEST_CURRENT_TEST", ""), request.module or "script")
+                started[pid] = (request.environment, request.module or "script")
                 selector.register(watched, selectors.EVENT_READ)
             else:
                 pid, connection = connections.pop(key.fd)
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 _, status, used = os.wait4(pid, 0)
-                cpu_time.record(*tests.pop(pid), used)
+                cpu_time.record_forked(used, *started.pop(pid))
                 forked_process.send_number(connection, -1 - status)
                 connection.close()
 
@@ -282,4 +283,4 @@ def _execute(request: forked_process.Request) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -57,9 +57,6 @@ _MODULES = frozenset(
 _LEADERS = frozenset({"atoll.engines.main", "atoll.operate.command"})
 # Variables that Python, the dynamic linker, malloc or a library reads when it is loaded.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_", "TF_CPP_")
-# Each value of this variable has its own fork server, which imports these modules as well.
-_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_WITH_LOG_LEVEL = ("pathwaysutils",)
 _WITHOUT_EFFECT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 # Options of `subprocess.Popen` that a forked process supports.
 _PLAIN = frozenset(
@@ -95,7 +92,6 @@ class Request:
     directory: str
     descriptors: tuple[int, ...]  # the numbers that the descriptors sent with the request have in the process
     new_session: bool
-    log_level: str
 
     @property
     def is_leader(self) -> bool:
@@ -106,17 +102,15 @@ class Request:
 class ForkServer:
     """A fork server of this process. It ends with `close`, or with this process."""
 
-    def __init__(self, log_level: str = "") -> None:
+    def __init__(self) -> None:
+        self.owner = os.getpid()
         self._directory = tempfile.mkdtemp(prefix="at-")
         address = f"{self._directory}/fork.sock"
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-        more: tuple[str, ...] = ()
-        if log_level:
-            environment[_LOG_LEVEL], more = log_level, _WITH_LOG_LEVEL
         ready, theirs = socket.socketpair()
         with ready, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(_ROOT / "tests" / "fork_server.py"), address, str(theirs.fileno()), *more],
+                [sys.executable, str(_ROOT / "tests" / "fork_server.py"), address, str(theirs.fileno())],
                 env=environment,
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
@@ -142,7 +136,7 @@ class _Forking:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._servers: dict[str, ForkServer] = {}  # by log level
+        self._server: ForkServer | None = None
         self._address = ""  # of another process's server
         self._is_on = False
         self._become: Become | None = None
@@ -159,11 +153,6 @@ class _Forking:
         self._become = become
 
     @property
-    def is_forked(self) -> bool:
-        """Whether this process was forked itself."""
-        return bool(self._address)
-
-    @property
     def become(self) -> Become | None:
         return self._become
 
@@ -176,18 +165,24 @@ class _Forking:
         finally:
             self._is_on = before
 
-    def address(self, log_level: str = "") -> str:
+    def address(self) -> str:
         """Where the server listens; "" if processes are executed."""
         if not self._is_on or self._address:
             return self._address
+        return self.start()
+
+    def start(self) -> str:
+        """Start the server, unless it runs, and return where it listens. Processes that are forked later share it."""
         with self._lock:
-            if log_level not in self._servers:
-                self._servers[log_level] = ForkServer(log_level)
-            return self._servers[log_level].address
+            if self._server is None:
+                self._server = ForkServer()
+            return self._server.address
 
     def end(self) -> None:
-        while self._servers:
-            self._servers.popitem()[1].close()
+        """End the server, if this process has started it."""
+        if self._server is not None and self._server.owner == os.getpid():
+            self._server.close()
+            self._server = None
 
 
 FORKING = _Forking()
@@ -222,7 +217,7 @@ def _request(
         return None
     own = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
     read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
-    for name in _WITHOUT_EFFECT if FORKING.is_forked else {*_WITHOUT_EFFECT, _LOG_LEVEL}:
+    for name in _WITHOUT_EFFECT:
         own.pop(name, None)
         read.pop(name, None)
     if own != read or not command or command[0] != sys.executable or _has_custom_start(environment):
@@ -250,7 +245,6 @@ def _request(
         directory,
         (),
         new_session,
-        environment.get(_LOG_LEVEL, ""),
     )
 
 
@@ -269,7 +263,7 @@ class Popen(subprocess.Popen[Any]):
                 os.path.abspath(os.fsdecode(options.get("cwd") or ".")),
                 bool(options.get("start_new_session")),
             )
-        if self._request is not None and not (FORKING.become or FORKING.address(self._request.log_level)):
+        if self._request is not None and not (FORKING.become or FORKING.address()):
             self._request = None
         super().__init__(args, *others, **options)
 
@@ -330,7 +324,7 @@ def run(
 
 def _fork(request: Request, standard: Sequence[int], keep: Sequence[int]) -> tuple[int, socket.socket]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(FORKING.address(request.log_level))
+    connection.connect(FORKING.address())
     data = pickle.dumps(replace(request, descriptors=(0, 1, 2, *keep)))
     sent = [*standard, *keep]
     socket.send_fds(connection, [_LENGTH.pack(len(data))], sent)

@@ -64,7 +64,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool],
         target.write_text(block.text if block.language == "python" else patched(target.read_text(), block.text))
         tests += [block.path] if block.path.startswith("tests/") else []
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", *tests],
+        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *tests],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(copy / "src"), str(copy)))},
         capture_output=True,

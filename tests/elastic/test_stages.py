@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from atoll.elastic.stages import pipeline
 from tests.pipelines import models
 
-ISLANDS = [Mesh(np.array([device], object), ("data",)) for device in jax.devices()[:3]]
 BATCH = models.first_batch(4)
 
 
@@ -33,7 +32,8 @@ def train(steps: Sequence[Sequence[Mesh]]) -> tuple[list[float], Any]:
 
 
 def test_a_pipeline_goes_on_over_fewer_and_more_islands_with_the_same_bits() -> None:
-    two, one, others = ISLANDS[:2], ISLANDS[:1], ISLANDS[1:]
+    islands = [Mesh(np.array([device], object), ("data",)) for device in jax.devices()[:3]]
+    two, one, others = islands[:2], islands[:1], islands[1:]
     wanted, _ = train([two] * 4)
     losses, state = train([two, one, others, others])
     assert losses == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -14,21 +15,28 @@ from atoll.pipelines.meshes import batch_sharding, fitted, moved, parameter_shar
 from atoll.pipelines.pipeline import pipeline
 from atoll.pipelines.trees import Batch, Parameters
 
-DEVICE = jax.devices()[0]
-MESH = Mesh(np.array([DEVICE]).reshape(1, 1), ("data", "model"))
+
+@functools.cache
+def device() -> jax.Device:
+    return jax.devices()[0]
+
+
+@functools.cache
+def mesh() -> Mesh:
+    return Mesh(np.array([device()]).reshape(1, 1), ("data", "model"))
 
 
 def test_a_spec_fits_a_mesh_as_far_as_it_has_the_axes() -> None:
-    assert fitted(PartitionSpec("data", "expert"), (4, 4), MESH) == PartitionSpec("data", None)
-    assert moved(np.ones((2, 2)), MESH).spec == PartitionSpec(None, None)
-    sharded = jax.device_put(np.ones((2, 2)), NamedSharding(MESH, PartitionSpec(None, "model")))
-    assert moved(sharded, MESH).spec == PartitionSpec(None, "model")
+    assert fitted(PartitionSpec("data", "expert"), (4, 4), mesh()) == PartitionSpec("data", None)
+    assert moved(np.ones((2, 2)), mesh()).spec == PartitionSpec(None, None)
+    sharded = jax.device_put(np.ones((2, 2)), NamedSharding(mesh(), PartitionSpec(None, "model")))
+    assert moved(sharded, mesh()).spec == PartitionSpec(None, "model")
 
 
 def test_a_spec_that_cannot_be_is_refused_with_the_name() -> None:
     with pytest.raises(PipelineError, match=r"params\['w'\], of shape \[4, 4\], cannot lie as"):
-        parameter_sharding(np.ones((4, 4)), PartitionSpec("expert"), MESH, "params['w']")
-    assert batch_sharding((), None, MESH, "batch").spec == PartitionSpec()
+        parameter_sharding(np.ones((4, 4)), PartitionSpec("expert"), mesh(), "params['w']")
+    assert batch_sharding((), None, mesh(), "batch").spec == PartitionSpec()
 
 
 def test_what_is_no_array_stays_in_the_tree_as_it_is() -> None:
@@ -66,12 +74,12 @@ def test_a_pipeline_says_what_is_wrong_with_its_arguments() -> None:
     with pytest.raises(PipelineError, match="one stage or more"):
         pipeline(lambda params, batch: 0.0, [], 2, optax.sgd(1.0))
     with pytest.raises(PipelineError, match="an optimizer has init"):
-        pipeline(lambda params, batch: 0.0, [DEVICE], 2, None)
+        pipeline(lambda params, batch: 0.0, [device()], 2, None)
     with pytest.raises(PipelineError, match="call init"):
-        pipeline(lambda params, batch: 0.0, [DEVICE], 2, optax.sgd(1.0)).summary()
+        pipeline(lambda params, batch: 0.0, [device()], 2, optax.sgd(1.0)).summary()
     with pytest.raises(PipelineError, match="it is to give one floating-point number"):
-        pipeline(lambda params, batch: params, [DEVICE], 2, optax.sgd(1.0)).init(np.ones(2), np.ones((2, 2)))
+        pipeline(lambda params, batch: params, [device()], 2, optax.sgd(1.0)).init(np.ones(2), np.ones((2, 2)))
     with pytest.raises(PipelineError, match="nothing to train"):
-        pipeline(lambda params, batch: (params * batch).mean(), [DEVICE], 2, optax.sgd(1.0)).init(
+        pipeline(lambda params, batch: (params * batch).mean(), [device()], 2, optax.sgd(1.0)).init(
             np.ones(2, np.int32), np.ones((2, 2), np.float32)
         )

@@ -13,18 +13,17 @@ from jax.sharding import Mesh
 from atoll.errors import PipelineError
 from atoll.pipelines.pipeline import Pipeline, pipeline
 from tests.pipelines import models
-from tests.pipelines.test_steps import losses_of, plain
+from tests.pipelines.test_steps import devices, losses_of, plain
 
-DEVICES = np.array(jax.devices()[:4])
 ADAM = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
-PARAMS, BATCH = models.first_params(2), models.first_batch(8)
+BATCH = models.first_batch(8)
 
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Pipeline, Any, list[float]]:
     """Two replicas of two stages, and their state and losses after two steps."""
-    pipe = pipeline(models.loss, list(DEVICES), 2, ADAM, replicas=2, donate=False)
-    state, losses = pipe.init(PARAMS, BATCH), []
+    pipe = pipeline(models.loss, list(devices()), 2, ADAM, replicas=2, donate=False)
+    state, losses = pipe.init(models.first_params(2), BATCH), []
     for _ in range(2):
         state, loss = pipe.step(state, BATCH)
         losses.append(float(loss))
@@ -33,7 +32,7 @@ def trained() -> tuple[Pipeline, Any, list[float]]:
 
 @pytest.fixture(scope="module")
 def wanted() -> tuple[list[float], Any]:
-    return plain(models.loss, ADAM, PARAMS, [BATCH] * 2)
+    return plain(models.loss, ADAM, models.first_params(2), [BATCH] * 2)
 
 
 def test_losses_and_parameters_are_those_of_plain_jax(trained: Any, wanted: Any) -> None:
@@ -47,7 +46,7 @@ def test_all_replicas_have_the_same_bits(trained: Any) -> None:
     _, state, _ = trained
     for stage in range(2):
         mine, others = state.parameters[stage], state.parameters[2 + stage]
-        assert {each.device for each in (*mine, *others)} == {DEVICES[stage], DEVICES[2 + stage]}
+        assert {each.device for each in (*mine, *others)} == {devices()[stage], devices()[2 + stage]}
         for one, other in zip(mine, others, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -62,14 +61,14 @@ def test_replicas_share_the_optimizers_state(trained: Any) -> None:
 def test_a_batch_on_a_device_is_as_good_as_one_of_numpy(trained: Any) -> None:
     pipe, state, _ = trained
     _, loss = pipe.step(state, BATCH)
-    _, same = pipe.step(state, jax.device_put(BATCH, DEVICES[3]))
+    _, same = pipe.step(state, jax.device_put(BATCH, devices()[3]))
     assert float(loss) == float(same)
 
 
 @pytest.mark.thorough
 def test_replicas_may_be_of_different_sizes_and_one_micro_batch(wanted: Any) -> None:
-    stages = [DEVICES[0], Mesh(DEVICES[2:], ("data",))]
-    losses, _ = losses_of(pipeline(models.loss, stages, 1, ADAM, replicas=2), PARAMS, [BATCH] * 2)
+    stages = [devices()[0], Mesh(devices()[2:], ("data",))]
+    losses, _ = losses_of(pipeline(models.loss, stages, 1, ADAM, replicas=2), models.first_params(2), [BATCH] * 2)
     assert losses == pytest.approx(wanted[0], rel=1e-5)
 
 
@@ -84,8 +83,8 @@ def test_replicas_may_be_of_different_sizes_and_one_micro_batch(wanted: Any) -> 
 )
 def test_what_cannot_be_is_refused_by_name(replicas: int, stages: list[int], rows: int, said: str) -> None:
     def train() -> None:
-        pipe = pipeline(models.loss, list(DEVICES[stages]), 2, ADAM, replicas=replicas)
-        pipe.init(PARAMS, models.first_batch(rows))
+        pipe = pipeline(models.loss, list(devices()[stages]), 2, ADAM, replicas=replicas)
+        pipe.init(models.first_params(2), models.first_batch(rows))
 
     with pytest.raises(PipelineError, match=said):
         train()

@@ -23,9 +23,13 @@ from tests.pipelines import models
 
 pytestmark = pytest.mark.slow
 
-DEVICES = np.array(jax.devices()[:4])
-MESHES = [Mesh(DEVICES[:2], ("data",)), Mesh(DEVICES[2:], ("data",))]
 ROWS = PartitionSpec("data")
+
+
+@functools.cache
+def devices() -> np.ndarray[Any, Any]:
+    """Four devices, each of which stands for an island or a part of one."""
+    return np.array(jax.devices()[:4])
 
 
 def losses_of(pipe: Pipeline, params: Any, batches: Sequence[Any]) -> tuple[list[float], Any]:
@@ -55,7 +59,7 @@ def plain(loss: Any, optimizer: Any, params: Any, batches: Sequence[Any]) -> tup
 def check_same(loss: Any, params: Any, batches: Sequence[Any], stages: int, schedule: str | Schedule) -> None:
     adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
     microbatches = 4 if isinstance(schedule, str) else schedule.microbatches
-    losses, after = losses_of(pipeline(loss, list(DEVICES[:stages]), microbatches, adam, schedule), params, batches)
+    losses, after = losses_of(pipeline(loss, list(devices()[:stages]), microbatches, adam, schedule), params, batches)
     wanted, wanted_after = plain(loss, adam, params, batches)
     assert losses == pytest.approx(wanted, rel=1e-5)
     for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(wanted_after), strict=True):
@@ -79,7 +83,7 @@ def test_losses_and_parameters_are_those_of_plain_jax(schedule: str, stages: int
 def one_stage_and_plain_jax() -> None:
     adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
     params, batches = models.first_params(2), [models.first_batch(8)] * 3
-    losses, after = losses_of(pipeline(models.loss, list(DEVICES[:1]), 1, adam), params, batches)
+    losses, after = losses_of(pipeline(models.loss, list(devices()[:1]), 1, adam), params, batches)
     wanted, wanted_after = plain(models.loss, adam, params, batches)
     assert losses == wanted
     for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(wanted_after), strict=True):
@@ -115,7 +119,7 @@ def test_gradients_of_one_stage_are_summed_as_in_plain_jax_with_jit_functions_in
     batches = [rng.standard_normal((16, 16), np.float32) for _ in range(5)]
     for inner, tolerance in ((plain_jit, 0.0), (marked, 1e-5)):
         some = functools.partial(loss, inner=inner)
-        _, after = losses_of(pipeline(some, list(DEVICES[:1]), 1, optax.sgd(1e-1)), params, batches)
+        _, after = losses_of(pipeline(some, list(devices()[:1]), 1, optax.sgd(1e-1)), params, batches)
         _, wanted = plain(some, optax.sgd(1e-1), params, batches)
         for one, other in zip(after, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
@@ -144,7 +148,7 @@ def test_parameters_that_nothing_uses_and_integers_are_as_in_plain_jax() -> None
 
     rng = np.random.default_rng(0)
     params = {name: rng.standard_normal((8, 8), np.float32) for name in ("first", "second", "unused")}
-    pipe = pipeline(loss, list(DEVICES[:2]), 2, optax.adamw(1e-1))
+    pipe = pipeline(loss, list(devices()[:2]), 2, optax.adamw(1e-1))
     _, after = losses_of(pipe, params | {"count": np.int32(3)}, [np.ones((4, 8), np.float32)])
     assert after["count"] == 3
     np.testing.assert_allclose(after["unused"], params["unused"] * (1 - 1e-1 * 1e-4), rtol=1e-6)  # weights decay
@@ -152,6 +156,7 @@ def test_parameters_that_nothing_uses_and_integers_are_as_in_plain_jax() -> None
 
 def test_stages_of_several_devices_shard_as_the_model_and_its_parameters_say() -> None:
     rng = np.random.default_rng(0)
+    meshes = [Mesh(devices()[:2], ("data",)), Mesh(devices()[2:], ("data",))]
     layers = [rng.standard_normal((8, 8), np.float32) for _ in range(2)]
     batch = rng.standard_normal((8, 8), np.float32)
 
@@ -160,12 +165,12 @@ def test_stages_of_several_devices_shard_as_the_model_and_its_parameters_say() -
         for each in params:
             x = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))(each, x)
             if constrained:
-                x = jax.lax.with_sharding_constraint(x, NamedSharding(MESHES[0], ROWS))
+                x = jax.lax.with_sharding_constraint(x, NamedSharding(meshes[0], ROWS))
         return jnp.mean(x**2)
 
     adam = optax.adam(1e-2)
-    sharded = [jax.device_put(each, NamedSharding(MESHES[0], ROWS)) for each in layers]
-    pipe = pipeline(loss, MESHES, 2, adam)
+    sharded = [jax.device_put(each, NamedSharding(meshes[0], ROWS)) for each in layers]
+    pipe = pipeline(loss, meshes, 2, adam)
     state = pipe.init(sharded, batch)
 
     @jax.jit
@@ -181,7 +186,7 @@ def test_stages_of_several_devices_shard_as_the_model_and_its_parameters_say() -
         assert float(value) == pytest.approx(float(wanted), rel=1e-6)
     for stage, (one, other) in enumerate(zip(pipe.params(state), params, strict=True)):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-        assert one.sharding.mesh.devices.tolist() == MESHES[stage].devices.tolist()
+        assert one.sharding.mesh.devices.tolist() == meshes[stage].devices.tolist()
         assert one.sharding.spec[0] == "data"
     assert [each.sharding.spec for each in state.optimizer[0][1:]] == [PartitionSpec("data", None)] * 2
     assert jax.tree.structure(pipe.optimizer_state(state)) == jax.tree.structure(moments)

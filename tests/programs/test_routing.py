@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -14,9 +15,13 @@ import atoll
 from tests.programs.routing_cases import by_themselves_and_in_a_program, check, parametrized
 from tests.thoroughness import TIMES
 
-DEVICE = jax.devices()[0]
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 CHOSEN = np.array([0, 1, 1, 0])
+
+
+@functools.cache
+def device() -> jax.Device:
+    return jax.devices()[0]
 
 
 @parametrized(1)
@@ -27,7 +32,7 @@ def test_rows_go_where_they_are_to_and_come_back(number: int) -> None:
 
 
 def _loss(rows: Any, weights: Any, parameters: Any) -> Any:
-    blocks, routing = atoll.route(rows, np.array([[0, 1], [1, 1], [5, 0], [0, 0]]), to=[DEVICE] * 2, capacity=2)
+    blocks, routing = atoll.route(rows, np.array([[0, 1], [1, 1], [5, 0], [0, 0]]), to=[device()] * 2, capacity=2)
     blocks = [jnp.tanh(block @ each) for block, each in zip(blocks, parameters, strict=True)]
     return (atoll.unroute(blocks, routing, weights) ** 2).sum()
 
@@ -40,7 +45,7 @@ def test_derivatives_are_those_that_differences_give() -> None:
 
 
 def test_a_block_has_the_rows_in_order_and_then_zeros() -> None:
-    blocks, routing = atoll.route(ROWS, CHOSEN, to=[DEVICE, DEVICE], capacity=3)
+    blocks, routing = atoll.route(ROWS, CHOSEN, to=[device(), device()], capacity=3)
     np.testing.assert_array_equal(blocks[0], [ROWS[0], ROWS[3], np.zeros(3)])
     np.testing.assert_array_equal(blocks[1], [ROWS[1], ROWS[2], np.zeros(3)])
     assert routing.sizes.tolist() == [[2, 2]]
@@ -50,7 +55,7 @@ def test_a_block_has_the_rows_in_order_and_then_zeros() -> None:
 def test_any_number_of_destinations_have_the_rows_that_chose_them(count: int) -> None:
     rows = np.arange(300, dtype=np.float32)
     chosen = np.random.default_rng(0).integers(-1, count + 1, (300, 2))
-    blocks, routing = atoll.route(rows, chosen, to=[DEVICE] * count, capacity=12)
+    blocks, routing = atoll.route(rows, chosen, to=[device()] * count, capacity=12)
     for number, block in enumerate(blocks):
         wanted = np.concatenate([rows[chosen[:, choice] == number] for choice in range(2)])
         np.testing.assert_array_equal(block, np.resize(np.append(wanted[:12], np.zeros(12)), 12))
@@ -59,20 +64,20 @@ def test_any_number_of_destinations_have_the_rows_that_chose_them(count: int) ->
 
 def test_first_choices_have_places_before_second_ones() -> None:
     chosen = np.array([[1, 0], [1, 0], [0, 1]])
-    blocks, routing = atoll.route(ROWS[:3], chosen, to=[DEVICE, DEVICE], capacity=2)
+    blocks, routing = atoll.route(ROWS[:3], chosen, to=[device(), device()], capacity=2)
     np.testing.assert_array_equal(blocks[0], [ROWS[2], ROWS[0]])
     np.testing.assert_array_equal(blocks[1], [ROWS[0], ROWS[1]])
     assert routing.dropped.tolist() == [1, 1]
 
 
 def test_what_experts_make_of_places_without_a_row_is_not_looked_at() -> None:
-    blocks, routing = atoll.route(ROWS, CHOSEN, to=[DEVICE, DEVICE], capacity=3)
+    blocks, routing = atoll.route(ROWS, CHOSEN, to=[device(), device()], capacity=3)
     blocks = [jnp.where(block.sum(1, keepdims=True) == 0, jnp.nan, block) for block in blocks]
     np.testing.assert_array_equal(atoll.unroute(blocks, routing), ROWS)
 
 
 def test_rows_may_come_back_in_another_shape_and_dtype() -> None:
-    blocks, routing = atoll.route(ROWS, CHOSEN, to=[DEVICE, DEVICE], capacity=2)
+    blocks, routing = atoll.route(ROWS, CHOSEN, to=[device(), device()], capacity=2)
     sums = atoll.unroute([block.sum(1).astype(jnp.int32) for block in blocks], routing)
     np.testing.assert_array_equal(sums, ROWS.sum(1).astype(np.int32))
 
@@ -99,13 +104,13 @@ def test_rows_may_come_back_in_another_shape_and_dtype() -> None:
     ],
 )
 def test_what_cannot_be_routed_is_refused_by_name(changes: dict[str, Any], error: type, message: str) -> None:
-    given = {"rows": ROWS, "destinations": CHOSEN, "to": [DEVICE, DEVICE], "capacity": 2} | changes
+    given = {"rows": ROWS, "destinations": CHOSEN, "to": [device(), device()], "capacity": 2} | changes
     with pytest.raises(error, match=message):
         atoll.route(**given)
 
 
 def test_what_cannot_come_back_is_refused_by_name() -> None:
-    blocks, routing = atoll.route(ROWS, CHOSEN, to=[DEVICE, DEVICE], capacity=2, overflow="keep")
+    blocks, routing = atoll.route(ROWS, CHOSEN, to=[device(), device()], capacity=2, overflow="keep")
     for given, message in (
         ((blocks[:1], routing), "1 blocks come back of 2"),
         (([blocks[0], blocks[1][:1]], routing), "block 1 has shape"),
@@ -121,7 +126,7 @@ def test_what_cannot_come_back_is_refused_by_name() -> None:
 
 def test_inside_of_jit_the_error_says_where_to_call_it() -> None:
     def f(rows: Any) -> Any:
-        return atoll.route(rows, CHOSEN, to=[DEVICE], capacity=4)[0][0]
+        return atoll.route(rows, CHOSEN, to=[device()], capacity=4)[0][0]
 
     for transformed in (jax.jit(f), jax.vmap(f, in_axes=1), jax.checkpoint(f)):
         with pytest.raises(atoll.ProgramError, match="call it outside"):
