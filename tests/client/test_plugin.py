@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from jax._src import xla_bridge
+
+from atoll.client.backend import add_platform
 from tests.conftest import RunScript
 
 # For what a process imports by itself, and for all that happens at its end.
@@ -200,3 +204,17 @@ def test_a_program_runs_on_one_cluster_after_another(run_script: RunScript) -> N
     ).check()
     assert result.stdout.splitlines() == ["9.0 [False]", "9.0 9.0 [True]", "9.0 9.0 [True]", "9.0 [False]"]
     assert result.stderr == ""
+
+
+class Client:
+    """Of a cluster with GPUs."""
+
+    platform, _raw_platform = "gpu", "cuda"
+
+
+def test_devices_of_another_platform_are_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    monkeypatch.setattr(xla_bridge, "_backends", {"atoll": client})
+    add_platform(client)
+    assert xla_bridge.canonicalize_platform("gpu") == "cuda"
+    assert xla_bridge.backends()["cuda"] is client

@@ -18,7 +18,7 @@ from atoll.security.tokens import digest
 
 EVIL, SHOWN = "\x1b]0;owned\x07\x1b[2J\u202e", r"\x1b]0;owned\x07\x1b[2J\u202e"
 ERROR = Status(13, f"{EVIL}\nline")
-DEVICE = DeviceInfo(0, EVIL, EVIL, ("device",), "device", (0, 0, 0), 0, 0, 0)
+DEVICE = DeviceInfo(0, EVIL, EVIL, (EVIL,), EVIL, (0, 0, 0), 0, 0, 0, ((EVIL, EVIL), ("core_count", 132)))
 MACHINE = MachineReport(EVIL, EVIL, EVIL, EVIL, {}, 0)
 
 

@@ -33,3 +33,12 @@ def test_devices_have_stock_jaxs_names_where_all_are_on_one_host(
     )
     reply = init_reply(Welcome(1, "", devices, (), "cpu", "", 1), 1)
     assert [(device.to_string, device.debug_string) for device in reply.all_devices] == names
+
+
+def test_attributes_of_a_platform_reach_the_client() -> None:
+    attributes = (("compute_capability", "9.0"), ("core_count", 132))
+    info = DeviceInfo(0, "NVIDIA H200", "cuda", ("device",), "device", (), 0, 0, 0, attributes)
+    (device,) = init_reply(Welcome(1, "", (VirtualDevice(0, 0, 0, info),), (), "cuda", "", 1), 1).all_devices
+    assert device.attributes.attributes["compute_capability"].string_value == b"9.0"
+    assert device.attributes.attributes["core_count"].int64_value == 132
+    assert device.to_string == "CudaDevice(id=0)"

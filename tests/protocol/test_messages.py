@@ -70,7 +70,7 @@ SAMPLES: dict[Any, Any] = {
     m.AsidePiece: m.AsidePiece(7, 1 << 30, "/state/7.piece", 1 << 31),
     PythonRules: PythonRules(read=("/data",), write=("/checkpoints",)),
     Mechanisms | None: Mechanisms(Namespaces.BY_ROOT, True, True, 3, {"landlock": "too old"}),
-    m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
+    m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0, (("core_count", 8),)),
 }
 SAMPLES[m.GroupEnds] = m.GroupEnds(7, (0, 1), (1, 2, 3, 4))
 SAMPLES[m.Free] = m.Free(1, (2, 3), True)

@@ -106,6 +106,19 @@ def add_local_cpu() -> None:
         xla_bridge._backends.setdefault("cpu", xla_bridge._init_backend("cpu"))
 
 
+def add_platform(client: Any) -> None:
+    """Register Atoll's client under the name of its devices' platform, too, such as "cuda".
+
+    JAX looks a platform up by that name where it lowers for a GPU, and scripts do in `jax.devices("gpu")` and
+    `jit(..., backend="tpu")`. CPU devices keep to "atoll", since "cpu" is the script's own. Called while JAX makes its
+    backends.
+    """
+    from jax._src import xla_bridge
+
+    if client.platform != "cpu":
+        xla_bridge._backends.setdefault(client._raw_platform, client)
+
+
 def _check_alone() -> None:
     from jax._src import distributed
 

@@ -31,8 +31,9 @@ def _make_client() -> Any:
 
     if not jax.config.jax_platforms:
         raise RuntimeError("this script does not ask for it: set JAX_PLATFORMS=atoll (or atoll,cpu)")
-    from atoll.client.backend import add_local_cpu, make_client
+    from atoll.client.backend import add_local_cpu, add_platform, make_client
 
     client = make_client()
     add_local_cpu()
+    add_platform(client)
     return client

@@ -6,7 +6,11 @@ import msgspec
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A physical device as its worker describes it. `memories` are (kind, ...) with the default first."""
+    """A physical device as its worker describes it.
+
+    `platform` is the platform's own name, such as "cuda", which JAX calls "gpu". `memories` are (kind, ...) with the
+    default first. `attributes` are those of the device that its platform has and others lack, by JAX's names.
+    """
 
     ordinal: int
     kind: str
@@ -17,6 +21,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, array_like=True):
     core_on_chip: int
     local_hardware_id: int
     memory_bytes: int
+    attributes: tuple[tuple[str, int | str], ...] = ()
 
 
 class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):

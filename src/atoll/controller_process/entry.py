@@ -43,12 +43,16 @@ def _program(definition: Any) -> Any:
     return definition if name == definition.name else replace(definition, name=name)
 
 
+def _printable(value: Any) -> Any:
+    """The value with all texts in it, also in tuples, as names."""
+    if isinstance(value, tuple):
+        return tuple(map(_printable, value))
+    return printable_name(value) if isinstance(value, str) else value
+
+
 def _structs(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """With all their texts as names."""
-    return tuple(
-        replace(each, **{f.name: printable_name(getattr(each, f.name)) for f in fields(each) if f.type is str})
-        for each in values
-    )
+    return tuple(replace(each, **{f.name: _printable(getattr(each, f.name)) for f in fields(each)}) for each in values)
 
 
 def _waits(waits: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:

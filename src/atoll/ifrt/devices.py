@@ -41,6 +41,8 @@ def init_reply(welcome: Welcome, session: int) -> Any:
             if is_one_host
             else f"AtollDevice(id={device.id}, island={device.island}, host={device.host})",
         )
+        for attribute, value in info.attributes:
+            _set(entry.attributes, attribute, value)
         _set(entry.attributes, "slice_index", device.island)
         _set(entry.attributes, "coords", list(info.coords))
         _set(entry.attributes, "core_on_chip", info.core_on_chip)

@@ -148,7 +148,7 @@ class Program:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_ends_on_all_its_devices(devices: int, compiler: XlaCompiler) -> None:
-    own = stops.stops_here()
+    own = stops.stops_here("cpu")
     argument, sequence = np.zeros(2 * devices, np.float32), 2**40 + 2 * devices
     program = Program(compiler, endless, argument, devices)
     outcome: list[str] = []
@@ -175,6 +175,6 @@ def test_a_loop_with_a_check_computes_what_it_did_without(compiler: XlaCompiler)
     assert checks(lowered(halves, np.ones(4, np.float32))) == 1
     program = Program(compiler, halves, np.ones(4, np.float32))
     expected = np.asarray(jax.jit(halves)(np.ones(4, np.float32)))
-    stops.stops_here().stop(100, "another run")  # all checks look, and pass
+    stops.stops_here("cpu").stop(100, "another run")  # all checks look, and pass
     assert np.array_equal(np.asarray(program.run(101)), expected)
     assert np.array_equal(np.asarray(program.run(102)), expected)

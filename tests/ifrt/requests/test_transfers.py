@@ -80,3 +80,9 @@ def test_an_error_travels_with_the_array_that_has_it(rig: Rig):
     check_refused(response, Code.INVALID_ARGUMENT, "cannot be copied to 1")
     payload = response.meta.status.payload["type.googleapis.com/ifrt.UserContext"]
     assert payload == b"11"  # the stack of the request that failed first
+
+
+def test_a_copy_without_a_kind_goes_to_the_default_memory(rig: Rig):
+    rig.make(1, moved(0, 1, memory="pinned_host"))
+    rig.ask("copy_arrays", arrays=[1], device_ids=[0, 1], results=[5])
+    assert rig.session.arrays.spec(5) == moved(0, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ from atoll.devices.xla.description import describe
 from atoll.devices.xla.executable import Executable
 from atoll.devices.xla.gate import Gates
 from atoll.devices.xla.jax_cache import Programs, compiling_for
+from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.profiler import begin_profile
 from atoll.devices.xla.stops import stops_here
 from atoll.errors import Code, StatusError
@@ -38,6 +41,10 @@ from atoll.protocol.messages import DeviceInfo
 from atoll.protocol.profiles import Recording
 from atoll.transfers.dtypes import numpy_dtype
 
+# What JAX, Pallas and libraries read of a device to choose kernels for it.
+_ATTRIBUTES = ("compute_capability", "core_count", "device_vendor")
+# They register what recurrent networks and Pallas call on GPUs.
+_GPU_CUSTOM_CALLS = ("jax._src.lib.gpu_rnn", "jax._src.lib.gpu_triton", "jax._src.lib.mosaic_gpu")
 _cache_hit = threading.local()
 
 
@@ -50,12 +57,14 @@ def _calling(program: bytes, options: bytes, callbacks: Callbacks) -> Source:
     return Source(program, options, len(callbacks), callbacks.channels)
 
 
-def _register_sparse_operations() -> None:
-    """JAX's custom calls for sparse matrices on CPUs, which `jax.experimental.sparse` registers where it is imported:
-    in the client. Those for GPUs come with JAX's linear algebra."""
+def _register_custom_calls() -> None:
+    """JAX's custom calls that the modules of its operations register where they are imported: in the client."""
     for platform, targets in cpu_sparse.registrations().items():
         for name, handler, version in targets:
             jax.ffi.register_ffi_target(name, handler, platform=platform, api_version=version)
+    for module in _GPU_CUSTOM_CALLS:
+        with contextlib.suppress(ImportError):  # a plug-in for GPUs need not have all
+            importlib.import_module(module)
 
 
 class XlaBackend:
@@ -71,7 +80,7 @@ class XlaBackend:
         self._island = island.devices_by_host()
         self.key_values: KeyValues | None = island.key_values()
         self.client = self.devices[0].client
-        self.platform: str = self.client.platform
+        self.platform: str = self.client._raw_platform
         self.platform_version: str = self.client.platform_version
         self.loader: ProgramLoader | None = self
         self._compiled = CompiledPrograms(programs, self.devices)
@@ -80,23 +89,24 @@ class XlaBackend:
         monitoring.register_event_listener(_note_event)
         compile_calls.register()
         addresses.register()
-        _register_sparse_operations()
+        _register_custom_calls()
         island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
-        self._stops = stops_here() if self.platform == "cpu" else None
+        self._stops = stops_here(self.platform)
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         return tuple(
             DeviceInfo(
                 ordinal,
                 device.device_kind,
-                device.platform,
+                self.platform,
                 tuple(memory.kind for memory in device.addressable_memories()),
                 device.default_memory().kind,
                 tuple(getattr(device, "coords", None) or (ordinal, 0, 0)),
                 int(getattr(device, "core_on_chip", None) or 0),
                 int(device.local_hardware_id if device.local_hardware_id is not None else ordinal),
                 int((device.memory_stats() or {}).get("bytes_limit", 0)),
+                tuple((name, value) for name in _ATTRIBUTES if (value := getattr(device, name, None)) is not None),
             )
             for ordinal, device in enumerate(self.devices)
         )
@@ -121,6 +131,8 @@ class XlaBackend:
         with context():
             source = Source(program, options) if callbacks is None else _calling(program, options, callbacks)
             prepared = prepare(source, grid, callbacks)
+            if tenant and self._stops is not None:
+                insert_checks(prepared.module, grid.size)
             _cache_hit.seen = False
             held = None
             if callbacks is not None:  # such a program is its session's alone: no cache has it
@@ -170,7 +182,7 @@ class XlaBackend:
         return Executable(loaded, description, here, ordinals, gates, held, len(flat) > len(here))
 
     def stop(self, sequence: int, text: str) -> None:
-        """Only loops on CPU devices can be stopped, in programs that a compiler process has compiled."""
+        """Only loops can be stopped, on CPUs and GPUs, in programs of tenants."""
         if self._stops is not None:
             self._stops.stop(sequence, text)
 

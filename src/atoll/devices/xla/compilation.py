@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jax._src import compiler
 from jax._src.interpreters import mlir
-from jax._src.lib import _jax, lapack
+from jax._src.lib import _jax, gpu_solver, lapack
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
@@ -23,7 +23,8 @@ from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.compile_calls import AskedClient, CompileCalls
 from atoll.protocol.messages import HostChannels
 
-_LAPACK = b"lapack_"  # what the names of linear algebra's custom calls begin with, in programs lowered elsewhere
+# What the names of custom calls have in common that use LAPACK, in programs lowered elsewhere: on CPUs, and on GPUs.
+_LAPACK, _HYBRID = b"lapack_", b"hybrid_"
 _lapack_begins = threading.Lock()
 
 
@@ -79,10 +80,12 @@ context: Callable[[], Any] = mlir.make_ir_context
 
 
 def _initialize_lapack(program: bytes) -> None:
-    """Import SciPy, on which linear algebra depends, if the program calls it."""
-    if _LAPACK in program:
-        with _lapack_begins:
+    """Take LAPACK from SciPy if the program calls it: JAX does so where it lowers, and calls without it crash."""
+    with _lapack_begins:
+        if _LAPACK in program:
             lapack._lapack.initialize()
+        if _HYBRID in program:
+            gpu_solver.initialize_hybrid_kernels()
 
 
 def load_executable(client: Any, serialized: bytes, grid: Any, host_callbacks: Sequence[Any] = ()) -> Any:

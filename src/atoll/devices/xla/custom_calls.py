@@ -1,4 +1,4 @@
-"""Custom calls of XLA's CPU devices that are Python functions of this process, by XLA's foreign function interface."""
+"""Custom calls of XLA's devices that are Python functions of this process, by XLA's foreign function interface."""
 
 from __future__ import annotations
 
@@ -92,6 +92,25 @@ class Buffers(ctypes.Structure):
     )
 
 
+class Scalar(ctypes.Structure):
+    """XLA_FFI_Scalar."""
+
+    _fields_ = (("dtype", ctypes.c_int), ("value", ctypes.c_void_p))
+
+
+class Attributes(ctypes.Structure):
+    """XLA_FFI_Attrs. Those used here are scalars."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("types", ctypes.c_void_p),
+        ("names", ctypes.c_void_p),
+        ("values", ctypes.POINTER(ctypes.POINTER(Scalar))),
+    )
+
+
 class CallFrame(ctypes.Structure):
     """The beginning of XLA_FFI_CallFrame (jaxlib's include/xla/ffi/api/c_api.h)."""
 
@@ -103,6 +122,7 @@ class CallFrame(ctypes.Structure):
         ("stage", ctypes.c_int),
         ("arguments", Buffers),
         ("results", Buffers),
+        ("attributes", Attributes),
     )
 
 
@@ -137,13 +157,13 @@ def address_of(run: Callable[[CallFrame], int | None]) -> int:
     return ctypes.cast(handler, ctypes.c_void_p).value or 0
 
 
-def register_address(target: str, address: int) -> None:
-    """Make programs on CPU devices call the function of XLA's interface at this address."""
+def register_address(target: str, address: int, platform: str = "cpu") -> None:
+    """Make programs on devices of `platform` call the function of XLA's interface at this address."""
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype = ctypes.py_object
     new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     capsule = new_capsule(address, b"xla._CUSTOM_CALL_TARGET", None)
-    xc.register_custom_call_target(target, capsule, platform="cpu", api_version=1)
+    xc.register_custom_call_target(target, capsule, platform=platform, api_version=1)
 
 
 def run_id(frame: CallFrame) -> int:

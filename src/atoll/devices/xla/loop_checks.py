@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from jax._src.lib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -68,14 +67,15 @@ def _insert(loop: Any, devices: int) -> None:
     end = list(loop.regions[0].blocks[0].operations)[-1]
     condition = end.operands[0]
     with ir.InsertionPoint(end), loop.location:
-        count = stablehlo.ConstantOp(ir.DenseElementsAttr.get(np.array(devices, np.int32)))
+        int32 = ir.IntegerType.get_signless(32)
         check = stablehlo.CustomCallOp(
             [condition.type],
-            [condition, count.result],
+            [condition],
             TARGET,
             has_side_effect=devices == 1,
-            api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _FFI),
-            backend_config=ir.DictAttr.get({}),
+            api_version=ir.IntegerAttr.get(int32, _FFI),
+            backend_config=ir.DictAttr.get({"devices": ir.IntegerAttr.get(int32, devices)}),
+            output_operand_aliases=ir.ArrayAttr.get([stablehlo.OutputOperandAlias.get([], 0, [])]),
         )
     end.operands[0] = check.results[0]
 

@@ -1,10 +1,11 @@
-"""Stops runs on CPU devices that are in a loop. XLA cannot stop a run, so programs call this module from their loops.
+"""Stops runs that are in a loop. XLA cannot stop a run, so programs call this module from their loops.
 
-`loop_checks` puts the calls in. A call takes the loop's condition and returns it, in a few instructions of machine code
-while nothing is to be stopped. Otherwise it looks up the run that calls, and ends it with an error.
+`loop_checks` puts the calls in. A call takes the loop's condition and leaves it where it is: a few instructions of
+machine code while nothing is to be stopped. Otherwise it looks up the run that calls, and ends it with an error. On
+GPUs, XLA runs a loop on the host, which reads the condition of each iteration, so a call is made on the host, too.
 
 A run on several devices ends on all of them at once: a device that waited for another in a collective would wait for
-ever. While all devices of the run are in a check, none is in a collective.
+ever. While all devices of the run are in a check, none is in a collective. A GPU has completed the iterations before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import jax
 from atoll.devices.xla import custom_calls
 
 TARGET = "atoll_loop_check"
+# The names under which XLA registers custom calls, by platform.
+XLA_PLATFORMS = {"cpu": "cpu", "cuda": "CUDA", "rocm": "ROCM"}
 # Checks look for a run for so many seconds, since it may wait for its devices. The controller asks again.
 STOP_SECONDS = 5.0
 # A device waits so many seconds in a check for the run's other devices, which may wait for it in a collective.
@@ -44,13 +47,14 @@ class _Stop:
 class Stops:
     """The runs that are to end on this process's devices: see `stops_here`."""
 
-    def __init__(self) -> None:
-        self._devices = jax.local_device_count("cpu")
+    def __init__(self, platform: str) -> None:
+        self._devices = jax.local_device_count()
         self._runs: dict[int, _Stop] = {}  # by launch ID
         self._changed = threading.Condition()
         check = custom_calls.address_of(self._check)
         self._code = _machine_code(check)
-        custom_calls.register_address(TARGET, check if self._code is None else self._code.address)
+        address = check if self._code is None else self._code.address
+        custom_calls.register_address(TARGET, address, XLA_PLATFORMS[platform])
 
     def stop(self, sequence: int, text: str) -> None:
         """End the run of this sequence number if it makes a check within `STOP_SECONDS`."""
@@ -69,16 +73,15 @@ class Stops:
             self._code.flag[0] = wanted
 
     def _check(self, frame: custom_calls.CallFrame) -> int | None:
-        """Pass the condition on, or return an error for a run that is to end. Several of XLA's threads call this."""
-        condition, devices = (frame.arguments.buffers[index].contents.data for index in range(2))
+        """Return an error for a run that is to end. Several of XLA's threads call this."""
+        devices = ctypes.c_int32.from_address(frame.attributes.values[0].contents.value).value
         with self._changed:
             if self._runs:
                 self._forget()
                 self._look(bool(self._runs))
             stop = self._runs.get(custom_calls.run_id(frame))
-            if stop is not None and self._meet(stop, min(ctypes.c_int32.from_address(devices).value, self._devices)):
+            if stop is not None and self._meet(stop, min(devices, self._devices)):
                 return custom_calls.error(frame, stop.text)
-        ctypes.memmove(frame.results.buffers[0].contents.data, condition, 1)
         return None
 
     def _meet(self, stop: _Stop, devices: int) -> bool:
@@ -93,9 +96,12 @@ class Stops:
 
 
 @cache
-def stops_here() -> Stops:
-    """Return those of this process, which are made once: XLA keeps the first function for a target."""
-    return Stops()
+def stops_here(platform: str) -> Stops | None:
+    """Return those of this process, which are made once: XLA keeps the first function for a target.
+
+    None for a platform whose devices run loops without the host.
+    """
+    return Stops(platform) if platform in XLA_PLATFORMS else None
 
 
 def launch_id(sequence: int) -> int:
@@ -135,10 +141,6 @@ def _assembled(flag: int, check: int) -> bytes:
         *(bytes((0x83, 0x7F, 0x20, custom_calls.EXECUTE)), jump),  # cmp dword [rdi + 32], EXECUTE: the stage
         b"\x48\xb8" + struct.pack("<Q", flag),  # mov rax, flag
         *(b"\x83\x38\x00", jump),  # cmp dword [rax], 0
-        b"\x48\x8b\x47\x48\x48\x8b\x00\x48\x8b\x40\x18",  # rax = the data of the first argument
-        b"\x8a\x08",  # mov cl, [rax]
-        b"\x48\x8b\x47\x70\x48\x8b\x00\x48\x8b\x40\x18",  # rax = the data of the first result
-        b"\x88\x08",  # mov [rax], cl
         b"\x31\xc0\xc3",  # xor eax, eax; ret
     ]
     length = sum(2 if line == jump else len(line) for line in lines)
