@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from benchmarks.elastic.command import elastic
+from benchmarks.gpu import gpu
 from benchmarks.micro.command import micro
 from benchmarks.paper.command import add_to
 from benchmarks.suspension import suspension
@@ -19,4 +20,5 @@ bench = typer.Typer(
 bench.command(help="Dispatch, transfers, memory and starts: what the least of each costs.")(micro)
 bench.command(help="A training that loses islands and gets them back, beside stock JAX.")(elastic)
 bench.command()(suspension)
+bench.command()(gpu)
 add_to(bench)

@@ -1,0 +1,12 @@
+"""The page on GPUs and its results."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.gpu import RESULTS, table
+from benchmarks.harness.backends import ROOT
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    assert table(json.loads(RESULTS.read_text())) in (ROOT / "docs" / "gpus.md").read_text()
