@@ -131,3 +131,21 @@ def test_a_session_whose_programs_wait_with_too_many_nodes_ends():
         play.proxy(play.session, msgspec.structs.replace(part, program=number))
     assert play.session in play.controller.sessions
     assert "nodes of this session's programs wait" in closing_of(play, part)
+
+
+@pytest.mark.parametrize(("nodes", "at_once"), [(1, 4), (16, 1)])
+def test_of_many_small_programs_few_are_lowered_in_one_turn(nodes: int, at_once: int):
+    play = Slow()
+    session = play.controller.sessions[play.session]
+    known = len(session.programs)
+    for number in range(100, 120):
+        play.proxy(play.session, m.RegisterProgram(number, chain_of(nodes)))
+    play.proxy(play.session, m.Await(8, ()))
+    assert len(session.programs) == known + at_once
+    sent = play.turn()
+    assert len(session.programs) <= known + at_once + 4
+    assert m.Awaited(8, OK) not in sent
+    assert m.Awaited(8, OK) in play.outbox()
+    assert len(session.programs) == known + 20
+    play.proxy(play.session, m.RegisterProgram(120, chain_of(nodes)))
+    assert len(session.programs) == known + 21

@@ -387,6 +387,7 @@ class Controller:
             self._state.remains.proceed(event.steps)
             self._requests.proceed()
             self._inboxes.proceed(event.steps)
+        self._inboxes.turn_ended()
         self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.release_delayed()

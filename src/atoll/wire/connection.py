@@ -34,8 +34,9 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 _log = logging.getLogger(__name__)
 
 _READ_SIZE = 64 * 1024
-# Of a connection that was accepted: the loop does nothing else until the messages of a read are handled.
-_ACCEPTED_READ_SIZE = 16 * 1024
+# Of a connection that was accepted: the loop does nothing else until the messages of a read are handled. After a read
+# of so many bytes, the next read is in the next turn of the loop. uvloop would do up to 32 of them in one turn.
+ACCEPTED_READ_SIZE = 4 * 1024
 MAX_UNSENT = 256 * 1024 * 1024
 _CLOSE_SECONDS = 5.0  # for what is queued to leave: a peer that is silent would be waited for for minutes
 
@@ -95,7 +96,8 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = self._new_decoder(message_type)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._read_buffer = bytearray(_READ_SIZE if unauthenticated is None else _ACCEPTED_READ_SIZE)
+        self._full_read = 0 if unauthenticated is None else ACCEPTED_READ_SIZE  # bytes; 0: all reads are alike
+        self._read_buffer = bytearray(self._full_read or _READ_SIZE)
         self._read_view = memoryview(self._read_buffer)
         self._outgoing = bytearray()
         self._flush_scheduled = False
@@ -240,6 +242,13 @@ class Connection(asyncio.BufferedProtocol):
             self._break(f"handling a message of {self.name} failed: {error}")
         if self.on_read is not None:
             self.on_read()
+        if nbytes == self._full_read and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _link(self, content: memoryview) -> None:
         message = decode_link(content)
@@ -251,6 +260,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         transport = self._transport
+        self._full_read = 0
         if isinstance(error, OSError) and not (self._closed or transport is None or isinstance(transport, TlsLayer)):
             read_what_is_left(transport, self)
         if isinstance(error, ssl.SSLError):

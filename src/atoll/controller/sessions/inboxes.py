@@ -28,9 +28,13 @@ _STEPS_PER_MESSAGE = 16
 _ITEMS_PER_STEP = 4
 # Of messages that are handled at once.
 _SMALL_ITEMS = 16
+# Programs, and as many nodes each, that are handled at once in one turn. A program takes a millisecond.
+_MOST_AT_ONCE = 4
+_NODES_AS_A_PROGRAM = 8
 # Handles that are released, or become errors, at a time.
 _MOST_HANDLES = 256
 
+_OF_PROGRAMS = frozenset((m.ProgramPart, m.RegisterProgram))
 # How many items a message has, by type, of those that take long to handle: nodes, or 16 handles each.
 _ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
     m.ProgramPart: lambda message: len(message.definition.nodes),
@@ -46,7 +50,7 @@ def _steps_of(message: Any) -> int:
 
 
 def _nodes_of(message: Any) -> int:
-    return len(message.definition.nodes) if type(message) in (m.ProgramPart, m.RegisterProgram) else 0
+    return len(message.definition.nodes) if type(message) in _OF_PROGRAMS else 0
 
 
 def _divided(message: Any) -> tuple[Any, Any]:
@@ -77,6 +81,7 @@ class Inboxes:
         self._turns: Turns[Any] = Turns()
         self.waiting = self._turns.waiting
         self._nodes: Counter[int] = Counter()
+        self._at_once = 0  # programs, and their nodes as programs, that were handled at once in this turn
 
     def received(self, number: int, message: Any) -> None:
         """Handle a message of the session's proxy, now or when its turn comes."""
@@ -85,7 +90,7 @@ class Inboxes:
             return
         if not session.in_steps and number not in self.waiting:
             items = _ITEMS.get(type(message))
-            if items is None or items(message) <= _SMALL_ITEMS:
+            if items is None or (items(message) <= _SMALL_ITEMS and self._fits(message)):
                 self._handle(session, message)
                 return
         elif type(message) is m.Pong:
@@ -99,6 +104,17 @@ class Inboxes:
         elif len(self.waiting[number]) > MAX_WAITING:
             text = f"{MAX_WAITING} messages of this session wait for its large programs: at most as many may"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
+
+    def _fits(self, message: Any) -> bool:
+        """Return whether this turn may handle a message at once, beside the others that it has handled."""
+        if type(message) not in _OF_PROGRAMS:
+            return True
+        self._at_once += 1 + _nodes_of(message) // _NODES_AS_A_PROGRAM
+        return self._at_once <= _MOST_AT_ONCE
+
+    def turn_ended(self) -> None:
+        """Note that messages which come from now on are of the next turn."""
+        self._at_once = 0
 
     def proceed(self, steps: int) -> None:
         """Handle messages of the sessions in turn, at least one, until they count as so many steps."""

@@ -53,6 +53,9 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._read, self._write = self._tls.read, self._tls.write
         self._encrypted = memoryview(bytearray(_READ_SIZE))
         self._plain = memoryview(b"")  # the protocol's buffer, which is always the same
+        self._is_paused = False  # by the protocol
+        self._is_lost = False  # and what has arrived is delivered at once
+        self._is_paused = False  # by the protocol
         self._error: Exception | None = None
         self._transport: asyncio.Transport
         self._seconds = seconds
@@ -98,6 +101,10 @@ class TlsLayer(asyncio.BufferedProtocol):
         if self._on_secured is not None:
             self._fail(error or ConnectionResetError())
         elif self.protocol is not None:
+            self._is_lost = True
+            if self._is_paused:
+                self._is_paused = False
+                self._deliver()
             if isinstance(error, OSError) and self._error is None:
                 read_what_is_left(self._transport, self)
             self.protocol.connection_lost(self._error or error)
@@ -168,6 +175,8 @@ class TlsLayer(asyncio.BufferedProtocol):
                     self._transport.close()
                     return
                 take(count)
+                if self._is_paused:
+                    break
                 if count < size and incoming.pending < _LEAST_RECORD:
                     break
         except ssl.SSLWantReadError:
@@ -194,6 +203,24 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._send(self._outgoing.read())
+
+    def pause_reading(self) -> None:
+        """Deliver nothing more, and read nothing, until `resume_reading`."""
+        if not (self._is_paused or self._is_lost):
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_paused:
+            return
+        self._is_paused = False
+        if self._tls.pending() or self._incoming.pending >= _LEAST_RECORD:
+            self._deliver()
+        if not (self._is_paused or self._transport.is_closing()):
+            self._transport.resume_reading()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()
