@@ -213,6 +213,45 @@ def test_a_host_that_is_lost_in_a_static_run_fails_the_launch(play, lost, asked)
     assert all(gang.ticket.session != play.session for gang in play.controller.launcher.in_flight.values())
 
 
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_island_has_begun_it(play, begun):
+    first, second = launched(play)
+    behind, behind_second = launched(play, 30)
+    play.lose(1, "killed")
+    messages = play.outbox()
+    assert m.Yield(play.session) in messages
+    assert m.DropRun(play.session, first.sequence) in messages, "it was the first on the lost island"
+    answer = m.Yielded(play.session, ((first.sequence, 1), (behind.sequence, begun)))
+    messages = play.report(0, answer)
+    errors = [play.controller.sessions[play.session].directory.entries[handle].error for handle in (20, 30)]
+    assert errors[0] is not None
+    assert "(its hosts had started it) (in step)" in errors[0].message
+    play.report(0, progress(first, is_over=True))
+    if begun:
+        assert m.DropRun(play.session, behind.sequence) in messages
+        assert errors[1] is not None
+        assert "host 1 of island 1 is gone" in errors[1].message
+        assert "(hosts of other islands had begun it) (in step)" in errors[1].message
+        return
+    assert errors[1] is None
+    assert m.Limit(play.session, ((behind.sequence, 0),)) in messages
+    messages = play.report(0, progress(behind, is_over=True))
+    messages += play.say(m.LossAcknowledged((1,))) + play.join_again(1)
+    again = {each.host_feeds for each in runs(messages)}
+    assert again.isdisjoint({behind_second.host_feeds, second.host_feeds}), "what was sent before is for nobody"
+    awaited(play, 30)
+    while not any(isinstance(message, m.Awaited) for message in messages):
+        sequences = [each.sequence for each in runs(messages)]
+        sequences += [number for each in messages if isinstance(each, m.Dispatch) for number, _ in each.units]
+        messages = [
+            message
+            for sequence in sequences
+            for message in play.done(sequence, host=play.controller.launcher.in_flight[sequence].hosts[0])
+        ]
+        assert sequences
+    assert m.Awaited(30, Status()) in messages
+
+
 def test_a_failure_reaches_all_hosts_of_the_run(play):
     first, second = launched(play)
     awaited(play, 20)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import atoll
 from atoll.cluster.settings import Dispatch
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
@@ -24,8 +25,8 @@ LARGE = 1 << 20  # numbers of 8 bytes: more than the buffers of a socket
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
-    """Two islands of one device each."""
-    return start_cluster(islands="2x1x1")
+    """Two islands of one device each, on which a session's programs are granted to hosts at once."""
+    return start_cluster(islands="2x1x1", static_seconds=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,20 @@ def move() -> None:
     state["results"] = [loop, made, state["double"](jax.device_put(made, jax.devices()[1]))]
 
 
+def step_twice() -> None:
+    """Launch a program twice that hosts of both islands run by themselves, on an array of the second island."""
+    double, (here, there) = state["double"], jax.devices()
+
+    @atoll.program
+    def step(x: Any) -> Any:
+        for _ in range(3):
+            x = double(jax.device_put(double(jax.device_put(x, here)), there))
+        return x
+
+    step, x = state.setdefault("step", (step, jax.device_put(np.arange(3.0), there)))
+    state["results"] = [step(x), step(x)]
+
+
 def sums() -> list[float | str]:
     """The sum of each result, or its error."""
     found: list[float | str] = []
@@ -113,6 +128,21 @@ def test_launches_that_arrive_while_their_island_restarts_run_afterwards(cluster
     cluster.until(lambda report: report["islands"][0]["restarts"] > restarts, SECONDS)
     user.finish(SECONDS)
     assert user.call(sums, seconds=SECONDS) == [5.0 * LARGE, 15.0]
+    is_back(cluster)
+
+
+def test_a_run_that_was_granted_to_hosts_behind_another_runs_after_the_restart(cluster, user):
+    user.call(step_twice)
+    assert user.call(sums) == [3.0 * 2**6] * 2
+    worker = cluster.worker(0)
+    worker.send_signal(signal.SIGSTOP)
+    user.begin(step_twice)
+    in_flight(cluster, 2)
+    worker.kill()
+    user.finish(SECONDS)
+    first, second = user.call(sums, seconds=SECONDS)
+    assert "(its hosts had started it) (in step)" in first
+    assert second == 3.0 * 2**6
     is_back(cluster)
 
 

@@ -61,8 +61,11 @@ class Failures:
         self._scheduler.pause(island)
         self._launcher.irregular.island_lost(island, status)
         hosts = set(self._resources.hosts_of(island))
-        survivors = Survivors(island, hosts, self._launcher.in_flight, self._sessions)
+        survivors = Survivors(
+            island, hosts, self._launcher.in_flight, self._sessions, self._launcher.static_runs.has_begun
+        )
         survivors.judge(self._launches_of(island))
+        self._launcher.static_runs.island_lost(island, survivors.granted, status)
         self._launcher.run_again(survivors.sent)
         for launch in survivors.waiting:
             self._launcher.await_again(launch, hosts)
@@ -74,7 +77,10 @@ class Failures:
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.finish(gang)
+        granted = set(map(id, survivors.granted))
         for gang in [*self._launcher.in_flight.values(), *self._committed()]:
+            if id(gang.run.launch) in granted:
+                continue
             # What was sent may be lost on its way, though the sender had done its part; or it could not be sent.
             depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
             if depends_on_it and any(other.island == island for other in gang.ticket.gangs):

@@ -304,20 +304,24 @@ class Launcher:
             if made.result >= 0:
                 entry.spec = program.result_specs[made.result]
                 directory.add(message.results[made.result], entry)
-        host_feeds = self._next_own if program.host_feeds else 0
-        self._next_own += program.host_feeds
         return Launch(
             session.number,
             program,
             message.arguments,
             message.results,
             message.feeds,
-            host_feeds,
+            self.number_feeds(program),
             entries,
             credits=message.credits,
             seconds=self._outbox.seconds,
             is_static=is_static,
         )
+
+    def number_feeds(self, program: RegisteredProgram) -> int:
+        """Return the first of new numbers for the program's feeds between hosts."""
+        first = self._next_own if program.host_feeds else 0
+        self._next_own += program.host_feeds
+        return first
 
     def make_entries(self, session: Session, launch: Launch, context: int, values: Sequence[int]) -> None:
         """Make the entries of these values of a large launch."""

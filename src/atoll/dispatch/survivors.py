@@ -9,12 +9,15 @@ A launch outlives it if everything that it needs still exists, and if it had not
 
 A launch that waits in line stays there. A launch that was sent joins the lines again, at the place that it had, before
 its session's later launches. It takes part in no transfer to another island, so no other host knows of it. Of what was
-sent, launches that call Python, that depend on data, or that hosts run by themselves do not outlive the loss.
+sent, launches that call Python or depend on data do not outlive the loss.
+
+A static run was sent to several islands at once. It may outlive the loss if it stood behind another one on the island.
+`promises.static_runs` asks the hosts of its other islands, and it joins the lines if none of them has begun it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from atoll.cluster.locations import HostDevice
 from atoll.scheduling.buffer_directory import Entry
@@ -30,6 +33,7 @@ class Survivors:
       hosts: its hosts.
       in_flight: all gangs that are in flight, in the order in which they were started.
       sessions: all sessions, by number.
+      has_begun: whether hosts of an island may have begun a launch that they run by themselves.
     """
 
     def __init__(
@@ -38,14 +42,17 @@ class Survivors:
         hosts: set[int],
         in_flight: Mapping[int, Gang[GangRun]],
         sessions: Mapping[int, Session],
+        has_begun: Callable[[Launch, int], bool],
     ) -> None:
         self.waiting: list[Launch] = []  # in line
         self.sent: list[Launch] = []  # to the island
+        self.granted: list[Launch] = []  # to hosts that run them by themselves, and may not have begun
         self.lost: list[tuple[Launch, str]] = []  # with the reason
         self._island = island
         self._hosts = hosts
         self._in_flight = in_flight
         self._sessions = sessions
+        self._has_begun = has_begun
         self._running = self._find_running()
         self._remade: set[int] = set()  # ids of entries
 
@@ -53,11 +60,13 @@ class Survivors:
         """Decide which of these launches survive. An earlier launch of a session comes before a later one."""
         for launch in launches:
             was_sent = any(ticket.committed or gang.run.started for ticket in launch.tickets for gang in ticket.gangs)
-            reason = self._loss(launch, was_sent or bool(launch.begun))
+            was_sent = was_sent or bool(launch.begun)
+            reason = self._loss(launch, was_sent)
             if reason:
                 self.lost.append((launch, reason))
                 continue
-            (self.sent if was_sent or launch.begun else self.waiting).append(launch)
+            group = self.waiting if not was_sent else self.granted if launch.is_static else self.sent
+            group.append(launch)
             self._remade.update(map(id, launch.entries[launch.program.arguments :]))
 
     def will_make(self, entry: object) -> bool:
@@ -89,14 +98,18 @@ class Survivors:
         known = set(session.functions.values())
         if not known.issuperset(program.functions):
             return "a function of it was released"
-        return self._loss_of_sent(session, launch) if was_sent else ""
+        if not was_sent:
+            return ""
+        if launch.is_static:
+            sequences = {gang.sequence for ticket in launch.tickets for gang in ticket.gangs}
+            may_run = self._has_begun(launch, self._island) or not self._running.isdisjoint(sequences)
+            return "its hosts had started it" if may_run else ""
+        return self._loss_of_sent(session, launch)
 
     def _loss_of_sent(self, session: Session, launch: Launch) -> str:
         program = launch.program
         if program.islands != (self._island,):
             return "hosts of other islands may have begun it"
-        if launch.is_static or any(ticket.is_static for ticket in launch.tickets):
-            return "its hosts had started it"
         if program.is_late or launch.promise is not None or launch.part_of is not None:
             return "it was sent there, and depends on Python or on data"
         for gang in (gang for ticket in launch.tickets for gang in ticket.gangs):

@@ -11,6 +11,7 @@ from atoll.promises.large_plans import LargePlans
 from atoll.promises.static_programs import StaticProgram
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.dispatch_units import Unit
+from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session
@@ -66,11 +67,15 @@ class StaticRun:
 
 @dataclass(slots=True, eq=False)
 class TakenBack:
-    """Runs of a session whose hosts were asked how far they have come: what they have answered, by sequence."""
+    """Runs of a session whose hosts were asked how many segments they have started. The answers are by sequence.
+
+    `lost` are runs that one island has lost before it had started them, by number, with the reason.
+    """
 
     runs: list[StaticRun]
     asked: set[int]
     started: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, Status] = field(default_factory=dict)
 
 
 class Launching(Protocol):
@@ -83,6 +88,9 @@ class Launching(Protocol):
 
     def reserve_numbers(self, count: int = 1) -> int:
         """The first of so many sequence numbers."""
+
+    def number_feeds(self, program: RegisteredProgram) -> int:
+        """The first of the numbers of its feeds between hosts."""
 
     def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
         """Of a node that is launched by itself; its gangs have the numbers from `first` on."""

@@ -15,12 +15,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import invalid
+from atoll.errors import Status, invalid
 from atoll.promises.static_charges import StaticCharges
 from atoll.promises.static_programs import IslandPart, StaticProgram, static_program
 from atoll.promises.static_run import Launching, StaticRun, TakenBack
@@ -200,13 +200,11 @@ class StaticRuns:
         """Runs on islands where others have something ready are taken back."""
         crowded = self._scheduler.crowded
         for session in sorted(crowded):
-            if session not in self._taken_back:
-                self._take_back(session)
+            if session not in self._taken_back and session in self._sessions:  # else its hosts drop all of it
+                self._decide(session, self._take_back(session))
         crowded.clear()
 
-    def _take_back(self, session: int) -> None:
-        if session not in self._sessions:
-            return  # its hosts drop all of it
+    def _take_back(self, session: int) -> TakenBack:
         runs = [
             run
             for run in self._runs.values()
@@ -219,7 +217,7 @@ class StaticRuns:
         taken_back = self._taken_back[session] = TakenBack(runs, asked)
         for host in sorted(asked):
             self._to_host(host, m.Yield(session))
-        self._decide(session, taken_back)
+        return taken_back
 
     def _under_way(self, gang: Gang[GangRun]) -> set[int]:
         """Its hosts that have been sent it, and have not ended it."""
@@ -237,6 +235,32 @@ class StaticRuns:
             taken_back.started.update(message.runs)
             self._decide(message.session, taken_back)
 
+    def has_begun(self, launch: Launch, island: int) -> bool:
+        """Return whether the island's host may have started a gang of the launch."""
+        run = self._runs[launch.tickets[0].number]
+        granted = run.limits is not None and run.limits[island] > 0
+        return granted or run.has_ended(island) or run.gangs[island].run.device_ns > 0
+
+    def island_lost(self, island: int, launches: Sequence[Launch], status: Status) -> None:
+        """Take runs back that had not started on an island that is lost.
+
+        If no other island has begun such a run, all of its launch joins the lines. Otherwise the launch fails.
+        """
+        for launch in launches:
+            run, session = self._runs[launch.tickets[0].number], launch.session
+            gang = run.gangs[island]
+            if run.limits is not None:
+                if gang.run.started:
+                    self._is_over(run, gang)
+                continue
+            taken_back = self._taken_back.get(session) or self._take_back(session)
+            taken_back.lost[run.first] = status
+            if gang.run.started:
+                run.held.discard(island)
+                gang.run.hosts_left.clear()
+                self._leave(run, gang)
+                run.returned.append(gang)
+
     def hosts_lost(self, hosts: set[int]) -> None:
         """They answer no more."""
         for session, taken_back in list(self._taken_back.items()):
@@ -247,23 +271,48 @@ class StaticRuns:
         """Once all have answered: up to where each island runs by itself after all."""
         if taken_back.asked:
             return
+        while True:
+            runs = [run for run in taken_back.runs if run.launch.error is None]
+            limits = self._limits_of(runs, taken_back)
+            lost = (run for run in runs if run.first in taken_back.lost)
+            begun = next((run for run in lost if any(limits[run.first].values())), None)
+            if begun is None:
+                break
+            why = taken_back.lost[begun.first]
+            text = f"{why.message} (hosts of other islands had begun it)"
+            self._launching.fail(begun.launch, Status(why.code, text, why.payloads).within(begun.launch.program.name))
         del self._taken_back[session]
-        runs = [run for run in taken_back.runs if run.launch.error is None]
+        for run in runs:
+            run.limits = limits[run.first]
+            run.make_entries()
+        self._limit(runs, session)
+        for run in runs:
+            if run.first in taken_back.lost:
+                self._renew_feeds(run, taken_back.lost[run.first])
+            for island in sorted(run.held):
+                self.start(run.gangs[island])
+            run.held.clear()
+
+    def _limits_of(self, runs: Sequence[StaticRun], taken_back: TakenBack) -> dict[int, dict[int, int]]:
+        """Return up to where each island runs by itself, for each run by its number."""
+        found = {}
         begun: set[int] = set()  # islands on which a later run has begun: those before it run to their ends
         for run in reversed(runs):
-            limits = run.limits = {}
+            limits = found[run.first] = dict[int, int]()
             for island, gang in run.gangs.items():
-                is_all = run.has_ended(island) or island in begun
+                is_all = (run.has_ended(island) and gang not in run.returned) or island in begun
                 count, started = len(run.program.parts[island].gangs), taken_back.started.get(gang.sequence, 0)
                 limits[island] = count if is_all else min(max(0, started), count)
             run.program.close(limits)
             begun |= {island for island, limit in limits.items() if limit}
-            run.make_entries()
-        self._limit(runs, session)
-        for run in runs:
-            for island in sorted(run.held):
-                self.start(run.gangs[island])
-            run.held.clear()
+        return found
+
+    def _renew_feeds(self, run: StaticRun, status: Status) -> None:
+        """Hosts have no use for what a lost island may have sent them of the run: it sends all of that once more."""
+        for gang in run.gangs.values():
+            for host, feeds in gang.run.incoming():
+                self._to_host(host, m.FailFeeds(run.launch.session, feeds, status))
+        run.launch.host_feeds = self._launching.number_feeds(run.launch.program)
 
     def _limit(self, runs: list[StaticRun], session: int) -> None:
         """Tells hosts that wait for it up to which segments they go on by themselves."""
