@@ -10,6 +10,7 @@ import pytest
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, Program, Transfer
 from atoll.protocol import messages as m
+from atoll.scheduling.in_flight import BUSY_NS
 from atoll.scheduling.tallies import counts_of
 from tests.controller.play import BROKEN, Play, on, runs
 
@@ -288,6 +289,21 @@ def there_and_back() -> tuple[Transfer | Call, ...]:
         Transfer((2,), (on(1),), False, reshard=True),
         Call(1, (2,), (on(0),), (0,)),
     )
+
+
+def test_the_memory_of_granted_runs_goes_with_their_session(play):
+    play.with_function(2, (1,))
+    play.say(m.RegisterProgram(7, Program("busy", (), (Call(2, (), (on(1),), (1,)),), (0,))))
+    busy: list[int] = []
+    while play.controller.scheduler.statistics(1).busy_ns < BUSY_NS:  # then island 1 has no room
+        (run,) = runs(play.say(m.Launch(7, (), (100 + len(busy),), ())))
+        busy.append(run.sequence)
+    (first,), (second,) = launched(play), launched(play, 30)
+    play.close(play.session)
+    for run in (first, second):
+        play.report(0, progress(run, is_over=True))
+    play.done(*busy, host=1)
+    assert not any(play.controller.memory.used.values())
 
 
 def test_hosts_of_a_closed_session_await_nothing_that_will_not_be_sent(play):

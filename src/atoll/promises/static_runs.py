@@ -150,7 +150,9 @@ class StaticRuns:
         """A run there has ended: the one behind it has all of its memory for itself."""
         for run in self._runs.values():
             gang = run.gangs.get(island)
-            if gang is not None and run.launch.session == session and gang.keeps_order and not run.has_ended(island):
+            if gang is None or (gang.ticket.dropped and not gang.run.started):  # its session has closed
+                continue
+            if run.launch.session == session and gang.keeps_order and not run.has_ended(island):
                 whole, will_run = run.program.parts[island].whole, run.limits is None or run.limits[island]
                 if gang.run.spec is not whole and will_run:
                     gang.run.spec = whole
