@@ -107,7 +107,7 @@ def add_local_cpu() -> None:
 
 
 def add_platform(client: Any) -> None:
-    """Register Atoll's client under the name of its devices' platform, too, such as "cuda".
+    """Register Atoll's client also under the name of its devices' platform, such as "cuda".
 
     JAX looks a platform up by that name where it lowers for a GPU, and scripts do in `jax.devices("gpu")` and
     `jit(..., backend="tpu")`. CPU devices keep to "atoll", since "cpu" is the script's own. Called while JAX makes its

@@ -41,7 +41,7 @@ from atoll.protocol.messages import DeviceInfo
 from atoll.protocol.profiles import Recording
 from atoll.transfers.dtypes import numpy_dtype
 
-# What JAX, Pallas and libraries read of a device to choose kernels for it.
+# Attributes that JAX, Pallas and libraries read to choose kernels for a device.
 _ATTRIBUTES = ("compute_capability", "core_count", "device_vendor")
 # They register what recurrent networks and Pallas call on GPUs.
 _GPU_CUSTOM_CALLS = ("jax._src.lib.gpu_rnn", "jax._src.lib.gpu_triton", "jax._src.lib.mosaic_gpu")

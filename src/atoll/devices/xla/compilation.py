@@ -23,7 +23,7 @@ from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.compile_calls import AskedClient, CompileCalls
 from atoll.protocol.messages import HostChannels
 
-# What the names of custom calls have in common that use LAPACK, in programs lowered elsewhere: on CPUs, and on GPUs.
+# Parts of the names of custom calls that use LAPACK, on CPUs and on GPUs, in programs lowered elsewhere.
 _LAPACK, _HYBRID = b"lapack_", b"hybrid_"
 _lapack_begins = threading.Lock()
 

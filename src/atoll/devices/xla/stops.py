@@ -1,8 +1,8 @@
 """Stops runs that are in a loop. XLA cannot stop a run, so programs call this module from their loops.
 
 `loop_checks` puts the calls in. A call takes the loop's condition and leaves it where it is: a few instructions of
-machine code while nothing is to be stopped. Otherwise it looks up the run that calls, and ends it with an error. On
-GPUs, XLA runs a loop on the host, which reads the condition of each iteration, so a call is made on the host, too.
+machine code while nothing is to be stopped. Otherwise it looks up the run that calls, and ends it with an error. XLA
+also runs the loops of GPUs on the host, which reads the condition of each iteration, so a call is made on the host.
 
 A run on several devices ends on all of them at once: a device that waited for another in a collective would wait for
 ever. While all devices of the run are in a check, none is in a collective. A GPU has completed the iterations before.
