@@ -181,6 +181,25 @@ def test_a_launch_over_two_islands_outlives_the_loss_of_one_unless_the_other_may
     assert m.Awaited(5, OK) in play.done(receive.sequence, host=1)
 
 
+def test_a_launch_that_waits_for_python_on_another_island_waits_on():
+    play = Play("2x1x1")
+    play.with_function(1, (1,))
+    python = single("python", (), Call(1, (), (on(1),), (1,), stream=1))
+    play.say(m.RegisterProgram(6, python))
+    play.say(m.RegisterProgram(3, single("move", (on(1),), Transfer((0,), (on(0),), reshard=True))))
+    (call,) = runs(play.say(m.Launch(6, (), (10,), ())))
+    assert runs(play.say(m.Launch(3, (10,), (11,), ()))) == []
+    play.lose(0, "killed")
+    play.say(m.LossAcknowledged((0,)))
+    play.join_again(0)
+    receive, send = runs(play.done(call.sequence, host=1))
+    assert (send.arguments, receive.results) == ((10,), (11,))
+    play.done(send.sequence, host=1)
+    play.done(receive.sequence)
+    entry = play.controller.sessions[play.session].directory.entries[11]
+    assert (entry.ready, entry.error) == (True, None)
+
+
 # ---- bytes of clients
 
 
