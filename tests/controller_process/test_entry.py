@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import typing
 from typing import Any
 
@@ -52,6 +53,24 @@ def test_what_a_terminal_would_obey_does_not_enter(message):
     before, after = strings(message), strings(clean(message))
     assert before.count(EVIL) == after.count(SHOWN) > 0
     assert after.replace("\n", "").isprintable()
+
+
+def test_cleaning_many_devices_takes_few_calls():
+    """Calls are counted, since time depends on the machine. It takes 100 calls to list the fields of a device."""
+    message = m.WorkerReady(0, 0, (DEVICE,) * 1000, "cpu", "1", "unix:/x", 1)
+    clean(message)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        clean(message)
+    finally:
+        sys.setprofile(None)
+    assert calls < 100 * len(message.devices)
 
 
 def test_a_token_becomes_its_digest():
