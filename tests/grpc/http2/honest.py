@@ -1,0 +1,55 @@
+"""An honest client beside hostile ones, in a process of its own: `python -m tests.grpc.http2.honest PATH`.
+
+The server echoes its messages. For each line that it reads, it prints the number of calls since the line before, and
+two times of the longest call in milliseconds: all of it, and that in which this process was ready and had no CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from atoll.grpc.http2 import frames
+from tests.grpc.http2.http2_peer import REQUEST, Peer, frame, message
+
+PAUSE = 0.002  # between two calls: it is to notice stalls, not to keep the machine busy
+
+
+def waited() -> float:
+    """Return the seconds for which this thread was ready and had no processor."""
+    with open("/proc/thread-self/schedstat") as file:
+        return int(file.read().split()[1]) / 1e9
+
+
+def main() -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def read() -> None:
+        for _ in sys.stdin:
+            asked.set()
+        over.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    count, longest, delay, total = 0, 0.0, 0.0, 0
+    with Peer(sys.argv[1]) as peer:
+        peer.send(peer.headers(1, REQUEST))
+        print("ready", flush=True)
+        while not over.wait(PAUSE):
+            begin, before = time.monotonic(), waited()
+            peer.send(frame(frames.DATA, 0, 1, message(b"honest")))
+            assert peer.body(1, 11) == message(b"honest")
+            seconds = time.monotonic() - begin
+            count, total = count + 1, total + 1
+            if seconds > longest:
+                longest, delay = seconds, waited() - before
+            if asked.is_set():
+                asked.clear()
+                print(count, f"{1000 * longest:.1f} {1000 * delay:.1f}", flush=True)
+                count, longest, delay = 0, 0.0, 0.0
+            if total % 1000 == 0:
+                peer.send(frames.window_update(0, 11_000), frames.window_update(1, 11_000))
+
+
+if __name__ == "__main__":
+    main()
