@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from atoll.controller_process.collector import SECONDS, YOUNG, Collector
+from atoll.controller_process.collector import LAST_LOOKS, SECONDS, YOUNG, Collector
 
 
 class Cycle:
@@ -87,13 +87,13 @@ def test_what_becomes_garbage_late_is_found_when_all_is_looked_at(collector: Col
     collector.start()
     late = Cycle()
     garbage = weakref.ref(late)
-    made = []
-    for _ in range(20):
-        made.append([[] for _ in range(YOUNG)])
-        collector.turn_ended(1000.0)
+    for seconds in range(2 * LAST_LOOKS):
+        collector.turn_ended(float(seconds))
     del late
-    collector.turn_ended(2000.0)
+    collector.collect_all()
+    assert garbage() is not None, "an idle controller does not look at everything again and again"
+    for seconds in range(2 * LAST_LOOKS, 4 * LAST_LOOKS):
+        collector.turn_ended(float(seconds))
     assert garbage() is not None
     collector.collect_all()
     assert garbage() is None
-    assert made

@@ -16,6 +16,8 @@ YOUNG = 1_000
 SECONDS = 0.02
 # Of so many collections, one looks also at what the others left, for the last time.
 _PER_LAST_LOOK = 4
+# Such last looks until it is worth looking at everything again, which takes 30 to 50 ms.
+LAST_LOOKS = 64
 
 
 class Collector:
@@ -25,7 +27,7 @@ class Collector:
         self._is_started = False
         self._due = 0.0
         self._collections = 0  # since the last one that looked also at what the others left
-        self._has_kept = False  # something that no collection looks at, since all was looked at
+        self._last_looks = 0  # since everything was looked at
 
     def start(self) -> None:
         """Take over from Python, and look at nothing that has been made until now: modules, for the most part."""
@@ -47,11 +49,12 @@ class Collector:
     def _look_at_the_rest(self) -> None:
         gc.collect()
         gc.freeze()
-        self._collections, self._has_kept = 0, True
+        self._collections = 0
+        self._last_looks += 1
 
     def collect_all(self) -> None:
-        """Look at everything, modules included, if something was left out since the last time. It may take 50 ms."""
-        if self._is_started and self._has_kept:
+        """Look at everything, modules included, if much was left out since the last time."""
+        if self._last_looks >= LAST_LOOKS:
             gc.unfreeze()
             self._look_at_the_rest()
-            self._has_kept = False
+            self._last_looks = 0

@@ -107,7 +107,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 class Honest:
-    """A client that has small messages echoed, in a process of its own: see `honest`."""
+    """The process of an honest client: see `honest`."""
 
     def __init__(self, path: str) -> None:
         self._process = subprocess.Popen(
