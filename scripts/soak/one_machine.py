@@ -32,6 +32,7 @@ class OneMachine:
         environment |= {"ATOLL_CACHE_DIR": str(self._folder / "programs")}
         self._environment = environment
         self._shared_before = set(SHARED.glob("atoll-*"))
+        self._pids: set[int] = set()  # of all processes that it has started itself, among them all clients
 
     def begin(self) -> None:
         up = ("up", "--islands", self._islands, "--device-memory", "512MiB")
@@ -39,10 +40,17 @@ class OneMachine:
 
     def atoll(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "atoll.operate.command", *arguments]
-        ended = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=180)
-        if ended.returncode:
-            raise SoakError(f"atoll {' '.join(arguments)} failed: {ended.stderr}")
-        return ended.stdout
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=self._environment, stdout=pipe, stderr=pipe, text=True) as process:
+            self._pids.add(process.pid)
+            try:
+                stdout, stderr = process.communicate(timeout=180)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise SoakError(f"atoll {' '.join(arguments)} failed: {stderr}")
+        return stdout
 
     def start_user(self, number: int, arguments: Sequence[str], errors: IO[str]) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
@@ -56,6 +64,7 @@ class OneMachine:
             bufsize=1,
             start_new_session=True,
         )
+        self._pids.add(process.pid)
         return process, ""
 
     def pid_of(self, user: UserProcess) -> int:
@@ -75,9 +84,9 @@ class OneMachine:
     def end(self) -> list[str]:
         self.atoll("down")
         left = [str(path) for path in self._folder.rglob("*") if path.is_socket()]
-        return left + [
-            str(path) for path in SHARED.glob("atoll-*") if path not in self._shared_before and not in_use(path)
-        ]
+        # The name of a client's directory contains its pid. Other programs on this machine also make and remove some.
+        shared = {path for pid in self._pids for path in SHARED.glob(f"atoll-{pid}-*")} - self._shared_before
+        return left + [str(path) for path in sorted(shared) if not in_use(path)]
 
     def log(self) -> str:
         log = self._folder / "atoll" / "default" / "log"

@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 from tests.end_to_end.remote_python import RemoteError, RemotePython
 from tests.end_to_end.same import assert_same
 
-# Arrays from this size on travel through shared memory.
-BIG = 1 << 20
+# Of so many float32, each quarter travels through shared memory.
+BIG = 1 << 18
 
 
 def fetched(array: Any) -> np.ndarray[Any, Any]:
@@ -193,7 +193,7 @@ def test_arrays_larger_than_the_shared_memory_threshold_come_back(same_as_stock:
 
 
 def sent_again() -> Any:
-    sent = np.zeros(BIG // 4, np.float32)
+    sent = np.zeros(BIG, np.float32)
     arrays = []
     for i in range(6):
         sent[:] = i
@@ -444,7 +444,7 @@ def test_many_arrays_can_be_waited_for_at_once(same_as_stock: Any) -> None:
 
 def between_islands() -> Any:
     left, right = mesh_of([0, 1], (2,), ("x",)), mesh_of([3, 2], (2,), ("x",))
-    sent = np.arange(BIG // 2, dtype=np.float32).reshape(64, -1)
+    sent = np.arange(BIG, dtype=np.float32).reshape(64, -1)
     here = jax.device_put(sent, NamedSharding(left, P("x")))
     there = jax.device_put(here, NamedSharding(right, P(None, "x")))
     replicas = jax.device_put(there, NamedSharding(left, P()))

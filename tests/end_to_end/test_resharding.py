@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 
-LARGE = (1024, 2048)  # of float32, more than goes JAX's way on a CPU
+LARGE_BYTES = 4 << 20  # a CPU's arrays below that go JAX's way
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,12 @@ def on(first: int, *spec: Any, explicit: bool = False) -> NamedSharding:
     return NamedSharding(Mesh(devices, ("x", "y"), axis_types=kinds), P(*spec))
 
 
-def made(dtype: str, shape: tuple[int, ...] = LARGE) -> Any:
+def large(dtype: str) -> tuple[int, ...]:
+    return LARGE_BYTES // jnp.dtype(dtype).itemsize // 512, 512
+
+
+def made(dtype: str, shape: tuple[int, ...] | None = None) -> Any:
+    shape = shape or large(dtype)
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape) % 97
     return jax.device_put(values.astype(jnp.dtype(dtype)), on(0, "x", "y"))
 
@@ -72,7 +77,8 @@ def test_a_large_array_gets_another_sharding_without_being_read_here(
 
 
 def from_one_device(first: int) -> Any:
-    values = np.arange(np.prod(LARGE)).reshape(LARGE).astype(np.float32)
+    shape = large("float32")
+    values = np.arange(np.prod(shape)).reshape(shape).astype(np.float32)
     x = jax.device_put(values, jax.devices()[0])
     target = on(first, "y", "x")
     y = jax.device_put(x, target)

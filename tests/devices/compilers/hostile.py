@@ -51,3 +51,23 @@ def large(number: int, operations: int) -> str:
       %c = stablehlo.constant dense<{number}.5> : tensor<64xf32>
       {body}
       return %v{operations - 1} : tensor<64xf32> }} }}"""
+
+
+def wide(number: int, chains: int) -> str:
+    """Return a module of so many chains of 50 operations each, whose compilation takes long and needs little stack.
+
+    A chain of thousands of operations overflows the stack of XLA, on a fast machine before a limit of its time.
+    """
+    lines, total = [], "%x"
+    for chain in range(chains):
+        lines.append(f"%c{chain} = stablehlo.constant dense<{chain}.5> : tensor<64xf32>")
+        lines.append(f"%v{chain}_0 = stablehlo.add %x, %c{chain} : tensor<64xf32>")
+        for i in range(1, 50):
+            kind = "sine" if i % 2 else "exponential"
+            lines.append(f"%v{chain}_{i} = stablehlo.{kind} %v{chain}_{i - 1} : tensor<64xf32>")
+        lines.append(f"%t{chain} = stablehlo.add {total}, %v{chain}_49 : tensor<64xf32>")
+        total = f"%t{chain}"
+    body = "\n".join(lines)
+    return f"""module @wide{number} {{ func.func public @main(%x: tensor<64xf32>) -> tensor<64xf32> {{
+      {body}
+      return {total} : tensor<64xf32> }} }}"""
