@@ -25,10 +25,10 @@ from atoll.wire.sockets import dial
 
 JOIN_SECONDS = 100
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
-# XLA ends all processes of an island if one sends no heartbeats for so long by the system's clock. That also ends healthy
-# ones if the clock is set, or if the machine was suspended, so it never happens within three years. The engine sees the
-# death of a process, and the controller its silence. A heartbeat is sent in each half of this time. XLA takes one that is
-# in the future for an old one, so a clock that is set back by more than the age of the island still ends it.
+# XLA ends all processes of an island if one sends no heartbeats for so long by the system's clock. That also ends
+# healthy ones if the clock is set, or if the machine was suspended, so it never happens within three years. The engine
+# sees the death of a process, and the controller its silence. A heartbeat is sent in each half of this time. XLA takes
+# one from the future for an old one, so a clock that is set back by more than the age of the island still ends it.
 _HEARTBEAT_SECONDS = 100_000_000
 _DIAL_SECONDS = 1.0
 _RETRY_SECONDS = 0.05
