@@ -11,7 +11,7 @@ from typing import NamedTuple
 from atoll.transfers.engine import Contents
 
 KEPT_BYTES = 64 << 20
-KEPT_UPLOADS = 4096
+KEPT_UPLOADS = 1024
 
 
 class Upload(NamedTuple):

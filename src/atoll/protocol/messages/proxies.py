@@ -114,7 +114,7 @@ class CompileAgain(Message, frozen=True, tag=49):
 
 
 # Feeds that a `LossAcknowledged` names in each of its fields.
-MOST_FEEDS_NAMED = 4096
+MOST_FEEDS_NAMED = 1024
 
 
 class LossAcknowledged(Message, frozen=True, tag=50):
