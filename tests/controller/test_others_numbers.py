@@ -136,6 +136,8 @@ def value(hint: Any, numbers: typing.Sequence[int], rng: random.Random) -> Any:
         return {rng.choice(numbers): False}
     if typing.get_origin(hint) is tuple and arguments[-1] is Ellipsis:
         return tuple(value(arguments[0], numbers, rng) for _ in range(rng.choice((1, 1, 2))))
+    if typing.get_origin(hint) is tuple:
+        return tuple(value(each, numbers, rng) for each in arguments)
     return SAMPLES[hint]
 
 
