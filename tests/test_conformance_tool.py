@@ -18,6 +18,8 @@ from scripts.conformance.results import FileResults, Outcome, TestResult
 from scripts.conformance.runner import run_file
 from scripts.conformance.suites import Suite
 
+pytestmark = pytest.mark.slow
+
 BARE = Environment("bare", {})
 
 

@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from atoll.data import Batches, BatchIterator, Shard
 
+pytestmark = pytest.mark.slow
+
 _read: list[int] = []  # the batches that `counted` has made
 
 

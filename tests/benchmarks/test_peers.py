@@ -11,6 +11,8 @@ from benchmarks.harness.benchmark import Benchmark, Settings
 from benchmarks.harness.child import Child, ContestantError
 from tests.conftest import gone
 
+pytestmark = pytest.mark.slow
+
 # Not importorskip: the test's own process should not have Ray's threads, or TensorFlow beside JAX.
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 GUIDES = ROOT / "docs" / "guides"
 EXTENSIONS = ("policy", "engine", "transfer-kind", "device-kind", "pass")

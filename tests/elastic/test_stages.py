@@ -8,10 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import pytest
 from jax.sharding import Mesh
 
 from atoll.elastic.stages import pipeline
 from tests.pipelines import models
+
+pytestmark = pytest.mark.slow
 
 BATCH = models.first_batch(4)
 

@@ -15,6 +15,8 @@ from atoll.pipelines.pipeline import Pipeline, pipeline
 from tests.pipelines import models
 from tests.pipelines.test_steps import devices, losses_of, plain
 
+pytestmark = pytest.mark.slow
+
 ADAM = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
 BATCH = models.first_batch(8)
 

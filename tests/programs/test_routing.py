@@ -15,6 +15,8 @@ import atoll
 from tests.programs.routing_cases import by_themselves_and_in_a_program, check, parametrized
 from tests.thoroughness import TIMES
 
+pytestmark = pytest.mark.slow
+
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 CHOSEN = np.array([0, 1, 1, 0])
 

@@ -14,6 +14,8 @@ from atoll.cluster.sandbox import landlock, system_calls
 from atoll.cluster.sandbox.isolation import user_of
 from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces, why_not_confined
 
+pytestmark = pytest.mark.slow
+
 PRELUDE = """
 import os, socket, subprocess, sys
 from pathlib import Path

@@ -19,6 +19,8 @@ from atoll.devices.compilers.messages import CompiledProgram, CompileProgram, Re
 from atoll.errors import Code
 from tests.devices.compilers import hostile
 
+pytestmark = pytest.mark.slow
+
 COMPILER = "atoll.devices.xla.compiler:XlaCompiler"
 SECRET = "a token that no compiler process may have"
 GB = 1 << 30

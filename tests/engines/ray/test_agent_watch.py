@@ -12,6 +12,8 @@ import pytest
 from atoll.engines.ray.agent_watch import AgentWatch
 from tests.cluster_process import eventually
 
+pytestmark = pytest.mark.slow
+
 WAITS = "import time\nwhile True: print(end='.', flush=True); time.sleep(0.25)"  # as an agent looks at its lease
 COMPUTES = "print(end='.', flush=True)\nwhile True: pass"  # as one that imports
 Start = Callable[[str], subprocess.Popen[str]]
