@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # How many tests run at the same time: each starts processes of its own, and most of them wait for one another.
 WORKERS ?= 3
-# The same for `make quick`, whose tests wait for nothing.
-QUICK_WORKERS ?= 2
 # What `make matrix` tests: versions of Python, as commands, each with one of JAX.
 MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.12:0.12.0.1
 # The tests of everything that touches JAX.
@@ -31,7 +29,7 @@ test: $(VENV)/.test  ## Run the test suite, or a part of it: make test ARGS=test
 	$(BIN)/python -m pytest --processes $(WORKERS) $(ARGS)
 
 quick: $(VENV)/.test  ## Run the tests that start no cluster: two minutes
-	$(BIN)/python -m pytest --processes $(QUICK_WORKERS) \
+	$(BIN)/python -m pytest --processes $(WORKERS) \
 	  -m "not cluster and not slow and not hypothesis" $(addprefix --ignore=tests/,end_to_end examples machines) $(ARGS)
 
 thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not at all: tests of properties, mixes of clients
