@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
+from msgspec.structs import replace
 from xdsl.dialects.builtin import IntAttr, ModuleOp, StringAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
@@ -41,6 +43,8 @@ from atoll.ir.steps import Steps, finish
 from atoll.ir.types import ArraySpec
 
 COMPLETION = CompletionType()
+# A pass takes up to 10 ms for an op that transfers so many.
+MOST_ARRAYS = 500
 
 
 def build(program: Program, functions: Mapping[int, str]) -> ModuleOp:
@@ -49,8 +53,8 @@ def build(program: Program, functions: Mapping[int, str]) -> ModuleOp:
 
 
 def build_in_steps(program: Program, functions: Mapping[int, str]) -> Steps[ModuleOp]:
-    """The module of a program that passed `check`: location-free, one op for each node. `functions` names the callees;
-    one that it lacks is named by its number.
+    """The module of a program that passed `check`: location-free, one op for each node, and several for a transfer of
+    more than `MOST_ARRAYS` arrays. `functions` names the callees; one that it lacks is named by its number.
 
     Raises INVALID_ARGUMENT for a program that cannot run wherever it is placed.
     """
@@ -64,7 +68,7 @@ def build_in_steps(program: Program, functions: Mapping[int, str]) -> Steps[Modu
 
     block = Block(arg_types=[typed(spec) for spec in program.arguments])
     values: list[SSAValue] = list(block.args)
-    for node in program.nodes:
+    for node in (part for each in program.nodes for part in _parts(each)):
         outputs: list[Attribute] = [typed(spec) for spec in node.outputs]
         try:
             op = _op(node, [values[value] for value in node.inputs], outputs, functions)
@@ -78,6 +82,16 @@ def build_in_steps(program: Program, functions: Mapping[int, str]) -> Steps[Modu
         yield
     block.add_op(ReturnOp.create(operands=[values[value] for value in program.results]))
     return ModuleOp([ProgramOp.of(program.name, program.feeds, Region(block))])
+
+
+def _parts(node: Node) -> Iterable[Node]:
+    """Return nodes that do the same together, each of which is lowered in a short step."""
+    if not isinstance(node, Transfer) or len(node.inputs) <= MOST_ARRAYS:
+        return (node,)
+    return (
+        replace(node, inputs=node.inputs[start:stop], outputs=node.outputs[start:stop])
+        for start, stop in pairwise((*range(0, len(node.inputs), MOST_ARRAYS), len(node.inputs)))
+    )
 
 
 def _op(

@@ -6,13 +6,17 @@ once: for a large program that takes hundreds of milliseconds. An op that is tak
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from xdsl.ir import Block, Operation, SSAValue, SSAValues
 from xdsl.rewriter import Rewriter
 
 from atoll.ir.steps import Steps
+
+# So many operands of an op are replaced faster one at a time.
+_FEW = 16
 
 
 def dismantled(block: Block, known: MutableMapping[SSAValue, Any] | None = None) -> Steps[None]:
@@ -39,5 +43,20 @@ def erase(op: Operation) -> None:
 
 def replace(op: Operation, new: Operation | list[Operation], results: Sequence[SSAValue | None] | None = None) -> None:
     """As `Rewriter.replace_op`, and take the old op apart."""
+    if results is None:
+        results = (new if isinstance(new, Operation) else new[-1]).results
+    _substitute({old: value for old, value in zip(op.results, results, strict=True) if value is not None})
     Rewriter.replace_op(op, new, results)
     op.results = SSAValues()
+
+
+def _substitute(values: Mapping[SSAValue, SSAValue]) -> None:
+    """Use other values in the place of these.
+
+    xDSL does so for one operand at a time, and copies all operands of the op that has it. That takes time in proportion
+    to the square of the number of values where one op uses all of them.
+    """
+    changed = Counter(use.operation for value in values for use in value.uses)
+    for user, count in changed.items():
+        if count > _FEW:
+            user.operands = [values.get(each, each) for each in user.operands]

@@ -55,7 +55,6 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._plain = memoryview(b"")  # the protocol's buffer, which is always the same
         self._is_paused = False  # by the protocol
         self._is_lost = False  # and what has arrived is delivered at once
-        self._is_paused = False  # by the protocol
         self._error: Exception | None = None
         self._transport: asyncio.Transport
         self._seconds = seconds
