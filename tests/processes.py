@@ -55,7 +55,7 @@ class Processes:
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.testsfailed or self._config.option.collectonly or not session.items:
             return None
-        assert not self._config.option.basetemp, "each process has a directory of its own: run without --processes"
+        assert not self._config.option.basetemp, "--basetemp needs one process: run without --processes"
         assert len(os.listdir("/proc/self/task")) == 1, "a module starts a thread when it is imported"
         by_path: dict[Any, list[int]] = {}
         for number, item in enumerate(session.items):

@@ -58,7 +58,7 @@ def its_session_ends_while_it_waits_for_bytes(play: Play) -> None:
 
 
 def its_session_ends_while_it_is_in_line(play: Play) -> None:
-    """The hosts have room for a part of what it launches."""
+    """The windows of the hosts take only some of its launches."""
     started = []
     for handle in range(100, 200):
         started += sequences(play.say(m.Launch(1, (10,), (handle,), ())))
@@ -78,7 +78,7 @@ def its_island_is_lost(play: Play) -> None:
 
 
 def it_runs_again_after_the_loss_of_its_island(play: Play) -> None:
-    """What waits for bytes had not started."""
+    """Launches that wait for bytes had not started."""
     play.with_put(3)
     play.say(m.Launch(3, (), (40,), (78,)))
     its_island_is_lost(play)

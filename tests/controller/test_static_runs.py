@@ -295,7 +295,7 @@ def test_the_memory_of_granted_runs_goes_with_their_session(play):
     play.with_function(2, (1,))
     play.say(m.RegisterProgram(7, Program("busy", (), (Call(2, (), (on(1),), (1,)),), (0,))))
     busy: list[int] = []
-    while play.controller.scheduler.statistics(1).busy_ns < BUSY_NS:  # then island 1 has no room
+    while play.controller.scheduler.statistics(1).busy_ns < BUSY_NS:  # then island 1 is fully occupied
         (run,) = runs(play.say(m.Launch(7, (), (100 + len(busy),), ())))
         busy.append(run.sequence)
     (first,), (second,) = launched(play), launched(play, 30)

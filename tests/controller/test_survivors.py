@@ -15,7 +15,7 @@ from tests.controller.play import Play, on, runs
 
 
 def back(play: Play, session: int, function: int = 1, feed: int = 95) -> list[Any]:
-    """The island of host 0 is back, and the session's function is compiled again. Returns what is sent then."""
+    """Restart the island of host 0, compile the session's function again, and return the messages that follow."""
     play.proxy(session, m.LossAcknowledged((0,)))
     sent = play.join_again(0)
     play.proxy(session, m.CompileAgain(function, feed))

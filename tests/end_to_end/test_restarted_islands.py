@@ -1,4 +1,4 @@
-"""What waits for an island that restarts runs afterwards, on real processes, if its inputs still exist.
+"""Launches that wait for an island run after its restart if their inputs still exist, on real processes.
 
 The tables of such launches are in `tests/controller/test_survivors.py`.
 """

@@ -14,6 +14,7 @@ import time
 
 from atoll.devices.null.program import NullProgram
 from atoll.session.bare import BareClient, call, program, sharded
+from tests.fuzzing.requests import read_requests
 
 SHARD = ("uint8", (4,))
 _PAUSE = 0.002  # between two steps: it is to notice stalls, not to keep the machine busy
@@ -41,14 +42,7 @@ async def steps(address: str, token: str, asked: threading.Event, over: threadin
 
 
 def main() -> None:
-    asked, over = threading.Event(), threading.Event()
-
-    def read() -> None:
-        for _ in sys.stdin:
-            asked.set()
-        over.set()
-
-    threading.Thread(target=read, daemon=True).start()
+    asked, over = read_requests()
     asyncio.run(steps(sys.argv[1], os.environ["ATOLL_TOKEN"], asked, over))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 
 # A turn ends with a collection if so many objects more are alive than after the last one, or after this time. The
-# number alone says little: where as many old objects go as new ones come, it stays.
+# number is not enough: it stays the same while as many old objects go as new ones come.
 YOUNG = 1_000
 SECONDS = 0.02
 # Of so many collections, one looks also at what the others left, for the last time.

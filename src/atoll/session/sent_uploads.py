@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from atoll.protocol.messages import MOST_FEEDS_NAMED
 from atoll.transfers.engine import Contents
 
 KEPT_BYTES = 64 << 20
-KEPT_UPLOADS = 1024
 
 
 class Upload(NamedTuple):
@@ -24,10 +24,11 @@ class Upload(NamedTuple):
 class SentUploads:
     """The uploads that are for launches, by host and feed.
 
-    The latest that fit into `most_bytes` are kept. A larger one is kept until its host has all of it.
+    The latest `most` that fit into `most_bytes` are kept: an acknowledgement of a loss can name no more. A larger one
+    is kept until its host has all of it.
     """
 
-    def __init__(self, most_bytes: int = KEPT_BYTES, most: int = KEPT_UPLOADS) -> None:
+    def __init__(self, most_bytes: int = KEPT_BYTES, most: int = MOST_FEEDS_NAMED) -> None:
         self._most_bytes = most_bytes
         self._most = most
         self._nbytes = 0
@@ -35,7 +36,7 @@ class SentUploads:
         self._large: dict[tuple[int, int], Upload] = {}
 
     def add(self, host: int, feed: int, upload: Upload) -> None:
-        """Keep an upload, in place of the oldest if there is no room."""
+        """Keep an upload. Drop the oldest ones if the limits are exceeded."""
         nbytes = upload.contents.nbytes
         if self.is_large(nbytes):
             self._large[host, feed] = upload

@@ -1,4 +1,4 @@
-"""An honest client beside hostile ones, in a process of its own: `python -m tests.grpc.http2.honest PATH`.
+"""Runs an honest client beside hostile ones, in a separate process: `python -m tests.grpc.http2.honest PATH`.
 
 The server echoes its messages. For each line that it reads, it prints the number of calls since the line before, and
 two times of the longest call in milliseconds: all of it, and that in which this process was ready and had no CPU.
@@ -7,10 +7,10 @@ two times of the longest call in milliseconds: all of it, and that in which this
 from __future__ import annotations
 
 import sys
-import threading
 import time
 
 from atoll.grpc.http2 import frames
+from tests.fuzzing.requests import read_requests
 from tests.grpc.http2.http2_peer import REQUEST, Peer, frame, message
 
 PAUSE = 0.002  # between two calls: it is to notice stalls, not to keep the machine busy
@@ -23,14 +23,7 @@ def waited() -> float:
 
 
 def main() -> None:
-    asked, over = threading.Event(), threading.Event()
-
-    def read() -> None:
-        for _ in sys.stdin:
-            asked.set()
-        over.set()
-
-    threading.Thread(target=read, daemon=True).start()
+    asked, over = read_requests()
     count, longest, delay, total = 0, 0.0, 0.0, 0
     with Peer(sys.argv[1]) as peer:
         peer.send(peer.headers(1, REQUEST))

@@ -18,6 +18,7 @@ from jax._src.lib import _jax, cpu_sparse
 from jax._src.lib import xla_client as xc
 from jax.sharding import SingleDeviceSharding
 
+from atoll.cluster.placement import GPUS
 from atoll.devices.compilers.messages import CompiledProgram, CompileProgram, Description
 from atoll.devices.device import Assignment, ProgramLoader
 from atoll.devices.xla import addresses, compile_calls, island
@@ -57,12 +58,12 @@ def _calling(program: bytes, options: bytes, callbacks: Callbacks) -> Source:
     return Source(program, options, len(callbacks), callbacks.channels)
 
 
-def _register_custom_calls() -> None:
+def _register_custom_calls(platform: str) -> None:
     """JAX's custom calls that the modules of its operations register where they are imported: in the client."""
-    for platform, targets in cpu_sparse.registrations().items():
+    for target_platform, targets in cpu_sparse.registrations().items():
         for name, handler, version in targets:
-            jax.ffi.register_ffi_target(name, handler, platform=platform, api_version=version)
-    for module in _GPU_CUSTOM_CALLS:
+            jax.ffi.register_ffi_target(name, handler, platform=target_platform, api_version=version)
+    for module in _GPU_CUSTOM_CALLS if platform in GPUS else ():
         with contextlib.suppress(ImportError):  # a plug-in for GPUs need not have all
             importlib.import_module(module)
 
@@ -89,7 +90,7 @@ class XlaBackend:
         monitoring.register_event_listener(_note_event)
         compile_calls.register()
         addresses.register()
-        _register_custom_calls()
+        _register_custom_calls(self.platform)
         island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
         self._stops = stops_here(self.platform)
