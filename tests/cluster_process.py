@@ -18,6 +18,7 @@ from typing import Self
 import psutil
 import pytest
 
+from atoll.cluster.processes.client_folders import sweep
 from tests.conftest import ScriptResult, start_process
 from tests.lines import next_line
 
@@ -65,6 +66,8 @@ class User:
             if started.returncode is None:  # a test that passes has seen each to its end
                 started.kill()
                 started.communicate()
+        eventually(lambda: not self.processes())
+        sweep(self.runtime)  # a proxy may have been killed before it had removed its client's folders
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Starts any command, in a process group of its own."""

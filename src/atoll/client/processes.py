@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll.client.settings import Settings, script_name
 from atoll.cluster.folders import default_cache_directory
 from atoll.cluster.processes.child import Child
-from atoll.cluster.processes.client_folders import claim, make_transfer_directory, sweep
+from atoll.cluster.processes.client_folders import claim, make_transfer_directory, remove, sweep, transfer_directory
 from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process import PYTHON_ENVIRONMENT_VARIABLE
@@ -48,8 +48,9 @@ class ClientProcesses:
         if reached is None:
             check_settings(settings.cluster)
         self._directory = make_directory("client")
-        self.transfer_directory = make_transfer_directory(_shared_memory())
+        self.transfer_directory = transfer_directory(_shared_memory())
         claim(self._directory, self.transfer_directory)
+        make_transfer_directory(self.transfer_directory)
         sweep(self._directory.parent)
         self._losses = self._directory / "losses"
         self._losses.touch()
@@ -89,7 +90,7 @@ class ClientProcesses:
             str(directory),
             parent=os.getpid(),
             cache_directory=default_cache_directory(cache_directory),
-            client_directories=(str(self._directory), str(self.transfer_directory)),
+            client_directories=(str(self.transfer_directory), str(self._directory)),
         )
         # Its Python on the hosts is the same user's as this process.
         everything = {PYTHON_ENVIRONMENT_VARIABLE: os.environ.get(PYTHON_ENVIRONMENT_VARIABLE, "*")}
@@ -171,8 +172,7 @@ class ClientProcesses:
             sys.stderr.flush()
 
     def _remove_folders(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
-        shutil.rmtree(self.transfer_directory, ignore_errors=True)
+        remove(self._directory, self.transfer_directory)
 
 
 def _shared_memory() -> Path:

@@ -28,7 +28,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     journal: str = ""  # the folder of the controller's journal, from which it is started again; "": it has none
     standby: str = ""  # the address of a controller: this is to be its standby, and has no hosts of its own
     ready_fd: int = -1
-    client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
+    client_directories: tuple[str, ...] = ()  # of its client, to remove in this order: the proxy may be killed
 
     @property
     def has_one_client(self) -> bool:

@@ -90,7 +90,8 @@ def main() -> None:
     try:
         run_loop(lambda stop: serve(options, stop))
     finally:
-        for folder in (options.directory, options.transfer_directory):
+        # The one that names the other goes last: the next client removes what is left where this process is killed.
+        for folder in (options.transfer_directory, options.directory):
             if folder and options.client:
                 shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # threads may still block on the data channels

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, sweep
+import pytest
+
+from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, remove, sweep
 
 
 def folders(base: Path, name: str) -> tuple[Path, Path]:
@@ -45,6 +49,27 @@ def test_folders_of_killed_clients_are_removed_and_those_of_live_ones_stay(tmp_p
     for child in (killed, living):
         child.kill()
         child.communicate()
+
+
+def test_a_removal_that_is_cut_short_is_finished_by_a_later_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    directory, transfers = folders(tmp_path, "dying")
+    (directory / "owner").write_text(f"{os.getpid()} 1\n{transfers}\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", kill_after_one(shutil.rmtree))
+        with pytest.raises(SystemExit):
+            remove(directory, transfers)
+    assert directory.exists() or not transfers.exists()
+    sweep(tmp_path)
+    assert not directory.exists()
+    assert not transfers.exists()
+
+
+def kill_after_one(rmtree: Callable[..., None]) -> Callable[..., None]:
+    def remove_one(*arguments: object, **keywords: object) -> None:
+        rmtree(*arguments, **keywords)
+        sys.exit()
+
+    return remove_one
 
 
 def test_a_pid_that_another_process_has_now_is_no_owner(tmp_path: Path):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 from atoll.cluster.processes.process_table import began, this_machine
@@ -20,24 +20,35 @@ from atoll.errors import ClusterError
 _OWNER = "owner"
 CLIENT_FOLDERS, HOST_FOLDERS = "client", "host"  # kinds, in the names of folders
 
-_made: dict[int, Path] = {}  # by the process that has made it: a fork has those of its parent, too
+_chosen: dict[int, Path] = {}  # by the process that has chosen it: a fork has those of its parent, too
 
 
-def make_transfer_directory(base: Path) -> Path:
-    """A private folder, named after the process that makes it: atoll-PID-... All clients of a process have the same,
-    one after another: jaxlib asks for its name once. Raises ClusterError where somebody else has made it since.
+def transfer_directory(base: Path) -> Path:
+    """Return the path of this process's transfer directory: atoll-PID-..., in `base`.
+
+    All clients of a process have the same, one after another: jaxlib asks for its name once.
     """
     pid = os.getpid()
-    directory = _made.get(pid)
-    if directory is None:
-        directory = _made[pid] = Path(tempfile.mkdtemp(prefix=f"atoll-{pid}-", dir=base))
-        return directory
+    return _chosen.setdefault(pid, base / f"atoll-{pid}-{secrets.token_hex(4)}")
+
+
+def make_transfer_directory(directory: Path) -> None:
+    """Make the folder, for this user alone. Claim it first: nobody would remove it after a client that is killed.
+
+    Raises:
+        ClusterError: it exists, and is somebody else's.
+    """
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     status = directory.lstat()
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
         raise ClusterError(f"{directory} is not this user's any more: start the script anew")
-    return directory
+
+
+def remove(directory: Path, transfer_directory: Path) -> None:
+    """Remove a client's folders. The one that names the other goes last: the next sweep finishes what is cut short."""
+    shutil.rmtree(transfer_directory, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def in_use(transfer_directory: Path) -> bool:
@@ -64,5 +75,4 @@ def sweep(base: Path, kind: str = CLIENT_FOLDERS) -> None:
             owner, transfer_directory = (directory / _OWNER).read_text().splitlines()
             pid, started, *machine = owner.split()
             if machine in ([], [this_machine()]) and began(int(pid)) != int(started):
-                shutil.rmtree(transfer_directory, ignore_errors=True)
-                shutil.rmtree(directory, ignore_errors=True)
+                remove(directory, Path(transfer_directory))
