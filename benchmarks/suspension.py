@@ -31,18 +31,18 @@ def suspension(
 ) -> None:
     """Suspend and resume a session on two islands, to memory and to disk, beside plain copies and writes."""
     nbytes = int(gib * _GIB) // (_ISLANDS * _ARRAY) * _ISLANDS * _ARRAY
-    with tempfile.TemporaryDirectory(prefix="bench-suspension-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-suspension-") as directory:
         os.environ |= {
             "JAX_PLATFORMS": "atoll,cpu",
             "ATOLL_ISLANDS": f"{_ISLANDS}x1x2",
             "ATOLL_DEVICE_MEMORY": str(nbytes // 4 + (512 << 20)),
-            "ATOLL_SUSPEND_FOLDER": folder,
+            "ATOLL_SUSPEND_DIR": directory,
         }
         session = _Session(nbytes)
         rates: dict[str, list[float]] = {}
         for _ in range(rounds):
             for medium in ("memory", "disk"):
-                rates.setdefault(f"{medium}: plain", []).append(nbytes / _GIB / plain(medium, nbytes, folder))
+                rates.setdefault(f"{medium}: plain", []).append(nbytes / _GIB / plain(medium, nbytes, directory))
                 for what, seconds in session.there_and_back(medium).items():
                     rates.setdefault(f"{medium}: {what}", []).append(nbytes / _GIB / seconds)
         machine = describe()
@@ -92,13 +92,13 @@ class _Session:
         return {"suspend": suspended - started, "resume": resumed - suspended}
 
 
-def plain(medium: str, nbytes: int, folder: str) -> float:
+def plain(medium: str, nbytes: int, directory: str) -> float:
     """Seconds for a process a host to write its part."""
     context = mp.get_context("spawn")
     ready, done = context.Queue(), context.Queue()
     go = context.Event()
     part = nbytes // _ISLANDS
-    writers = [context.Process(target=_write, args=(medium, part, folder, ready, go, done)) for _ in range(_ISLANDS)]
+    writers = [context.Process(target=_write, args=(medium, part, directory, ready, go, done)) for _ in range(_ISLANDS)]
     for each in writers:
         each.start()
     for _ in writers:
@@ -110,7 +110,7 @@ def plain(medium: str, nbytes: int, folder: str) -> float:
     return seconds
 
 
-def _write(medium: str, nbytes: int, folder: str, ready: Any, go: Any, done: Any) -> None:
+def _write(medium: str, nbytes: int, directory: str, ready: Any, go: Any, done: Any) -> None:
     source = np.full(_FILE, 7, np.uint8)
     kept, files = [], []
     ready.put(None)
@@ -120,7 +120,7 @@ def _write(medium: str, nbytes: int, folder: str, ready: Any, go: Any, done: Any
         if medium == "memory":
             kept.append(source.copy())
             continue
-        path = Path(folder) / f"plain-{os.getpid()}-{number}"
+        path = Path(directory) / f"plain-{os.getpid()}-{number}"
         files.append(path)
         with open(path, "wb", buffering=0) as file:
             view = source.data

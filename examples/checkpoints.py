@@ -1,6 +1,6 @@
 """Train, with checkpoints that the devices' hosts write themselves; end it whenever you like, and it goes on.
 
-    JAX_PLATFORMS=atoll ATOLL_ISLANDS=1x2x2 python examples/checkpoints.py --folder /tmp/run
+    JAX_PLATFORMS=atoll ATOLL_ISLANDS=1x2x2 python examples/checkpoints.py --directory /tmp/run
 
 Orbax as it is: its handlers for Pathways send the work to Python processes beside the devices (colocated Python). This
 process never has the bytes of a checkpoint, and trains on while one is written. What it prints after a restart is what
@@ -70,7 +70,7 @@ def batch_of(number: int) -> jax.Array:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train with checkpoints that the devices' hosts write.")
-    parser.add_argument("--folder", type=Path, required=True, help="for the checkpoints")
+    parser.add_argument("--directory", type=Path, required=True, help="for the checkpoints")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
     options = parser.parse_args()
@@ -82,7 +82,7 @@ def main() -> None:
     # From here on, whatever Orbax saves or restores of jax.Array goes by way of the hosts.
     ocp.pathways.register_type_handlers(checkpointing_impl=ocp.pathways.CheckpointingImpl.COLOCATED_PYTHON)
     every = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
-    with ocp.CheckpointManager(options.folder.resolve(), options=every) as manager:
+    with ocp.CheckpointManager(options.directory.resolve(), options=every) as manager:
         last = manager.latest_step()
         if last is None:
             state = jax.jit(first_state, out_shardings=shardings)()

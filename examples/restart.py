@@ -104,8 +104,8 @@ def make_training(config: Config) -> tuple[Callable[[], State], Callable[[State,
 class Checkpoints:
     """The state and the iterator's own, together: the next batch is the one after the step that was saved."""
 
-    def __init__(self, folder: Path) -> None:
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2))
+    def __init__(self, directory: Path) -> None:
+        self._manager = ocp.CheckpointManager(directory.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2))
 
     def restore(self, state: State, batches: BatchIterator) -> State:
         """The last state that was saved, placed as `state` is, and the iterator set to it; `state` if there is none."""
@@ -130,26 +130,26 @@ class Checkpoints:
 
 
 def main(
-    folder: Annotated[
+    directory: Annotated[
         Path, typer.Argument(help="for checkpoints, losses and profiles, of this run and of those before")
     ],
     steps: Annotated[int, typer.Option(min=1)] = 200,
     every: Annotated[int, typer.Option(min=1, help="steps from one checkpoint to the next")] = 20,
 ) -> None:
-    """Train to the last step, from the last checkpoint in the folder."""
+    """Train to the last step, from the last checkpoint in the directory."""
     config = Config()
     mesh = Mesh(np.array(jax.devices()), ("data",))
     first, step = make_training(config)
     state = jax.jit(first, out_shardings=NamedSharding(mesh, P()))()
     batches = iter(Batches(partial(read, config), NamedSharding(mesh, P("data"))))
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = Checkpoints(directory / "checkpoints")
     state = checkpoints.restore(state, batches)
     begin = int(state["step"])
     print(f"from step {begin} on", flush=True)
     jitted = jax.jit(step, donate_argnums=0)
-    with open(folder / "losses", "a", buffering=1) as losses:
+    with open(directory / "losses", "a", buffering=1) as losses:
         for number in range(begin + 1, steps + 1):
-            with jax.profiler.trace(folder / "profile") if number == begin + PROFILED_STEP else nullcontext():
+            with jax.profiler.trace(directory / "profile") if number == begin + PROFILED_STEP else nullcontext():
                 state, loss = jitted(state, next(batches))
                 value = float(loss)
             losses.write(f"{number} {value.hex()}\n")

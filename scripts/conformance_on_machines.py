@@ -28,13 +28,13 @@ app = typer.Typer(add_completion=False)
 def on_machines(
     context: typer.Context,
     islands: Annotated[str, typer.Option(help="What the cluster has; each host is a machine.")] = "1x2x4",
-    cache: Annotated[Path, typer.Option(help="Folder for stock results and the last report.")] = CACHE,
+    cache: Annotated[Path, typer.Option(help="Directory for stock results and the last report.")] = CACHE,
 ) -> None:
     """Run the tests of JAX over several machines, by TLS. All other options are those of scripts.conformance."""
     hosts = Topology.parse(islands).host_count
     cache = cache.expanduser().resolve()
     if cache.is_relative_to("/tmp"):
-        raise typer.BadParameter("machines have a /tmp of their own: choose another folder", param_hint="--cache")
+        raise typer.BadParameter("machines have a /tmp of their own: choose another directory", param_hint="--cache")
     shown = [each for each in context.args if each.startswith("/tmp/") and Path(each).is_dir()]
     with Machines(hosts + 2, shown) as bed, MachineCluster(bed, islands, COMPILED) as cluster:
         for name in bed.names[1:-1]:

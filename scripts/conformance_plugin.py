@@ -31,7 +31,7 @@ EVERY = "CONFORMANCE_EVERY"  # optional, without WANTED: a number n, to run ever
 TIMEOUT = "CONFORMANCE_TIMEOUT"  # seconds a test may take, its set-up and tear-down included
 FOREIGN = "CONFORMANCE_FOREIGN"  # optional: a source tree whose packages must not be imported
 PACKAGES = "CONFORMANCE_PACKAGES"  # with FOREIGN: the packages under test, with commas between
-LEFT_OUT = "CONFORMANCE_LEFT_OUT"  # optional, PACKAGE=FOLDER: where modules of a package are that its wheel lacks
+LEFT_OUT = "CONFORMANCE_LEFT_OUT"  # optional, PACKAGE=DIRECTORY: where modules of a package are that its wheel lacks
 
 MESSAGE_LIMIT = 400  # characters
 
@@ -117,11 +117,11 @@ class Recorder:
 
 
 class LeftOutFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules below `package` that its wheel lacks in a checkout's `folder`: it is asked last."""
+    """Finds the modules below `package` that its wheel lacks in a checkout's `directory`: it is asked last."""
 
-    def __init__(self, package: str, folder: Path) -> None:
+    def __init__(self, package: str, directory: Path) -> None:
         self._package = package
-        self._folder = folder
+        self._directory = directory
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -129,8 +129,8 @@ class LeftOutFinder(importlib.abc.MetaPathFinder):
         if not fullname.startswith(f"{self._package}."):
             return None
         inner = fullname.removeprefix(f"{self._package}.").split(".")[:-1]
-        spec = importlib.machinery.PathFinder.find_spec(fullname, [str(self._folder.joinpath(*inner))], target)
-        return spec if spec is not None and spec.origin is not None else None  # a mere folder is no module
+        spec = importlib.machinery.PathFinder.find_spec(fullname, [str(self._directory.joinpath(*inner))], target)
+        return spec if spec is not None and spec.origin is not None else None  # a mere directory is no module
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -140,10 +140,10 @@ def pytest_configure(config: pytest.Config) -> None:
         origin = spec.origin if spec is not None else None
         if foreign and origin and Path(origin).resolve().is_relative_to(Path(foreign).resolve()):
             raise pytest.UsageError(f"{package} would be imported from the checkout ({origin}), not as installed")
-    package, _, folder = os.environ.get(LEFT_OUT, "").partition("=")
+    package, _, directory = os.environ.get(LEFT_OUT, "").partition("=")
     if package:
-        sys.meta_path.append(LeftOutFinder(package, Path(folder)))
-    with contextlib.suppress(ImportError):  # as absl's own runner does before it makes temporary folders
+        sys.meta_path.append(LeftOutFinder(package, Path(directory)))
+    with contextlib.suppress(ImportError):  # as absl's own runner does before it makes temporary directories
         importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
     # Both stay open until the process ends: faulthandler writes to the one, the last event goes to the other.
     stacks = open(os.environ[STACKS], "w")  # noqa: SIM115

@@ -14,7 +14,7 @@ PROTOS = SOURCE / "atoll" / "protocol" / "ifrt"
 
 
 def generate(destination: Path = SOURCE) -> list[Path]:
-    """Writes the modules under `destination`, in the package's folders, and returns their paths.
+    """Writes the modules under `destination`, in the package's directories, and returns their paths.
 
     The .proto files are named from `src` on, so that the modules import each other by their full names.
 

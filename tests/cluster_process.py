@@ -1,4 +1,4 @@
-"""Runs the command `atoll` as a user does, in real processes, with a runtime folder of the test's own."""
+"""Runs the command `atoll` as a user does, in real processes, with a runtime directory of the test's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 import pytest
 
-from atoll.cluster.processes.client_folders import sweep
+from atoll.cluster.processes.client_directories import sweep
 from tests.conftest import ScriptResult, start_process
 from tests.lines import next_line
 
@@ -40,9 +40,9 @@ class Result(ScriptResult):
 
 
 class User:
-    """Somebody with a runtime folder, an environment, and no cluster yet.
+    """Somebody with a runtime directory, an environment, and no cluster yet.
 
-    As a context manager it ends, however the test did, whatever runs in that folder.
+    As a context manager it ends, however the test did, whatever runs in that directory.
     """
 
     def __init__(self, runtime: Path, program_cache: Path, **env: str) -> None:
@@ -67,7 +67,7 @@ class User:
                 started.kill()
                 started.communicate()
         eventually(lambda: not self.processes())
-        sweep(self.runtime)  # a proxy may have been killed before it had removed its client's folders
+        sweep(self.runtime)  # a proxy may have been killed before it had removed its client's directories
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Starts any command, in a process group of its own."""
@@ -90,7 +90,7 @@ class User:
         return ended
 
     def processes(self) -> list[psutil.Process]:
-        """The live processes that have this runtime folder in their environment."""
+        """The live processes that have this runtime directory in their environment."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -115,7 +115,7 @@ class User:
         return found
 
     def leftovers(self) -> list[str]:
-        """Processes, and whatever is in the runtime folder but the empty one for clusters."""
+        """Processes, and whatever is in the runtime directory but the empty one for clusters."""
         paths = [path for path in self.runtime.rglob("*") if path != self.runtime / "atoll"]
         return [f"process {each}" for each in self.commands().values()] + [str(path) for path in paths]
 

@@ -43,7 +43,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ["ATOLL_STATE_DIR"] = "off"  # or usage would be kept in the folder of who runs the tests
+os.environ["ATOLL_STATE_DIR"] = "off"  # or usage would be kept in the directory of who runs the tests
 for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM"):
     os.environ.pop(_name, None)
 
@@ -71,7 +71,7 @@ def _begin() -> None:
     """Make a run and a runtime directory for this process, and start the guardian that watches it."""
     global RUN, RUNTIME, _guardian
     RUN = os.environ["ATOLL_TEST_RUN"] = uuid.uuid4().hex
-    # Unix sockets' paths are short (107 bytes), and pytest's own folders are not.
+    # Unix sockets' paths are short (107 bytes), and pytest's own directories are not.
     RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
     os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
     os.environ["ATOLL_KEY_FILE"] = str(RUNTIME / "key")
@@ -93,7 +93,7 @@ LEAK_SECONDS = 60.0
 _OF_THE_PROCESS = frozenset({"atoll-silence"})
 # They help to copy, and end with the process.
 _COPIERS = frozenset({f"atoll-copy_{number}" for number in range(3)})
-_SHARED_FOLDERS = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
+_SHARED_DIRECTORIES = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
 
 # The suite tries the same examples each time: what it finds is due to a change. `make thorough` looks for new ones.
 settings.register_profile(
@@ -107,11 +107,11 @@ settings.register_profile(
 settings.load_profile("atoll")
 
 
-def _folders() -> set[Path]:
-    return {path for base in (*_SHARED_FOLDERS, RUNTIME) if base.is_dir() for path in base.glob("atoll-*")}
+def _directories() -> set[Path]:
+    return {path for base in (*_SHARED_DIRECTORIES, RUNTIME) if base.is_dir() for path in base.glob("atoll-*")}
 
 
-_FOLDERS_BEFORE = _folders()
+_DIRECTORIES_BEFORE = _directories()
 
 
 # ---- leaks
@@ -159,15 +159,15 @@ def leaked_processes() -> list[str]:
     ]
 
 
-def leaked_folders() -> list[str]:
-    """Atoll's folders and sockets of this run; in shared places, those that no live process has or names."""
-    from atoll.cluster.processes.client_folders import in_use
+def leaked_directories() -> list[str]:
+    """Atoll's directories and sockets of this run; in shared places, those that no live process has or names."""
+    from atoll.cluster.processes.client_directories import in_use
 
-    fresh = _folders() - _FOLDERS_BEFORE
+    fresh = _directories() - _DIRECTORIES_BEFORE
     if any(path.parent != RUNTIME for path in fresh):
         named = "\n".join(_command(process) for process in psutil.process_iter())
         fresh = {path for path in fresh if path.parent == RUNTIME or not (in_use(path) or str(path) in named)}
-    return [f"folder or socket {path}" for path in sorted(fresh)]
+    return [f"directory or socket {path}" for path in sorted(fresh)]
 
 
 def leaked_threads(
@@ -209,11 +209,11 @@ def _forks_processes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_process_or_folder_leaks() -> Iterator[None]:
+def _no_process_or_directory_leaks() -> Iterator[None]:
     # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
     yield
     cpu_time.end_server()
-    found = gone(leaked_processes) + gone(leaked_folders) + gone(lambda: leaked_threads(shared=_COPIERS))
+    found = gone(leaked_processes) + gone(leaked_directories) + gone(lambda: leaked_threads(shared=_COPIERS))
     for process in processes_with("ATOLL_TEST_RUN", RUN):
         process.kill()
     shutil.rmtree(RUNTIME, ignore_errors=True)
@@ -293,7 +293,7 @@ def program_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
-    """A private folder whose path leaves room for unix sockets."""
+    """A private directory whose path leaves room for unix sockets."""
     path = Path(tempfile.mkdtemp(prefix="at-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -316,12 +316,12 @@ def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4
     return env
 
 
-def start_process(command: Sequence[str], environment: dict[str, str], folder: Path) -> subprocess.Popen[str]:
-    """Starts a command in `folder`, in a process group of its own; what it says is for the test to read."""
+def start_process(command: Sequence[str], environment: dict[str, str], directory: Path) -> subprocess.Popen[str]:
+    """Starts a command in `directory`, in a process group of its own; what it says is for the test to read."""
     return Popen(
         command,
         env=environment,
-        cwd=folder,
+        cwd=directory,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -339,7 +339,7 @@ def run_script(short_directory: Path, program_cache: Path) -> RunScript:
 
     `code_or_path` is the script's text (indented as one likes) or a Path; a value of None in `env` unsets a
     variable. The script runs in a process group of its own, which is killed at the deadline; the test fails
-    then, and also where any process or folder of the script's cluster outlives it.
+    then, and also where any process or directory of the script's cluster outlives it.
     """
     count = 0
 
@@ -381,13 +381,13 @@ def run_script(short_directory: Path, program_cache: Path) -> RunScript:
 def _script_leaks(runtime: Path) -> list[str]:
     processes = processes_with("XDG_RUNTIME_DIR", str(runtime))
     return [f"process {process.pid}: {_command(process)}" for process in processes] + [
-        f"folder {path}" for path in runtime.glob("atoll-*")
+        f"directory {path}" for path in runtime.glob("atoll-*")
     ]
 
 
 @pytest.fixture
 def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
-    """A user of the command, in folders of its own; what it leaves running ends with the test."""
+    """A user of the command, in directories of its own; what it leaves running ends with the test."""
     from tests.cluster_process import User  # which stands on this module
 
     with User(short_directory, program_cache) as made:

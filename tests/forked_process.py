@@ -104,7 +104,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        # In the run's own folder: it is removed where the run is killed, too.
+        # In the run's own directory: it is removed where the run is killed, too.
         self._directory = tempfile.mkdtemp(prefix="at-", dir=os.environ.get("XDG_RUNTIME_DIR"))
         address = f"{self._directory}/fork.sock"
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}

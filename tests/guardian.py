@@ -1,7 +1,7 @@
 """Ends what a test run has started, once the run itself has ended: also where it was killed, and could end nothing.
 
 A cluster that stays (`atoll up`) has no parent by design, so nobody else would end it. Run as a script, without
-Python's site packages: `python -I -S guardian.py PID RUN FOLDER`. Processes are known by ATOLL_TEST_RUN in their
+Python's site packages: `python -I -S guardian.py PID RUN DIRECTORY`. Processes are known by ATOLL_TEST_RUN in their
 environment.
 """
 
@@ -18,7 +18,7 @@ import time
 _MOST_SECONDS = 30.0
 
 
-def main(pid: int, run: str, folder: str) -> None:
+def main(pid: int, run: str, directory: str) -> None:
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -27,24 +27,26 @@ def main(pid: int, run: str, folder: str) -> None:
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
         poller.poll()
-    folders, deadline = {folder}, time.monotonic() + _MOST_SECONDS
+    directories, deadline = {directory}, time.monotonic() + _MOST_SECONDS
     # Until nobody is left: who is about to be killed may yet start another.
     while (found := of_run(run)) and time.monotonic() < deadline:
         for each, runtime in found.items():
-            if os.path.basename(runtime).startswith("at-") and os.path.dirname(runtime) == os.path.dirname(folder):
-                folders.add(runtime)
-            folders.update(glob.glob(f"/dev/shm/atoll-{each}-*"))  # a client's; whoever would remove it is killed, too
+            if os.path.basename(runtime).startswith("at-") and os.path.dirname(runtime) == os.path.dirname(directory):
+                directories.add(runtime)
+            directories.update(
+                glob.glob(f"/dev/shm/atoll-{each}-*")
+            )  # a client's; whoever would remove it is killed, too
             try:
                 os.kill(each, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         time.sleep(0.05)
-    for each in folders:
+    for each in directories:
         shutil.rmtree(each, ignore_errors=True)
 
 
 def of_run(run: str) -> dict[int, str]:
-    """The live processes of a test run, each with its runtime folder."""
+    """The live processes of a test run, each with its runtime directory."""
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.slow
 BARE = Environment("bare", {})
 
 
-def make_file(folder: Path, source: str) -> TestFile:
-    path = folder / "sample_test.py"
+def make_file(directory: Path, source: str) -> TestFile:
+    path = directory / "sample_test.py"
     path.write_text(textwrap.dedent(source))
-    return TestFile("sample", path, folder, Path(os.devnull), "sample 1")
+    return TestFile("sample", path, directory, Path(os.devnull), "sample 1")
 
 
 def outcomes(results: FileResults) -> dict[str, str]:
@@ -352,13 +352,13 @@ def test_reports_of_other_settings_do_not_mix(tmp_path: Path) -> None:
 # ---- suites
 
 
-def jax_checkout(folder: Path, *tests: str) -> Path:
+def jax_checkout(directory: Path, *tests: str) -> Path:
     for name in ("tests/pallas", "jax"):
-        (folder / name).mkdir(parents=True)
-    (folder / "jax" / "version.py").write_text(f'_version = "{importlib.metadata.version("jax")}"\n')
+        (directory / name).mkdir(parents=True)
+    (directory / "jax" / "version.py").write_text(f'_version = "{importlib.metadata.version("jax")}"\n')
     for name in tests:
-        (folder / "tests" / f"{name}.py").touch()
-    return folder
+        (directory / "tests" / f"{name}.py").touch()
+    return directory
 
 
 def test_more_is_what_no_other_suite_holds(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def sample_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_projects_tests_come_from_its_checkout(sample_project: Path) -> None:
-    sources = Sources(folder=sample_project)
+    sources = Sources(directory=sample_project)
     files = projects.project_files("sample", sources)
     assert [file.name for file in files] == ["sample/sub/test_b", "sample/test_a"]
     assert suites.named_file("sample/test_a", sources) == files[1]
@@ -427,8 +427,8 @@ def test_a_projects_tests_come_from_its_checkout(sample_project: Path) -> None:
 def test_a_checkout_of_another_version_is_refused(sample_project: Path) -> None:
     (sample_project / "sample" / "version.py").write_text("__version__ = '0.0.1'\n")
     with pytest.raises(SuiteError, match=f"holds pytest 0.0.1, installed is {pytest.__version__}"):
-        projects.project_files("sample", Sources(folder=sample_project))
-    with pytest.raises(SuiteError, match="give --sources a folder with a checkout in sample/"):
+        projects.project_files("sample", Sources(directory=sample_project))
+    with pytest.raises(SuiteError, match="give --sources a directory with a checkout in sample/"):
         projects.project_files("sample", Sources())
     with pytest.raises(SuiteError, match="at the tag jax-v"):
         suites.files_of(Suite.CORE, Sources())

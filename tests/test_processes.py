@@ -60,15 +60,15 @@ def test_sleeps(process):
 """
 
 
-def run(folder: Path, *arguments: str, **files: str) -> str:
+def run(directory: Path, *arguments: str, **files: str) -> str:
     """Return what pytest prints."""
-    (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (directory / "conftest.py").write_text(CONFTEST)
+    (directory / "pytest.ini").write_text("[pytest]\n")
     for name, text in files.items():
-        (folder / f"test_{name}.py").write_text(text)
+        (directory / f"test_{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--processes", "2", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+        command, cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
     ).stdout
 
 

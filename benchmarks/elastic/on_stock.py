@@ -20,7 +20,7 @@ from benchmarks.elastic import sleeping, work
 
 def main() -> None:
     sleeping.register()
-    folder, count, megabytes = sys.argv[1], work.argument(2), work.argument(3)
+    directory, count, megabytes = sys.argv[1], work.argument(2), work.argument(3)
     mesh = Mesh(np.array(jax.devices()[:count]), ("data",))
     whole, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
@@ -42,7 +42,7 @@ def main() -> None:
     jitted = jax.jit(step, donate_argnums=0, out_shardings=whole)
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
-    manager = ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=2))
+    manager = ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(max_to_keep=2))
     state, number = work.first_state(megabytes), 0
     if manager.latest_step() is not None:
         number = manager.latest_step()

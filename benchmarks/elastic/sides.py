@@ -50,10 +50,10 @@ class AtollSide:
 
     def __init__(self, seconds: int, megabytes: int) -> None:
         self.lines = Lines()
-        self._folder = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
         with socket.create_server(("127.0.0.1", 0)) as server:
             self._address = f"127.0.0.1:{server.getsockname()[1]}"
-        self._environment = _environment() | {"XDG_RUNTIME_DIR": str(self._folder), "ATOLL_INSECURE": "1"}
+        self._environment = _environment() | {"XDG_RUNTIME_DIR": str(self._directory), "ATOLL_INSECURE": "1"}
         listen = ("--engine", "hosts", "--islands", f"{DEVICES}x1x1", "--listen", self._address, "--wait", "600")
         up = subprocess.Popen([*_COMMAND, "up", *listen], env=self._environment, stdout=subprocess.DEVNULL)
         self._agents = [self._agent(rank) for rank in range(DEVICES)]
@@ -86,7 +86,7 @@ class AtollSide:
         for each in self._agents:
             each.kill()
             each.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class StockSide:
@@ -94,7 +94,7 @@ class StockSide:
 
     def __init__(self, megabytes: int) -> None:
         self.lines = Lines()
-        self._folder = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
         self._megabytes = megabytes
         self._devices = DEVICES
         self.process = self._start()
@@ -105,7 +105,7 @@ class StockSide:
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
             "NPROC": "16",
         }
-        arguments = [str(self._folder), str(self._devices), str(self._megabytes)]
+        arguments = [str(self._directory), str(self._devices), str(self._megabytes)]
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.elastic.on_stock", *arguments],
             env=environment,
@@ -130,10 +130,10 @@ class StockSide:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "ATOLL_", "XLA_"))}
-    folders = (Path(__file__).parent / "site", ROOT / "src", ROOT)
-    return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    directories = (Path(__file__).parent / "site", ROOT / "src", ROOT)
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, directories))}

@@ -33,30 +33,30 @@ def save(settings: Settings) -> Round:
     nbytes = sum(array.nbytes for array in state.values())
     handlers = {form: handler_of(form, settings.system != "stock") for form in FORMATS}
 
-    def saved(form: str, folder: str) -> tuple[float, float]:
+    def saved(form: str, directory: str) -> tuple[float, float]:
         """Seconds until save() returned, and until all was written."""
         with checkpointer(form, handlers[form]) as saver:
             started = time.perf_counter()
-            saver.save(folder, args=ocp.args.PyTreeSave(state))
+            saver.save(directory, args=ocp.args.PyTreeSave(state))
             returned = time.perf_counter() - started
             saver.wait_until_finished()
             return returned, time.perf_counter() - started
 
     def measure() -> dict[str, float]:
         found = {}
-        with tempfile.TemporaryDirectory(prefix="bench-checkpoints-") as folder:
+        with tempfile.TemporaryDirectory(prefix="bench-checkpoints-") as directory:
             reset_peak()
             before = memory("VmRSS")
             for form in FORMATS:
-                found[f"{form}_returned"], seconds = saved(form, f"{folder}/{form}")
+                found[f"{form}_returned"], seconds = saved(form, f"{directory}/{form}")
                 found[form] = nbytes / _GB / seconds
             found["growth"] = (memory("VmHWM") - before) / _MB
         return found
 
-    with tempfile.TemporaryDirectory(prefix="bench-checkpoints-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-checkpoints-") as directory:
         for form in FORMATS:
-            saved(form, f"{folder}/{form}")
-            check(form, handlers[form], f"{folder}/{form}", state)
+            saved(form, f"{directory}/{form}")
+            check(form, handlers[form], f"{directory}/{form}", state)
     return measure
 
 
@@ -84,10 +84,10 @@ def checkpointer(form: str, handler: Any) -> ocp.AsyncCheckpointer:
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=form == "ocdbt", type_handler_registry=registry))
 
 
-def check(form: str, handler: Any, folder: str, state: dict[str, jax.Array]) -> None:
+def check(form: str, handler: Any, directory: str, state: dict[str, jax.Array]) -> None:
     arguments = ocp.checkpoint_utils.construct_restore_args(state)
     with checkpointer(form, handler) as restorer:
-        found = restorer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=arguments))
+        found = restorer.restore(directory, args=ocp.args.PyTreeRestore(restore_args=arguments))
     same = jax.jit(lambda a, b: jnp.array_equal(a, b))
     for name, array in state.items():
         assert bool(same(found[name], array)), f"{name} is not what was saved as {form}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.journal.cipher import FileCipher, new_salt
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.records import decode_events, encode_event, encode_turn, join_records
 from atoll.journal.recovery import recover
 from atoll.journal.segment import Segment
@@ -34,11 +34,11 @@ _KINDS: dict[str, tuple[float, bool]] = {"without": (0.0, False), "resumable": (
 
 def measure() -> dict[str, Any]:
     """Microseconds of the controller's processor time for a gang: of each round, by kind; and what appending takes."""
-    folder = Path(tempfile.mkdtemp(prefix="atoll-bench-journal-"))
+    directory = Path(tempfile.mkdtemp(prefix="atoll-bench-journal-"))
     clusters = {}
     for kind, (grace, has_journal) in _KINDS.items():
         clusters[kind] = NullCluster(
-            _ISLANDS, grace_seconds=grace, journal=str(folder / "journal") if has_journal else ""
+            _ISLANDS, grace_seconds=grace, journal=str(directory / "journal") if has_journal else ""
         )
     steps = {kind: each.run(Steps.prepare(each.client(), _STEP_SECONDS)) for kind, each in clusters.items()}
     rounds: dict[str, list[float]] = {kind: [] for kind in _KINDS}
@@ -50,23 +50,23 @@ def measure() -> dict[str, Any]:
                 cluster.run(steps[kind].run(GANGS))
                 rounds[kind].append(1e6 * (cluster.processor_seconds()["controller"] - before) / GANGS)
             if not appending:
-                appending = cost_of_appending(folder)
+                appending = cost_of_appending(directory)
     finally:
         for cluster in clusters.values():
             cluster.engine.end()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     return {"rounds": rounds, "appending": appending}
 
 
-def cost_of_appending(folder: Path) -> dict[str, float]:
+def cost_of_appending(directory: Path) -> dict[str, float]:
     """Of the turns of the journal that is being written there."""
-    shutil.copytree(folder / "journal", folder / "copy")
-    found = recover(Folder(folder / "copy"))
+    shutil.copytree(directory / "journal", directory / "copy")
+    found = recover(Directory(directory / "copy"))
     assert found is not None
     turns = [[encode_event(event) for event in decode_events(turn)] for turn in found.turns]
     seconds = []
     for _ in range(ROUNDS):
-        segment, cipher = Segment(folder / "again", b"a header"), FileCipher(bytes(32), new_salt())
+        segment, cipher = Segment(directory / "again", b"a header"), FileCipher(bytes(32), new_salt())
         began = time.process_time()
         for turn in turns:
             segment.append(encode_turn(cipher.seal(join_records(turn))))

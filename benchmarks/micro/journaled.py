@@ -26,12 +26,12 @@ def rows(settings: Settings) -> Round:
 
 def start_cluster(has_journal: bool) -> None:
     """One that ends with this process; JAX, which has not begun, will run on it."""
-    folder = tempfile.mkdtemp(prefix="atoll-bench-")
+    directory = tempfile.mkdtemp(prefix="atoll-bench-")
     options = EngineOptions(
         ClusterSettings(f"1x1x{DEVICES}", grace_seconds=_GRACE_SECONDS if has_journal else 0.0),
-        folder,
+        directory,
         parent=os.getpid(),
-        journal=f"{folder}/journal" if has_journal else "",
+        journal=f"{directory}/journal" if has_journal else "",
     )
     EngineProcess(options, "the cluster to be measured").wait_until_up()
     os.environ["ATOLL_ADDRESS"] = options.controller_address

@@ -70,11 +70,11 @@ def _through_the_controller(calls: int) -> Round:
 
 
 def _direct(calls: int) -> Round:
-    folder = tempfile.mkdtemp(prefix="bench-order-")
-    control = f"unix:{folder}/control.sock"
+    directory = tempfile.mkdtemp(prefix="bench-order-")
+    control = f"unix:{directory}/control.sock"
     listener = bind_unix(parse_address(control).path)
     listener.listen(1)
-    options = WorkerOptions(control, f"unix:{folder}/data.sock", 0, 0, 1, os.getpid())
+    options = WorkerOptions(control, f"unix:{directory}/data.sock", 0, 0, 1, os.getpid())
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
     subprocess.Popen(command("atoll.worker.main", options), stdin=subprocess.DEVNULL, env=env)
     sock, _ = listener.accept()

@@ -43,8 +43,8 @@ MESSAGE = Message(b"x" * 44)
 class Dialed:
     """The end that is dialed: answers each batch with one of its own."""
 
-    def __init__(self, folder: str, grants: bool) -> None:
-        self.address = Address(path=f"{folder}/{'on' if grants else 'off'}")
+    def __init__(self, directory: str, grants: bool) -> None:
+        self.address = Address(path=f"{directory}/{'on' if grants else 'off'}")
         self._grants = grants
         self._table = ResumableConnections(
             1, 60.0, b"key", _ignore, _ignore, lambda each: each.acknowledge(), lambda: None, lambda pid, then: None
@@ -127,10 +127,10 @@ async def blocking(address: Address, kind: str) -> Callable[[], Any]:
     return lambda: asyncio.to_thread(run)
 
 
-async def measure(folder: str) -> dict[str, dict[str, list[float]]]:
+async def measure(directory: str) -> dict[str, dict[str, list[float]]]:
     """Microseconds of processor time for a message, both ends together: of each round, by kind."""
     found: dict[str, dict[str, list[float]]] = {}
-    ends = {grants: Dialed(folder, grants) for grants in (False, True)}
+    ends = {grants: Dialed(directory, grants) for grants in (False, True)}
     for end in ends.values():
         await listen(end.address, end.accept)
     for name, make in (("event loop", asynchronous), ("thread", blocking)):
@@ -146,14 +146,14 @@ async def measure(folder: str) -> dict[str, dict[str, list[float]]]:
 
 def main() -> None:
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-resumption-") as folder:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-resumption-") as directory:
         try:
             import uvloop
         except ImportError:
-            found = asyncio.run(measure(folder))
+            found = asyncio.run(measure(directory))
         else:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                found = runner.run(measure(folder))
+                found = runner.run(measure(directory))
     del found["thread"]["plain"]
     print(
         json.dumps(

@@ -18,8 +18,8 @@ def first_result(settings: Settings) -> Round:
     """Two processes a round: one with an empty compile cache, and one with what the first left in it."""
 
     def measure() -> dict[str, float]:
-        with tempfile.TemporaryDirectory(prefix="bench-startup-") as folder:
-            environment = environment_of(settings) | cache_everything_in(folder)
+        with tempfile.TemporaryDirectory(prefix="bench-startup-") as directory:
+            environment = environment_of(settings) | cache_everything_in(directory)
             cold, _ = run_once(environment)
             warm, end = run_once(environment)
         return {"cold": cold, "warm": warm, "end": end}
@@ -28,13 +28,13 @@ def first_result(settings: Settings) -> Round:
     return measure
 
 
-def cache_everything_in(folder: str) -> dict[str, str]:
-    """JAX's persistent compile cache, and whatever else caches by convention, in this folder only."""
+def cache_everything_in(directory: str) -> dict[str, str]:
+    """JAX's persistent compile cache, and whatever else caches by convention, in this directory only."""
     return {
-        "JAX_COMPILATION_CACHE_DIR": f"{folder}/jax",
+        "JAX_COMPILATION_CACHE_DIR": f"{directory}/jax",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "XDG_CACHE_HOME": f"{folder}/xdg",
+        "XDG_CACHE_HOME": f"{directory}/xdg",
     }
 
 

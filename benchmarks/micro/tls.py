@@ -70,17 +70,17 @@ def launch(settings: Settings) -> Round:
 
 def start_cluster(tls: bool) -> None:
     """One of two islands, which ends with this process; JAX, which has not begun, will run on it."""
-    folder = tempfile.mkdtemp(prefix="atoll-bench-")
+    directory = tempfile.mkdtemp(prefix="atoll-bench-")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     scheme, secrets = ("tls://", {}) if tls else ("", {"ATOLL_TOKEN": os.urandom(16).hex()})
     options = EngineOptions(
-        ClusterSettings("2x1x1"), folder, f"{scheme}0.0.0.0:{port}", advertise="127.0.0.1", parent=os.getpid()
+        ClusterSettings("2x1x1"), directory, f"{scheme}0.0.0.0:{port}", advertise="127.0.0.1", parent=os.getpid()
     )
     EngineProcess(options, "the cluster to be measured", environment=secrets).wait_until_up()
     os.environ.update(secrets)
     if tls:
-        os.environ["ATOLL_JOIN"] = str(join_file(folder))
+        os.environ["ATOLL_JOIN"] = str(join_file(directory))
     else:
         os.environ["ATOLL_ADDRESS"], os.environ["ATOLL_INSECURE"] = f"127.0.0.1:{port}", "1"
 

@@ -40,7 +40,7 @@ class Cluster:
         journal: str = "",
         static_seconds: float | None = _STATIC_SECONDS,
     ) -> None:
-        folder = tempfile.mkdtemp(prefix="atoll-bench-")
+        directory = tempfile.mkdtemp(prefix="atoll-bench-")
         settings = ClusterSettings(
             islands,
             platform,
@@ -52,13 +52,13 @@ class Cluster:
             grace_seconds=grace_seconds,
             static_seconds=static_seconds,
         )
-        options = EngineOptions(settings, folder, parent=os.getpid(), journal=journal)
+        options = EngineOptions(settings, directory, parent=os.getpid(), journal=journal)
         self.address = options.controller_address
         try:
             self.engine = EngineProcess(options, "the cluster to be measured")
             self.engine.wait_until_up()
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise
 
 

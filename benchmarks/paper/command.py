@@ -119,20 +119,22 @@ def _measure(figure: Figure, options: Options, rounds: int | None, results: Path
     undisturbed = figure.virtual and options.null
     costs = msgspec.to_builtins(measured_costs()) if undisturbed else {}
     record = msgspec.structs.replace(record, claims=claims, costs=costs, busy=record.busy and not undisturbed)
-    folder = results / "quick" if options.quick else results
-    write(record, folder / f"{name}.json")
+    directory = results / "quick" if options.quick else results
+    write(record, directory / f"{name}.json")
     if figure.axes is not None:
-        draw(record, f"{figure.title}{' (null devices)' if options.null else ''}", figure.axes, folder / f"{name}.png")
-    traced = _trace(figure, options, folder, name, console)
-    console.print(render(record, figure.title), f"\nwritten to {folder / name}.json")
+        draw(
+            record, f"{figure.title}{' (null devices)' if options.null else ''}", figure.axes, directory / f"{name}.png"
+        )
+    traced = _trace(figure, options, directory, name, console)
+    console.print(render(record, figure.title), f"\nwritten to {directory / name}.json")
     return traced and not any(point.failures for point in record.benchmarks)
 
 
-def _trace(figure: Figure, options: Options, folder: Path, name: str, console: Console) -> bool:
+def _trace(figure: Figure, options: Options, directory: Path, name: str, console: Console) -> bool:
     """Takes the figure's traces, if it has some, and draws them; whether all could be taken."""
     panels = []
     for number, trace in enumerate(figure.traces(options)):
-        path = folder / f"{name}-{number}.trace.json.gz"
+        path = directory / f"{name}-{number}.trace.json.gz"
         try:
             take_trace(trace, path)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
@@ -140,7 +142,7 @@ def _trace(figure: Figure, options: Options, folder: Path, name: str, console: C
             return False
         panels.append((trace.title, path, trace.milliseconds))
     if panels:
-        draw_traces(panels, f"{figure.title}{' (null devices)' if options.null else ''}", folder / f"{name}.png")
+        draw_traces(panels, f"{figure.title}{' (null devices)' if options.null else ''}", directory / f"{name}.png")
     return True
 
 

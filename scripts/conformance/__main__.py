@@ -99,7 +99,7 @@ def option(help_text: str, *names: str, **limits: Any) -> Any:
 def conformance(
     jax: Annotated[Path | None, option("JAX source checkout at the installed version's tag.")] = None,
     sources: Annotated[
-        Path | None, option("A folder with a checkout for each other project: equinox/, flax/, orbax/.")
+        Path | None, option("A directory with a checkout for each other project: equinox/, flax/, orbax/.")
     ] = None,
     suite: Annotated[list[Suite] | None, option("Which files; core if no --file is given either.")] = None,
     shard: Annotated[str, option("Of these files, the part i/n: 1/4 to 4/4.")] = "",
@@ -126,7 +126,7 @@ def conformance(
     ] = False,
     platforms: Annotated[str, option("JAX_PLATFORMS for the Atoll side.")] = "atoll,cpu",
     timeout: Annotated[float, option("Seconds that a test may take.")] = 180.0,
-    cache: Annotated[Path, option("Folder for stock results and the last report.")] = CACHE,
+    cache: Annotated[Path, option("Directory for stock results and the last report.")] = CACHE,
     json: Annotated[Path | None, option("The report; report.json in the cache unless given.")] = None,
     page: Annotated[Path | None, option("A page to put the tables in.", "--markdown")] = None,
     reason_table: Annotated[Path, option("Reasons for known differences.", "--reasons")] = REASONS,

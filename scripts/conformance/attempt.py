@@ -54,7 +54,7 @@ class Order:
 
     def command(self) -> list[str]:
         # -s: what native code says before it dies must reach the log; pytest's capture would swallow it.
-        # importlib mode keeps the checkout off sys.path: its jax folder must not hide the installed one.
+        # importlib mode keeps the checkout off sys.path: its jax directory must not hide the installed one.
         flags = ["-q", "-s", "--no-header", "--tb=short", "--import-mode=importlib"]
         flags += [] if self.file.conftest else ["--noconftest"]
         places = ["-c", str(self.file.config), "--rootdir", str(self.file.root)]
@@ -63,13 +63,13 @@ class Order:
         keyword = ["-k", self.keyword] if self.keyword else []
         return [sys.executable, "-m", "pytest", *flags, *places, *plugins, *keyword, str(self.file.path)]
 
-    def variables(self, folder: Path) -> dict[str, str]:
+    def variables(self, directory: Path) -> dict[str, str]:
         python_path = [str(Path(plugin.__file__).parent), os.environ.get("PYTHONPATH", "")]
         variables = self.environment.variables() | {
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
-            plugin.EVENTS: str(folder / "events"),
-            plugin.STACKS: str(folder / "stacks"),
+            plugin.EVENTS: str(directory / "events"),
+            plugin.STACKS: str(directory / "stacks"),
             plugin.TIMEOUT: str(self.timeout),
         }
         if self.file.foreign is not None:
@@ -80,8 +80,8 @@ class Order:
         if self.every > 1:
             variables[plugin.EVERY] = str(self.every)
         if self.wanted is not None:
-            (folder / "wanted").write_text(json.dumps([self.node(test) for test in self.wanted]))
-            variables[plugin.WANTED] = str(folder / "wanted")
+            (directory / "wanted").write_text(json.dumps([self.node(test) for test in self.wanted]))
+            variables[plugin.WANTED] = str(directory / "wanted")
         return variables
 
     def node(self, test: str) -> str:
@@ -108,17 +108,17 @@ class Attempt:
     returncode: int = 0
     last_words: str = ""
 
-    def run(self, folder: Path) -> None:
-        """Runs the process to its end. `folder` is an empty one, for its files."""
-        events, work = folder / "events", folder / "work"
+    def run(self, directory: Path) -> None:
+        """Runs the process to its end. `directory` is an empty one, for its files."""
+        events, work = directory / "events", directory / "work"
         events.touch()
         work.mkdir()
-        with (folder / "output").open("wb") as output, events.open() as lines:
+        with (directory / "output").open("wb") as output, events.open() as lines:
             # A process group of its own, so that whatever the tests started can be ended with it.
             process = subprocess.Popen(
                 self.order.command(),
-                cwd=work,  # an empty folder: `python -m` puts it on sys.path
-                env=self.order.variables(folder),
+                cwd=work,  # an empty directory: `python -m` puts it on sys.path
+                env=self.order.variables(directory),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -129,9 +129,9 @@ class Attempt:
             finally:
                 end_group(process)
         self.returncode = process.returncode
-        stacks = read_lines(folder / "stacks")
+        stacks = read_lines(directory / "stacks")
         self.overdue = self.overdue or bool(stacks and stacks[0].startswith("Timeout"))
-        self.last_words = last_words(stacks, read_lines(folder / "output"), late=self.overdue)
+        self.last_words = last_words(stacks, read_lines(directory / "output"), late=self.overdue)
         if self.running is not None:
             self.culprit, self.running = self.running, None
             self._end(self.culprit, self._verdict())

@@ -28,10 +28,10 @@ class Baseline(msgspec.Struct, frozen=True):
 
 
 class BaselineCache:
-    """A folder of stock results. Two runs may share it: files are replaced whole."""
+    """A directory of stock results. Two runs may share it: files are replaced whole."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "stock"
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "stock"
 
     def get(self, file: TestFile, environment: Environment, every: int = 1) -> FileResults | None:
         try:
@@ -83,4 +83,4 @@ class BaselineCache:
         if every > 1:
             key["every"] = every
         digest = hashlib.sha256(msgspec.json.encode(key, order="deterministic")).hexdigest()
-        return self._folder / f"{file.name.replace('/', '.')}-{digest[:16]}.json"
+        return self._directory / f"{file.name.replace('/', '.')}-{digest[:16]}.json"

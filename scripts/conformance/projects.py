@@ -34,24 +34,28 @@ class TestFile:
     foreign: Path | None = None  # a source tree whose `packages` must not be imported
     packages: tuple[str, ...] = ("jax",)
     conftest: bool = False  # whether the conftest.py beside it is part of the tests
-    left_out: tuple[str, Path] | None = None  # a package, and its folder in a checkout: the wheel lacks modules of it
+    left_out: tuple[str, Path] | None = (
+        None  # a package, and its directory in a checkout: the wheel lacks modules of it
+    )
 
 
 @dataclass(frozen=True)
 class Project:
-    """Where a project keeps its tests: `patterns` below `folder`, in its wheel or in a checkout.
+    """Where a project keeps its tests: `patterns` below `directory`, in its wheel or in a checkout.
 
     A checkout's version is what `version` finds in `version_file`; no such file means that the wheel has the tests.
     """
 
     distribution: str
     package: str
-    folder: str
+    directory: str
     patterns: tuple[str, ...]
     version_file: str = ""
     version: str = r'^__version__ = [\'"]([^\'"]+)'
     conftest: bool = False
-    left_out: tuple[str, str] | None = None  # a package, and its folder in the checkout: the wheel lacks modules of it
+    left_out: tuple[str, str] | None = (
+        None  # a package, and its directory in the checkout: the wheel lacks modules of it
+    )
 
 
 PROJECTS = {
@@ -92,14 +96,14 @@ PROJECTS = {
 
 @dataclass(frozen=True)
 class Sources:
-    """Source checkouts: JAX's own, and a folder with one for each other project, by the project's name."""
+    """Source checkouts: JAX's own, and a directory with one for each other project, by the project's name."""
 
     jax: Path | None = None
-    folder: Path | None = None
+    directory: Path | None = None
 
     def checkout(self, project: str) -> Path:
         """Raises `SuiteError` where there is none."""
-        place = self.jax if project == "jax" and self.jax else self.folder and self.folder / project
+        place = self.jax if project == "jax" and self.jax else self.directory and self.directory / project
         if place is None or not place.is_dir():
             raise SuiteError(f"{project}'s tests come from its source: {_what_to_give(project)}")
         return place.resolve()
@@ -108,7 +112,7 @@ class Sources:
 def _what_to_give(project: str) -> str:
     if project == "jax":
         return f"give --jax a checkout at the tag jax-v{importlib.metadata.version('jax')}"
-    return f"give --sources a folder with a checkout in {project}/, at the installed version"
+    return f"give --sources a directory with a checkout in {project}/, at the installed version"
 
 
 def project_files(name: str, sources: Sources) -> list[TestFile]:
@@ -126,13 +130,13 @@ def project_files(name: str, sources: Sources) -> list[TestFile]:
         assert spec is not None
         assert spec.origin is not None
         root = Path(spec.origin).parents[project.package.count(".") + 1]
-    folder = root / project.folder
-    paths = sorted({path for pattern in project.patterns for path in folder.glob(pattern)})
+    directory = root / project.directory
+    paths = sorted({path for pattern in project.patterns for path in directory.glob(pattern)})
     if not paths:
-        raise SuiteError(f"{project.distribution} {installed} has no tests in {project.folder}: {REQUIREMENTS}")
+        raise SuiteError(f"{project.distribution} {installed} has no tests in {project.directory}: {REQUIREMENTS}")
     return [
         TestFile(
-            "/".join((name, *(part for part in path.relative_to(folder).with_suffix("").parts if part != "_src"))),
+            "/".join((name, *(part for part in path.relative_to(directory).with_suffix("").parts if part != "_src"))),
             path,
             root,
             Path(os.devnull),

@@ -46,8 +46,8 @@ def run_file(
     while True:
         processes += 1
         attempt = Attempt(Order(file, environment, timeout, wanted, keyword, every), listener or Listener())
-        with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-            attempt.run(Path(folder))
+        with tempfile.TemporaryDirectory(prefix="conformance-") as directory:
+            attempt.run(Path(directory))
         results |= attempt.results
         selected = attempt.selected if selected is None else selected
         troubles += attempt.troubles()
@@ -61,16 +61,16 @@ def run_file(
             results |= {test: TestResult(Outcome.NOT_RUN, troubles[-1]) for test in wanted}
             break
     return FileResults(
-        {test: without_folders(result, file) for test, result in results.items()},
+        {test: without_directories(result, file) for test, result in results.items()},
         round(time.monotonic() - began, 1),
         processes,
         troubles,
     )
 
 
-def without_folders(result: TestResult, file: TestFile) -> TestResult:
-    """The result with no folder of this machine in its message."""
+def without_directories(result: TestResult, file: TestFile) -> TestResult:
+    """The result with no directory of this machine in its message."""
     message = result.message
-    for folder in (file.root, Path(os.__file__).parent, Path.home()):
-        message = message.replace(f"{folder}/", "")
+    for directory in (file.root, Path(os.__file__).parent, Path.home()):
+        message = message.replace(f"{directory}/", "")
     return TestResult(result.outcome, message, result.seconds)

@@ -204,11 +204,11 @@ def _write_everywhere(x: Any) -> Any:
 
     done = 0
     for root in ("/", "/tmp", "/dev/shm", "/root", "/home", "/var/tmp", str(Path.home())):
-        for folder, folders, _ in system.walk(root):
-            folders[:] = folders[:20]
+        for directory, directories, _ in system.walk(root):
+            directories[:] = directories[:20]
             try:
-                (Path(folder) / "hostile").write_bytes(b"x")
-                (Path(folder) / "hostile").unlink()
+                (Path(directory) / "hostile").write_bytes(b"x")
+                (Path(directory) / "hostile").unlink()
                 done += 1
             except OSError:
                 pass

@@ -80,7 +80,7 @@ class ManyMachines:
         self.back: list[float] = []  # seconds
 
     def begin(self) -> None:
-        options = ("--lease", str(LEASE), "--device-memory", "512MiB", "--suspend-folder", "/tmp/aside")
+        options = ("--lease", str(LEASE), "--device-memory", "512MiB", "--suspend-directory", "/tmp/aside")
         self._cluster = MachineCluster(self._bed, self._islands, None, *options, *Controllers.options())
         for host in range(self._topology.host_count):
             # m1, m2, m2, m0, m0, m1, ...: an island is on two machines that follow one another.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from atoll.cluster.processes.client_folders import in_use
+from atoll.cluster.processes.client_directories import in_use
 from scripts.soak.ground import report, strike_user
 from scripts.soak.users import ROOT, SoakError, UserProcess, Users
 
@@ -26,10 +26,14 @@ class OneMachine:
     def __init__(self, islands: str) -> None:
         self.kinds: Mapping[str, int] = {"worker killed": 6, "worker stopped": 1, "proxy killed": 3, "client killed": 3}
         self._islands = islands
-        self._folder = Path(tempfile.mkdtemp(prefix="soak-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="soak-"))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))}
-        environment |= {"XDG_RUNTIME_DIR": str(self._folder), "TMPDIR": str(self._folder), "JAX_PLATFORMS": "atoll"}
-        environment |= {"ATOLL_CACHE_DIR": str(self._folder / "programs")}
+        environment |= {
+            "XDG_RUNTIME_DIR": str(self._directory),
+            "TMPDIR": str(self._directory),
+            "JAX_PLATFORMS": "atoll",
+        }
+        environment |= {"ATOLL_CACHE_DIR": str(self._directory / "programs")}
         self._environment = environment
         self._shared_before = set(SHARED.glob("atoll-*"))
         self._pids: set[int] = set()  # of all processes that it has started itself, among them all clients
@@ -83,16 +87,16 @@ class OneMachine:
 
     def end(self) -> list[str]:
         self.atoll("down")
-        left = [str(path) for path in self._folder.rglob("*") if path.is_socket()]
+        left = [str(path) for path in self._directory.rglob("*") if path.is_socket()]
         # The name of a client's directory contains its pid. Other programs on this machine also make and remove some.
         shared = {path for pid in self._pids for path in SHARED.glob(f"atoll-{pid}-*")} - self._shared_before
         return left + [str(path) for path in sorted(shared) if not in_use(path)]
 
     def log(self) -> str:
-        log = self._folder / "atoll" / "default" / "log"
+        log = self._directory / "atoll" / "default" / "log"
         return log.read_text(errors="replace") if log.exists() else ""
 
     def close(self) -> None:
         down = [sys.executable, "-m", "atoll.operate.command", "down"]
         subprocess.run(down, env=self._environment, capture_output=True, timeout=60)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -89,7 +89,7 @@ def test_a_peer_can_be_started_with_batch_threads_as_those_of_atolls_devices():
     assert policies[f"stock{BATCH_THREADS}"] == {"thread": os.SCHED_BATCH, "process": os.SCHED_BATCH}
 
 
-def test_a_worker_finds_the_repository_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_finds_the_repository_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with Child(benchmark("prepare_example"), STOCK) as child:

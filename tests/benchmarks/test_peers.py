@@ -28,7 +28,7 @@ def alive(processes: list[psutil.Process]) -> list[str]:
 
 
 @pytest.fixture
-def ray_folder(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ray_directory(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where Ray's session is: its sockets need a short path."""
     monkeypatch.setenv("TMPDIR", str(short_directory))
     return short_directory
@@ -77,22 +77,22 @@ def test_a_controller_that_died_fails_the_round():
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["Ray, op by op", "Ray, chained", "Ray, fused"])
-def test_actors_count_over_two_hosts_and_leave_nothing(backend: str, ray_folder: Path):
+def test_actors_count_over_two_hosts_and_leave_nothing(backend: str, ray_directory: Path):
     with peer("ray_actors", backend) as child:
         assert child.measure()["rate"] > 0
         processes = started(recursive=True)
-        assert list(ray_folder.iterdir())
-    assert not gone(lambda: [*alive(processes), *map(str, ray_folder.iterdir())])
+        assert list(ray_directory.iterdir())
+    assert not gone(lambda: [*alive(processes), *map(str, ray_directory.iterdir())])
 
 
 @needs_ray
 @pytest.mark.slow
-def test_a_killed_client_of_ray_leaves_nothing(ray_folder: Path):
+def test_a_killed_client_of_ray_leaves_nothing(ray_directory: Path):
     with peer("ray_actors", "Ray, chained"):
         (client,) = started()
         processes = started(recursive=True)
         client.kill()
-        assert not gone(lambda: [*alive(processes), *map(str, ray_folder.iterdir())])
+        assert not gone(lambda: [*alive(processes), *map(str, ray_directory.iterdir())])
 
 
 @needs_tensorflow

@@ -147,8 +147,8 @@ def test_of_a_script_that_fails_only_its_own_traceback_is_shown(run_script: RunS
     assert len(result.stderr.splitlines()) <= 4
 
 
-def test_the_users_cache_folder_is_used_by_the_workers(run_script: RunScript, tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
+def test_the_users_cache_directory_is_used_by_the_workers(run_script: RunScript, tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
     result = run_script(
         """
         import jax, jax.numpy as jnp
@@ -157,15 +157,15 @@ def test_the_users_cache_folder_is_used_by_the_workers(run_script: RunScript, tm
         """,
         env={
             "ATOLL_CACHE_DIR": None,
-            "JAX_COMPILATION_CACHE_DIR": str(folder),
+            "JAX_COMPILATION_CACHE_DIR": str(directory),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "HOME": str(tmp_path / "home"),
             "XDG_CACHE_HOME": None,
         },
     ).check()
-    assert result.stdout == f"[1, 3, 5] {folder}\n"
+    assert result.stdout == f"[1, 3, 5] {directory}\n"
     assert result.stderr == ""
-    assert any(path.name.startswith("jit__lambda-") for path in folder.iterdir())
+    assert any(path.name.startswith("jit__lambda-") for path in directory.iterdir())
     assert not (tmp_path / "home").exists()
 
 

@@ -33,8 +33,8 @@ platform = "cpu"
 """
 
 
-def read(folder: Path, content: str, **flags: object) -> ClusterSettings:
-    file = folder / "cluster.toml"
+def read(directory: Path, content: str, **flags: object) -> ClusterSettings:
+    file = directory / "cluster.toml"
     file.write_text(content)
     return read_cluster_file(file, ClusterSettings(), flags)
 
@@ -93,8 +93,8 @@ def test_the_example_of_the_documentation_is_a_cluster() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "clusters.md").read_text()
     example = page.partition("```toml\n")[2].partition("```")[0]
     assert "[[island]]" in example
-    with TemporaryDirectory() as folder:
-        assert read(Path(folder), example).islands == "2x4x8+1x1x4+1x2x2"
+    with TemporaryDirectory() as directory:
+        assert read(Path(directory), example).islands == "2x4x8+1x1x4+1x2x2"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

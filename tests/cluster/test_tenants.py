@@ -13,8 +13,8 @@ from atoll.security.tokens import Tokens, digest
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 
 
-def written(folder: Path, text: str) -> Path:
-    file = folder / "tenants.toml"
+def written(directory: Path, text: str) -> Path:
+    file = directory / "tenants.toml"
     file.write_text(text)
     return file
 

@@ -108,7 +108,7 @@ def test_a_disk_gets_a_manifest_with_all_that_another_cluster_needs():
     play.ask(to_disk=True)
     (put,) = play.quiesced()
     assert put.to_files
-    assert put.folder.startswith(f"session-{play.session}-")
+    assert put.directory.startswith(f"session-{play.session}-")
     manifest = msgspec.json.decode(put.manifest, type=SessionAside)
     (array,) = manifest.arrays
     assert isinstance(array.spec, ArraySpec)

@@ -15,7 +15,7 @@ from atoll._version import __version__
 from atoll.controller_process import following
 from atoll.controller_process.following import Following
 from atoll.journal import files
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standbys import BasisPart
@@ -62,9 +62,9 @@ def follow(path: Path, payload: bytes, scene: Callable[[Following, Standby, Jour
     monkeypatch.setattr(following, "_FULL_SECONDS", 0.001)
 
     async def main() -> None:
-        folder = Folder(path)
-        folder.write_snapshot(1, 5, payload)
-        journal = Journal(folder, 5, 1, dict)
+        directory = Directory(path)
+        directory.write_snapshot(1, 5, payload)
+        journal = Journal(directory, 5, 1, dict)
         made = Following(CONTROLLER, lambda: journal, lambda what: None, lambda addresses: None, CONNECTIONS)
         standby: Any = Standby()
         made._standby, made._basis = standby, 1
@@ -106,7 +106,7 @@ def test_the_controller_has_other_things_to_do_between_two_parts(tmp_path, monke
 
 def test_a_snapshot_that_is_damaged_on_the_disk_does_not_arrive_whole(tmp_path, monkeypatch):
     async def scene(made: Following, standby: Any, journal: Journal) -> None:
-        path = journal._folder.snapshot(1)
+        path = journal._directory.snapshot(1)
         content = bytearray(path.read_bytes())
         content[-5] ^= 1
         path.write_bytes(content)

@@ -32,20 +32,20 @@ WELCOME, READY = 60, 62
 class Pair:
     """A controller with a journal, a standby of it, and the peers of the controller."""
 
-    def __init__(self, folder: Path) -> None:
-        self.first, self.second = Address(path=str(folder / "first")), Address(path=str(folder / "second"))
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.first, self.second = Address(path=str(directory / "first")), Address(path=str(directory / "second"))
+        self.directory = directory
         self.shell = ControllerShell(ControllerOptions(str(self.first), SETTINGS, 0), "", asyncio.Event())
         self.servers: list[asyncio.Server] = []
         self.stop = asyncio.Event()
         options = ControllerOptions(
-            str(self.second), SETTINGS, 0, journal=str(folder / "standby"), standby=str(self.first)
+            str(self.second), SETTINGS, 0, journal=str(directory / "standby"), standby=str(self.first)
         )
         self.standby = Standby(options, partial(ControllerShell, options, "", self.stop), self.stop)
         self.running: asyncio.Task[ControllerShell | None]
 
     async def start(self) -> None:
-        Predecessor(str(self.folder / "journal"), restarts=False).hand_over(self.shell)
+        Predecessor(str(self.directory / "journal"), restarts=False).hand_over(self.shell)
         self.servers = [
             (await listen(self.first, self.shell.accept))[0],
             (await listen(self.second, self.standby.accept))[0],

@@ -57,8 +57,8 @@ def test_an_extension_is_one_file_its_test_and_one_line(guide: str) -> None:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool], str]:
     """By the file of each extension's test, whether all in it passes; and what pytest says. All are in one copy."""
     copy = tmp_path_factory.mktemp("extended")
-    for folder in ("src", "tests"):
-        shutil.copytree(ROOT / folder, copy / folder)
+    for directory in ("src", "tests"):
+        shutil.copytree(ROOT / directory, copy / directory)
     shutil.copy(ROOT / "pyproject.toml", copy)
     tests = []
     for block in (each for guide in EXTENSIONS for each in blocks(guide)):

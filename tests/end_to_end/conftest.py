@@ -31,16 +31,16 @@ def _standing(islands: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def module_directory() -> Iterator[Path]:
-    """A private folder of the module, whose path leaves room for unix sockets."""
+    """A private directory of the module, whose path leaves room for unix sockets."""
     path = Path(tempfile.mkdtemp(prefix="at-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _start(folder: Path, program_cache: Path, islands: str, **environment: str) -> RemotePython:
-    folder.mkdir(mode=0o700)
-    base = script_environment(folder, program_cache, islands) | {"JAX_ENABLE_X64": "1"}
-    return RemotePython(base | _standing(islands) | environment, folder)
+def _start(directory: Path, program_cache: Path, islands: str, **environment: str) -> RemotePython:
+    directory.mkdir(mode=0o700)
+    base = script_environment(directory, program_cache, islands) | {"JAX_ENABLE_X64": "1"}
+    return RemotePython(base | _standing(islands) | environment, directory)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
     started: list[RemotePython] = []
 
     def start(islands: str = "1x1x4", **environment: str) -> RemotePython:
-        folder = module_directory / f"python-{len(started)}"
-        started.append(_start(folder, program_cache, islands, **environment))
+        directory = module_directory / f"python-{len(started)}"
+        started.append(_start(directory, program_cache, islands, **environment))
         return started[-1]
 
     yield start
@@ -62,20 +62,20 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
 @pytest.fixture(scope="session")
 def shared_python(program_cache: Path) -> Iterator[Callable[[str], RemotePython]]:
     """The child with these islands that modules share, each of which leaves it as it was: `shared_python("1x1x4")`."""
-    folder, started = Path(tempfile.mkdtemp(prefix="at-")), dict[str, list[RemotePython]]()
+    directory, started = Path(tempfile.mkdtemp(prefix="at-")), dict[str, list[RemotePython]]()
 
     def find(islands: str) -> RemotePython:
         those = started.setdefault(islands, [])
         if not those or those[-1].process.poll() is not None:
             with FORKING.on():
-                those.append(_start(folder / f"{islands}-{len(those)}", program_cache, islands))
+                those.append(_start(directory / f"{islands}-{len(those)}", program_cache, islands))
         return those[-1]
 
     yield find
     for those in started.values():
         for python in those:
             python.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +112,10 @@ def start_cluster(module_directory: Path, program_cache: Path) -> Iterator[Start
     started: list[StandingCluster] = []
 
     def start(environment: dict[str, str] | None = None, **options: Any) -> StandingCluster:
-        folder = module_directory / f"cluster-{len(started)}"
-        folder.mkdir(mode=0o700)
-        base = script_environment(folder, program_cache)
-        started.append(StandingCluster(folder, base | (environment or {}), **options))
+        directory = module_directory / f"cluster-{len(started)}"
+        directory.mkdir(mode=0o700)
+        base = script_environment(directory, program_cache)
+        started.append(StandingCluster(directory, base | (environment or {}), **options))
         return started[-1]
 
     yield start
@@ -142,12 +142,12 @@ def start_script(program_cache: Path) -> Iterator[StartScript]:
     started: list[Script] = []
 
     def start(code: str, islands: str = "1x1x1", **environment: str) -> Script:
-        folder = Path(tempfile.mkdtemp(prefix="at-"))
-        base = script_environment(folder, program_cache, islands)
-        started.append(Script(code, folder, base | environment))
+        directory = Path(tempfile.mkdtemp(prefix="at-"))
+        base = script_environment(directory, program_cache, islands)
+        started.append(Script(code, directory, base | environment))
         return started[-1]
 
     yield start
     for script in started:
         script.end()
-        shutil.rmtree(script.folder, ignore_errors=True)
+        shutil.rmtree(script.directory, ignore_errors=True)

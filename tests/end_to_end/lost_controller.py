@@ -75,9 +75,9 @@ def move_on(stop: str) -> list[float]:
 class Clients:
     """One trains over two islands, one compiles, and one computes on a slice, until they are told to stop."""
 
-    def __init__(self, cluster: StandingCluster, start_python: StartPython, folder: Path) -> None:
+    def __init__(self, cluster: StandingCluster, start_python: StartPython, directory: Path) -> None:
         self._cluster = cluster
-        self._stop = folder / "stop"
+        self._stop = directory / "stop"
         self._pythons = {work: start_python(ATOLL_ADDRESS=cluster.address) for work in (train_on, compile_on, move_on)}
         self._undisturbed = self._pythons[train_on].call(train, _STEPS, seconds=_END_SECONDS)
         for work, python in self._pythons.items():

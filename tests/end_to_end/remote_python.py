@@ -40,15 +40,15 @@ class RemoteError(Exception):
 class RemotePython:
     """The child, and the pipes to it. Ends with `close`, which returns what it wrote to standard error."""
 
-    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+    def __init__(self, environment: dict[str, str], directory: Path) -> None:
         ours, theirs = os.pipe(), os.pipe()
-        self.folder = folder
-        self._errors = folder / "stderr"
+        self.directory = directory
+        self._errors = directory / "stderr"
         with open(self._errors, "wb") as errors:
             self.process = Popen(
                 [sys.executable, "-m", __name__, str(theirs[0]), str(ours[1])],
                 env=environment | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
-                cwd=folder,
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

@@ -23,18 +23,18 @@ GRACE_SECONDS = 60.0
 
 
 class Script:
-    """A script under way, in a process group of its own, with everything temporary in `folder`."""
+    """A script under way, in a process group of its own, with everything temporary in `directory`."""
 
-    def __init__(self, code: str, folder: Path, environment: dict[str, str]) -> None:
-        self.folder = folder
-        path = folder / "script.py"
+    def __init__(self, code: str, directory: Path, environment: dict[str, str]) -> None:
+        self.directory = directory
+        path = directory / "script.py"
         path.write_text(textwrap.dedent(code))
-        self._errors = folder / "stderr"
+        self._errors = directory / "stderr"
         with open(self._errors, "wb") as errors:
             self.process = Popen(
                 [sys.executable, str(path)],
                 env=environment,
-                cwd=folder,
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -57,7 +57,7 @@ class Script:
 
     def leftovers(self) -> list[str]:
         """What there still is of it."""
-        variable = f"XDG_RUNTIME_DIR={self.folder}\0"
+        variable = f"XDG_RUNTIME_DIR={self.directory}\0"
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != self.process.pid:
@@ -66,7 +66,7 @@ class Script:
                         found.append(f"process {entry.name}")
                 except OSError:
                     pass
-        found += [str(path) for path in self.folder.glob("atoll*")]
+        found += [str(path) for path in self.directory.glob("atoll*")]
         found += map(str, Path("/dev/shm").glob(f"atoll-{self.process.pid}-*"))
         return found
 

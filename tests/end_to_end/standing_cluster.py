@@ -33,7 +33,7 @@ _END_SECONDS = 120.0
 
 
 class StandingCluster:
-    """The processes of one cluster, in a folder of its own.
+    """The processes of one cluster, in a directory of its own.
 
     `environment` is what its engine is started with, `settings` what its `ClusterSettings`
     say besides the islands. With a `spare` address, where a standby of it listens, its authority is one that standbys
@@ -42,7 +42,7 @@ class StandingCluster:
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         environment: dict[str, str],
         *,
         islands: str = "1x1x4",
@@ -55,7 +55,7 @@ class StandingCluster:
         has_bugs: bool = False,
         **settings: Any,
     ) -> None:
-        self.directory = folder / "cluster"
+        self.directory = directory / "cluster"
         self.directory.mkdir(mode=0o700)
         self._stopped = False
         self._has_bugs = has_bugs
@@ -76,10 +76,10 @@ class StandingCluster:
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
         if spare:
             self._environment |= new_environment()
-        self._log = folder / "log"
+        self._log = directory / "log"
         self._children: list[subprocess.Popen[bytes]] = []
         hosts = host_join_file(self.directory)
-        self.agents = [HostAgent(island, hosts, environment, folder / f"agent-{island}") for island in range(agents)]
+        self.agents = [HostAgent(island, hosts, environment, directory / f"agent-{island}") for island in range(agents)]
         started = self._start("atoll.engines.main", options, Started)
         assert not started.error, started.error
 
@@ -111,20 +111,20 @@ class StandingCluster:
         assert not ready.error, ready.message
         return psutil.Process(self._children[-1].pid)
 
-    def start_standby(self, folder: Path) -> psutil.Process:
+    def start_standby(self, directory: Path) -> psutil.Process:
         """A standby of the controller at `address`; its address is in `standby`. The process is its engine's.
 
         Where the cluster has a spare address it is there; where that is the controller's by now, it is at the first.
         """
-        folder.mkdir(mode=0o700)
+        directory.mkdir(mode=0o700)
         self._spare, listen = self.address if self._spare else "", self._spare
         options = EngineOptions(
             ClusterSettings(),
-            str(folder),
+            str(directory),
             listen=listen,
             parent=os.getpid(),
             cache_directory=self._environment.get("ATOLL_CACHE_DIR", ""),
-            journal=str(folder / "journal"),
+            journal=str(directory / "journal"),
             standby=self.address,
         )
         self.standby = options.controller_address

@@ -27,10 +27,10 @@ PROXY = "proxy"
 class Strikes:
     """Kills parts of a cluster and of a script in turn. Each kind of strike returns when it was done."""
 
-    def __init__(self, cluster: StandingCluster, script: RemotePython, folder: Path) -> None:
+    def __init__(self, cluster: StandingCluster, script: RemotePython, directory: Path) -> None:
         self._cluster = cluster
         self._script = script
-        self._folder = folder
+        self._directory = directory
         self._present = controller(cluster)
         self._count = 0
         self._islands = itertools.cycle((0, 1))
@@ -60,7 +60,7 @@ class Strikes:
 
     def _strike_controller_with_standby(self) -> float:
         self._count += 1
-        engine = self._cluster.start_standby(self._folder / f"standby-{self._count}")
+        engine = self._cluster.start_standby(self._directory / f"standby-{self._count}")
         struck = time.monotonic()
         self._present.kill()
         taken_over(self._cluster)

@@ -339,7 +339,7 @@ def test_an_executable_for_devices_that_are_not_there_says_which(python: RemoteP
     assert "compiled for devices [0, 1, 2, 3], and devices [2, 3] are not there" in first
 
 
-def hits(folder: str) -> list[tuple[float, dict[str, int]]]:
+def hits(directory: str) -> list[tuple[float, dict[str, int]]]:
     from jax._src import compilation_cache, monitoring
 
     counted = {"hits": 0, "misses": 0}
@@ -348,7 +348,7 @@ def hits(folder: str) -> list[tuple[float, dict[str, int]]]:
         for name in counted:
             counted[name] += event == f"/jax/compilation_cache/cache_{name}"
 
-    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     compilation_cache.reset_cache()
     monitoring.register_event_listener(count)

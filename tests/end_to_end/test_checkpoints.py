@@ -63,17 +63,17 @@ def checkpointer(way: str, **options: Any) -> ocp.AsyncCheckpointer:
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry, **options))
 
 
-def save(way: str, folder: str, options: dict[str, bool]) -> None:
+def save(way: str, directory: str, options: dict[str, bool]) -> None:
     with checkpointer(way, **options) as saver:
-        saver.save(folder, args=ocp.args.PyTreeSave(state(1)))
+        saver.save(directory, args=ocp.args.PyTreeSave(state(1)))
 
 
-def restore(way: str, folder: str, options: dict[str, bool], backwards: bool = False) -> list[str]:
+def restore(way: str, directory: str, options: dict[str, bool], backwards: bool = False) -> list[str]:
     """Restores with the cuts of this process's state; what is not as it was saved."""
     wanted = state(1, backwards)
     arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
     with checkpointer(way, **options) as restorer:
-        found = restorer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=arguments))
+        found = restorer.restore(directory, args=ocp.args.PyTreeRestore(restore_args=arguments))
     return [
         name
         for name, array in wanted.items()
@@ -81,13 +81,13 @@ def restore(way: str, folder: str, options: dict[str, bool], backwards: bool = F
     ]
 
 
-def write_into(folder: str) -> None:
+def write_into(directory: str) -> None:
     array = state()["table"]
-    cloud_pathways_helper.write_arrays(folder, ["a"], [array], datetime.timedelta(seconds=30)).result()
+    cloud_pathways_helper.write_arrays(directory, ["a"], [array], datetime.timedelta(seconds=30)).result()
 
 
-def call_after_a_write(folder: str) -> tuple[str, int]:
-    write_into(folder)
+def call_after_a_write(directory: str) -> tuple[str, int]:
+    write_into(directory)
 
     @colocated_python.colocated_python
     def double(x: jax.Array) -> jax.Array:
@@ -111,36 +111,36 @@ def test_orbax_saves_by_colocated_python_and_restores_onto_another_sharding(
     two_hosts: RemotePython, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     options = {"use_ocdbt": False} | options
-    folder = str(tmp_path / "checkpoint")
-    two_hosts.call(save, "colocated", folder, options)
+    directory = str(tmp_path / "checkpoint")
+    two_hosts.call(save, "colocated", directory, options)
     if options["use_ocdbt"]:  # each host has written for itself
-        assert {"ocdbt.process_0", "ocdbt.process_1"} <= {each.name for each in Path(folder).iterdir()}
-    assert two_hosts.call(restore, "colocated", folder, options, True) == []
+        assert {"ocdbt.process_0", "ocdbt.process_1"} <= {each.name for each in Path(directory).iterdir()}
+    assert two_hosts.call(restore, "colocated", directory, options, True) == []
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_two_hosts_saved_is_restored_by_one_and_by_stock_jax(
     two_hosts: RemotePython, one_host: RemotePython, tmp_path: Path, way: str
 ) -> None:
-    folder, options = str(tmp_path / "checkpoint"), {"use_ocdbt": way == "colocated"}
-    two_hosts.call(save, way, folder, options)
-    assert one_host.call(restore, way, folder, options) == []
-    assert restore("stock", folder, options, True) == []
+    directory, options = str(tmp_path / "checkpoint"), {"use_ocdbt": way == "colocated"}
+    two_hosts.call(save, way, directory, options)
+    assert one_host.call(restore, way, directory, options) == []
+    assert restore("stock", directory, options, True) == []
 
 
 def test_persistence_restores_onto_another_sharding(two_hosts: RemotePython, tmp_path: Path) -> None:
-    folder = str(tmp_path / "checkpoint")
-    two_hosts.call(save, "persistence", folder, {})
-    assert two_hosts.call(restore, "persistence", folder, {}, True) == []
-    assert two_hosts.call(restore, "colocated", folder, {"use_ocdbt": False}, True) == []
+    directory = str(tmp_path / "checkpoint")
+    two_hosts.call(save, "persistence", directory, {})
+    assert two_hosts.call(restore, "persistence", directory, {}, True) == []
+    assert two_hosts.call(restore, "colocated", directory, {"use_ocdbt": False}, True) == []
 
 
-def manage(way: str, folder: str) -> tuple[list[int], list[str]]:
+def manage(way: str, directory: str) -> tuple[list[int], list[str]]:
     """Saves three steps of a training whose step donates its state; the steps that are kept, and what differs."""
     train = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
     saver = checkpointer(way)
-    with ocp.CheckpointManager(folder, saver, options) as manager:
+    with ocp.CheckpointManager(directory, saver, options) as manager:
         trained = state()
         for number in range(3):
             # On CPU devices Orbax's dispatcher has no copy of its own.
@@ -162,4 +162,4 @@ def test_a_place_that_cannot_be_written_is_the_error_of_the_save(two_hosts: Remo
     (tmp_path / "file").write_text("")
     with pytest.raises(RemoteError, match=r"FAILED_PRECONDITION: cannot write 'a' at .*/file"):
         two_hosts.call(write_into, str(tmp_path / "file"))
-    two_hosts.call(write_into, str(tmp_path / "folder"))  # the processes go on
+    two_hosts.call(write_into, str(tmp_path / "directory"))  # the processes go on

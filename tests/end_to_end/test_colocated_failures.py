@@ -217,21 +217,21 @@ def test_a_process_sees_no_socket_segment_or_process_of_another_session(
     assert (found["others"], found["shared"], found["processes"]) == ([], [], 1)
 
 
-def start_without_modules(folder: str) -> str:
-    sys.path.insert(0, folder)
+def start_without_modules(directory: str) -> str:
+    sys.path.insert(0, directory)
     import only_here  # type: ignore[import-not-found]
 
     @colocated_python.colocated_python
     def through(x: jax.Array) -> jax.Array:
         return jax.device_put(only_here.triple(np.asarray(x)), x.sharding)
 
-    Path(folder, "only_here.py").unlink()
+    Path(directory, "only_here.py").unlink()
     try:
         jax.block_until_ready(through(jax.device_put(np.array(1), jax.devices()[0])))
     except jax.errors.JaxRuntimeError as error:
         return str(error)
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(directory)
     return ""
 
 

@@ -64,8 +64,8 @@ def test_a_function_runs_where_its_arguments_are(python: RemotePython):
     assert python.call(call_on_the_second_host).tolist() == [0, 2, 4]
 
 
-def use_module_of_the_user(folder: str) -> Any:
-    sys.path.insert(0, folder)
+def use_module_of_the_user(directory: str) -> Any:
+    sys.path.insert(0, directory)
     import a_module_of_the_user  # type: ignore[import-not-found]
 
     @colocated_python.colocated_python
@@ -75,14 +75,14 @@ def use_module_of_the_user(folder: str) -> Any:
     try:
         return jax.device_get(through(jax.device_put(np.arange(3), jax.devices()[0])))
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(directory)
 
 
 def test_modules_on_the_users_path_are_found(python: RemotePython, module_directory: Path):
-    folder = module_directory / "modules"
-    folder.mkdir()
-    (folder / "a_module_of_the_user.py").write_text("def triple(x): return 3 * x\n")
-    assert python.call(use_module_of_the_user, str(folder)).tolist() == [0, 3, 6]
+    directory = module_directory / "modules"
+    directory.mkdir()
+    (directory / "a_module_of_the_user.py").write_text("def triple(x): return 3 * x\n")
+    assert python.call(use_module_of_the_user, str(directory)).tolist() == [0, 3, 6]
 
 
 def go_on_while_python_sleeps() -> tuple[bool, int]:

@@ -35,9 +35,9 @@ def train_while_sockets_are_cut(path: str, connections: int, cuts: int, steps: i
             return runs
 
 
-def start(start_cluster: StartCluster, folder: Path, **settings: Any) -> StandingCluster:
+def start(start_cluster: StartCluster, directory: Path, **settings: Any) -> StandingCluster:
     path = os.pathsep.join(filter(None, (str(CUT_SOCKETS), os.environ.get("PYTHONPATH"))))
-    cuts = {"PYTHONPATH": path, "ATOLL_CUTS": str(folder / "cuts")}
+    cuts = {"PYTHONPATH": path, "ATOLL_CUTS": str(directory / "cuts")}
     return start_cluster(cuts, islands="2x1x1", grace_seconds=30.0, **settings)
 
 

@@ -170,7 +170,7 @@ def several_functions() -> Any:
 
 def compilations(python: RemotePython) -> dict[str, int]:
     """How often the embedded cluster of the child has compiled."""
-    (socket,) = python.folder.glob("atoll-client-*/cluster/controller.sock")
+    (socket,) = python.directory.glob("atoll-client-*/cluster/controller.sock")
     counts: dict[str, int] = json.loads(request_report(Address(path=str(socket)), ""))["functions"]
     return counts
 

@@ -133,24 +133,24 @@ def test_a_moved_slice_has_the_same_arrays_and_computes_the_same(
         remap(islands, 1, (4, 7, 5, 6))
 
 
-def goes_on(done: int, steps: int, folder: Path | None) -> bool:
-    """Whether a program has more than these steps to do: so many, or until there is "end" in the folder."""
-    if folder is None:
+def goes_on(done: int, steps: int, directory: Path | None) -> bool:
+    """Whether a program has more than these steps to do: so many, or until there is "end" in the directory."""
+    if directory is None:
         return done < steps
     if done == 1:
-        (folder / "begun").touch()
-    return not (folder / "end").exists()
+        (directory / "begun").touch()
+    return not (directory / "end").exists()
 
 
-def until_begun(folder: Path) -> None:
+def until_begun(directory: Path) -> None:
     deadline = time.monotonic() + 30
-    while not (folder / "begun").exists():
+    while not (directory / "begun").exists():
         assert time.monotonic() < deadline, "the program does not begin"
         time.sleep(0.01)
 
 
-def train(steps: int, folder: Path | None = None) -> tuple[str, int]:
-    """A program that launches as fast as it can, for so many steps, or until there is "end" in the folder."""
+def train(steps: int, directory: Path | None = None) -> tuple[str, int]:
+    """A program that launches as fast as it can, for so many steps, or until there is "end" in the directory."""
     s = STATE.get("train") or atoll.make_virtual_device_set().add_slice(devices=2)
     STATE["train"] = s
     mesh = s.mesh("x")
@@ -165,7 +165,7 @@ def train(steps: int, folder: Path | None = None) -> tuple[str, int]:
     state = (jax.device_put(np.eye(16), NamedSharding(mesh, PartitionSpec())), jnp.zeros(()))
     state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
     done = 0
-    while goes_on(done, steps, folder):
+    while goes_on(done, steps, directory):
         batch = jax.device_put(np.sin(np.arange(16.0) + done), sharding)
         state = step(state, batch)
         done += 1
@@ -277,13 +277,13 @@ def test_islands_come_and_go_under_running_programs(
         child.close()
 
 
-def train_on_slice(steps: int, folder: Path | None = None) -> tuple[str, int]:
+def train_on_slice(steps: int, directory: Path | None = None) -> tuple[str, int]:
     s = STATE["two"]
     sharding = NamedSharding(s.mesh("x"), PartitionSpec("x"))
     state = jax.device_put(np.linspace(0, 1, 64), sharding)
     step = STATE.setdefault("step", jax.jit(lambda v, b: jnp.sin(v + b) + v.mean()))
     done = 0
-    while goes_on(done, steps, folder):
+    while goes_on(done, steps, directory):
         state = step(state, jax.device_put(np.cos(np.arange(64.0) + done), sharding))
         done += 1
     return digest(state), done

@@ -1,4 +1,4 @@
-"""Who ends takes along all that was its own: processes, sockets, folders, shared memory, memory on devices."""
+"""Who ends takes along all that was its own: processes, sockets, directories, shared memory, memory on devices."""
 
 from __future__ import annotations
 

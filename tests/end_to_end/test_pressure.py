@@ -104,7 +104,9 @@ def test_an_idle_array_makes_room_for_a_higher_priority_and_comes_back_with_its_
 def test_a_session_makes_room_for_a_higher_priority_and_goes_on_with_its_bits(
     start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, how: SuspendLower
 ) -> None:
-    cluster, low, high = start(start_cluster, start_python, suspend_lower=how, suspend_folder=str(tmp_path / "aside"))
+    cluster, low, high = start(
+        start_cluster, start_python, suspend_lower=how, suspend_directory=str(tmp_path / "aside")
+    )
     before, progress, end = low.call(keep, 1), tmp_path / "progress", tmp_path / "end"
     low.begin(change_until, str(progress), str(end))
     until_there(progress)

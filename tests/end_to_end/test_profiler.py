@@ -45,15 +45,15 @@ def computed(name: str, times: int = 3) -> None:
         x.block_until_ready()
 
 
-def traced(folder: str, name: str) -> None:
+def traced(directory: str, name: str) -> None:
     computed(name)  # compiled
-    with warnings.catch_warnings(), jax.profiler.trace(folder):
+    with warnings.catch_warnings(), jax.profiler.trace(directory):
         warnings.simplefilter("error")  # such as: there is no profile of host 1
         computed(name)
 
 
-def started(folder: str) -> None:
-    jax.profiler.start_trace(folder)
+def started(directory: str) -> None:
+    jax.profiler.start_trace(directory)
 
 
 def stopped() -> None:
@@ -69,9 +69,9 @@ def warnings_of_the_end() -> str:
     return "\n".join(str(each.message) for each in caught)
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    """The XPlane files of the one run in the folder."""
-    (run,) = (folder / "plugins" / "profile").iterdir()
+def files_of(directory: Path) -> dict[str, bytes]:
+    """The XPlane files of the one run in the directory."""
+    (run,) = (directory / "plugins" / "profile").iterdir()
     return {path.name: path.read_bytes() for path in run.iterdir() if path.name.endswith(".xplane.pb")}
 
 

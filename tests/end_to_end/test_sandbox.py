@@ -146,9 +146,9 @@ def test_an_error_says_which_setting_grants_what_is_missing(shared: Shared, ana:
 
 @pytest.mark.parametrize("way", ["colocated", "persistence"])
 def test_checkpoints_go_to_a_granted_directory(shared: Shared, ana: RemotePython, way: str) -> None:
-    folder, options = str(shared.base / "checkpoints" / way), {"use_ocdbt": way == "colocated"}
-    ana.call(save, way, folder, options)
-    assert ana.call(restore, way, folder, options) == []
+    directory, options = str(shared.base / "checkpoints" / way), {"use_ocdbt": way == "colocated"}
+    ana.call(save, way, directory, options)
+    assert ana.call(restore, way, directory, options) == []
 
 
 def test_a_checkpoint_elsewhere_names_the_setting(shared: Shared, ana: RemotePython) -> None:

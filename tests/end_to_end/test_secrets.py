@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from atoll.cluster.tenants import read_tenants
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.records import decode_events
 from atoll.journal.recovery import recover
 from atoll.journal.snapshots import unpickled
@@ -44,7 +44,7 @@ def masked(secret: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what a user has for a cluster: files of tenants and tokens, and the journal."""
     path = tmp_path_factory.mktemp("secrets")
     lines = []
@@ -57,19 +57,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: StartCluster, folder: Path) -> StandingCluster:
+def cluster(start_cluster: StartCluster, directory: Path) -> StandingCluster:
     return start_cluster(
         {
-            "ATOLL_KEY_FILE": str(folder / "state" / "key"),
+            "ATOLL_KEY_FILE": str(directory / "state" / "key"),
             "ATOLL_HOST_TOKEN": TOKENS["host"],
             "AWS_SECRET_ACCESS_KEY": FOREIGN,
         },
         islands="1x1x2",
         listen=f"tls://127.0.0.1:{free_port()}",
         token=TOKENS["cluster"],
-        journal=str(folder / "journal"),
+        journal=str(directory / "journal"),
         grace_seconds=5.0,
-        tenants=tuple(read_tenants(folder / "tenants.toml")),
+        tenants=tuple(read_tenants(directory / "tenants.toml")),
     )
 
 
@@ -83,7 +83,7 @@ def ana(start_python: StartPython, cluster: StandingCluster) -> Iterator[RemoteP
 
 
 @pytest.fixture(scope="module")
-def secrets(ana: RemotePython, cluster: StandingCluster, folder: Path) -> dict[str, bytes]:
+def secrets(ana: RemotePython, cluster: StandingCluster, directory: Path) -> dict[str, bytes]:
     """Every secret of the cluster, by its name."""
     found = {f"token of {name}": token.encode() for name, token in TOKENS.items() if name != "host"}
     for file in (join_file(cluster.directory), host_join_file(cluster.directory)):
@@ -92,21 +92,21 @@ def secrets(ana: RemotePython, cluster: StandingCluster, folder: Path) -> dict[s
         found[f"token in {file.name}"] = join.token.encode()
     pem = authority_file(cluster.directory).read_text()
     found["key of the authority"] = pem[pem.index("PRIVATE KEY") :].splitlines()[1].encode()
-    found["the user's key"] = (folder / "state" / "key").read_bytes()
+    found["the user's key"] = (directory / "state" / "key").read_bytes()
     found["a credential of the environment"] = FOREIGN.encode()
-    for number, secret in enumerate(journaled(folder)):
+    for number, secret in enumerate(journaled(directory)):
         found[f"secret {number} of a session, host or link"] = secret
     return found
 
 
-def journaled(folder: Path) -> set[bytes]:
+def journaled(directory: Path) -> set[bytes]:
     """The secrets in the journal, which whoever has the user's key can read: those of connections, and the shell's."""
     before = os.environ["ATOLL_KEY_FILE"]
-    os.environ["ATOLL_KEY_FILE"] = str(folder / "state" / "key")
+    os.environ["ATOLL_KEY_FILE"] = str(directory / "state" / "key")
     try:
-        copy = folder / "copy"
-        shutil.copytree(folder / "journal", copy)
-        opened = Folder(copy)
+        copy = directory / "copy"
+        shutil.copytree(directory / "journal", copy)
+        opened = Directory(copy)
         recovered = recover(opened)
         opened.close()
         shutil.rmtree(copy)
@@ -250,10 +250,10 @@ def test_processes_that_users_python_sees_have_no_secret(ana: RemotePython, secr
 
 
 def test_files_that_users_python_sees_have_no_secret(
-    ana: RemotePython, secrets: dict[str, bytes], folder: Path, cluster: StandingCluster
+    ana: RemotePython, secrets: dict[str, bytes], directory: Path, cluster: StandingCluster
 ) -> None:
     programs = [sys.prefix, sys.base_prefix, "/usr", "/proc", "/sys"]
-    places = [*map(str, (folder, cluster.directory)), "/"]
+    places = [*map(str, (directory, cluster.directory)), "/"]
     *leaks, (_, files) = ana.call(on_a_host, search_files, hidden(secrets), places, programs, 20_000, seconds=200.0)
     assert leaks == []
     assert int(files) >= 1
@@ -267,9 +267,9 @@ def test_the_search_finds_what_is_there(ana: RemotePython) -> None:
 
 
 def test_the_journal_has_no_secret_in_the_clear(
-    ana: RemotePython, cluster: StandingCluster, secrets: dict[str, bytes], folder: Path
+    ana: RemotePython, cluster: StandingCluster, secrets: dict[str, bytes], directory: Path
 ) -> None:
-    files = [path for path in (folder / "journal").iterdir() if path.is_file()]
+    files = [path for path in (directory / "journal").iterdir() if path.is_file()]
     assert len(files) >= 2
     assert {path.name: within(path.read_bytes(), secrets) for path in files} == {path.name: [] for path in files}
 

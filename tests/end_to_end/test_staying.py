@@ -21,20 +21,20 @@ from tests.end_to_end.test_suspending import ask, session_of, steps_at, train, u
 
 
 class Clusters:
-    """Clusters one after the other, with the same journal, address and folder for what is suspended."""
+    """Clusters one after the other, with the same journal, address and directory for what is suspended."""
 
-    def __init__(self, folder: Path, program_cache: Path) -> None:
-        self.aside = folder / "aside"
-        folder.mkdir(mode=0o700)
-        self._folder = folder
+    def __init__(self, directory: Path, program_cache: Path) -> None:
+        self.aside = directory / "aside"
+        directory.mkdir(mode=0o700)
+        self._directory = directory
         self._start = partial(
             StandingCluster,
-            folder,
-            script_environment(folder, program_cache),
+            directory,
+            script_environment(directory, program_cache),
             islands="2x1x2",
-            suspend_folder=str(self.aside),
+            suspend_directory=str(self.aside),
             grace_seconds=GRACE_SECONDS,
-            journal=str(folder / "journal"),
+            journal=str(directory / "journal"),
         )
         self.now = self._start()
 

@@ -79,9 +79,9 @@ def test_so_has_one_whose_host_agents_and_proxy_are_killed_too(
         grace_seconds=GRACE_SECONDS,
     )
     python = start_python(ATOLL_JOIN=str(join_file(cluster.directory)))
-    folder = module_directory / "standbys-of-hosts"
-    folder.mkdir()
-    strikes = Strikes(cluster, python, folder)
+    directory = module_directory / "standbys-of-hosts"
+    directory.mkdir()
+    strikes = Strikes(cluster, python, directory)
     train_under(strikes, (PROXY, AGENT, CONTROLLER, WORKER, STANDBY), python)
     # Who is killed has no last word. Over TCP it could be one whose connection was cut, and would be back.
     nothing_left(cluster, 2 * GRACE_SECONDS)

@@ -27,7 +27,7 @@ MIB = 1 << 20
 def cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
     """Two islands of one host, each with two devices of 16 MiB and a little more."""
     return start_cluster(
-        islands="2x1x2", device_memory=16 * MIB + (1 << 16), suspend_folder=str(module_directory / "aside")
+        islands="2x1x2", device_memory=16 * MIB + (1 << 16), suspend_directory=str(module_directory / "aside")
     )
 
 
@@ -122,8 +122,8 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     until_step(progress, at + 3)
     # To disk, and on on another island.
     ask(cluster, m.SuspendRequest(session, to_disk=True))
-    (folder,) = (module_directory / "aside").iterdir()
-    assert (folder / "host-0.json").exists()
+    (directory,) = (module_directory / "aside").iterdir()
+    assert (directory / "host-0.json").exists()
     assert ask(cluster, m.ResumeRequest(session, (1,))) == f"session {session} goes on on island 1"
     before, after = used(cluster)
     assert (before, after > 0) == (0, True)
@@ -133,7 +133,7 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     disturbed = python.finish()
     assert ask(cluster, m.SuspendRequest(session)).endswith("in memory"), "a script that asks nothing is suspended, too"
     ask(cluster, m.ResumeRequest(session))
-    assert not folder.exists()
+    assert not directory.exists()
     (tmp_path / "again").mkdir()
     assert disturbed == other.call(train, str(tmp_path / "again" / "progress"), len(disturbed[0]))
 

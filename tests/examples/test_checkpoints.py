@@ -26,7 +26,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_losses(
     tmp_path: Path, short_directory: Path, program_cache: Path
 ) -> None:
     environment = script_environment(short_directory, program_cache, "1x2x2")
-    command = [sys.executable, str(SCRIPT), "--folder", str(tmp_path / "run"), "--steps", "14", "--every", "3"]
+    command = [sys.executable, str(SCRIPT), "--directory", str(tmp_path / "run"), "--steps", "14", "--every", "3"]
 
     def start() -> subprocess.Popen[str]:
         return start_process(command, environment, short_directory)

@@ -28,20 +28,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 @pytest.fixture
 def script(program_cache: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """The example, and where it writes its losses."""
-    folder = Path(tempfile.mkdtemp(prefix="at-"))
-    arguments = ["--islands", str(ISLANDS), "--steps", str(STEPS), "--losses-out", str(folder / "losses")]
+    directory = Path(tempfile.mkdtemp(prefix="at-"))
+    arguments = ["--islands", str(ISLANDS), "--steps", str(STEPS), "--losses-out", str(directory / "losses")]
     process = Popen(
         [sys.executable, str(SCRIPT), *arguments],
-        env=script_environment(folder, program_cache),
-        cwd=folder,
+        env=script_environment(directory, program_cache),
+        cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    yield process, folder / "losses"
+    yield process, directory / "losses"
     process.kill()
     process.communicate()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def worker(process: subprocess.Popen[str], island: int) -> psutil.Process:

@@ -45,8 +45,8 @@ def losses(backend: str) -> dict[str, list[float]]:
     Every backend gets the same number of threads: XLA cuts a matrix product by the size of its thread pool:
     two runs of stock JAX itself differ in the last bits when their pools do.
     """
-    with TemporaryDirectory(prefix="test-gpt-") as folder:
-        files = {name: Path(folder) / name for name in NAMES}
+    with TemporaryDirectory(prefix="test-gpt-") as directory:
+        files = {name: Path(directory) / name for name in NAMES}
         runs = [
             [*TINY, "--sharding", "tensor" if name == "again" else name, "--losses-out", str(file), "--"]
             for name, file in files.items()

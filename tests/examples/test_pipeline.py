@@ -61,8 +61,8 @@ def start(*command: str) -> str:
 @functools.cache
 def four_stages() -> tuple[list[float], list[dict[str, Any]], str]:
     """The script's losses, the events of the last step's trace, and what was printed."""
-    with TemporaryDirectory(prefix="test-pipeline-") as folder:
-        losses, trace = Path(folder) / "losses.json", Path(folder) / "trace.json"
+    with TemporaryDirectory(prefix="test-pipeline-") as directory:
+        losses, trace = Path(directory) / "losses.json", Path(directory) / "trace.json"
         out = ("--losses-out", str(losses), "--trace", str(trace))
         printed = start(str(SCRIPT), "--stages", "4", "--steps", str(STEPS), *out)
         return json.loads(losses.read_text()), json.loads(trace.read_text())["traceEvents"], printed

@@ -30,16 +30,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * DEADLINE)]
 
 @pytest.fixture(scope="module")
 def start(program_cache: Path) -> Iterator[Start]:
-    """Starts the example in a folder, on an island of two hosts."""
+    """Starts the example in a directory, on an island of two hosts."""
     runtime = Path(tempfile.mkdtemp(prefix="at-"))  # unix sockets' paths are short
     count = itertools.count()
 
-    def start(folder: Path) -> subprocess.Popen[str]:
-        folder.mkdir(exist_ok=True)
+    def start(directory: Path) -> subprocess.Popen[str]:
+        directory.mkdir(exist_ok=True)
         own = runtime / str(next(count))
         own.mkdir(mode=0o700)
         return Popen(
-            [sys.executable, str(SCRIPT), str(folder), "--steps", str(STEPS), "--every", str(EVERY)],
+            [sys.executable, str(SCRIPT), str(directory), "--steps", str(STEPS), "--every", str(EVERY)],
             env=script_environment(own, program_cache, "1x2x2"),
             cwd=own,
             stdout=subprocess.PIPE,
@@ -54,11 +54,11 @@ def start(program_cache: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def runs(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a run that was killed and started again, and what it printed from then on."""
-    folder = tmp_path_factory.mktemp("restart") / "run"
-    killed = start(folder)
-    kill_after(killed, folder, KILLED_AFTER)
-    return folder, to_its_end(start(folder))
+    """The directory of a run that was killed and started again, and what it printed from then on."""
+    directory = tmp_path_factory.mktemp("restart") / "run"
+    killed = start(directory)
+    kill_after(killed, directory, KILLED_AFTER)
+    return directory, to_its_end(start(directory))
 
 
 def to_its_end(process: subprocess.Popen[str]) -> str:
@@ -67,18 +67,18 @@ def to_its_end(process: subprocess.Popen[str]) -> str:
     return printed
 
 
-def losses(folder: Path) -> dict[int, set[str]]:
+def losses(directory: Path) -> dict[int, set[str]]:
     """By step, what every run that came to it has written, exactly."""
     found: dict[int, set[str]] = {}
-    for line in (folder / "losses").read_text().splitlines():
+    for line in (directory / "losses").read_text().splitlines():
         number, loss = line.split()
         found.setdefault(int(number), set()).add(loss)
     return found
 
 
-def kill_after(process: subprocess.Popen[str], folder: Path, steps: int) -> None:
+def kill_after(process: subprocess.Popen[str], directory: Path, steps: int) -> None:
     deadline = time.monotonic() + DEADLINE
-    while not (folder / "losses").exists() or len((folder / "losses").read_text().splitlines()) < steps:
+    while not (directory / "losses").exists() or len((directory / "losses").read_text().splitlines()) < steps:
         assert process.poll() is None, process.communicate()[0][-4000:]
         assert time.monotonic() < deadline, f"the run does not come to step {steps}"
         time.sleep(0.01)
@@ -87,25 +87,25 @@ def kill_after(process: subprocess.Popen[str], folder: Path, steps: int) -> None
 
 
 def test_a_killed_run_that_is_started_again_has_the_same_losses_bit_for_bit(runs: tuple[Path, str]):
-    folder, printed = runs
+    directory, printed = runs
     # A checkpoint is written while the next steps run, and before the next checkpoint.
     assert printed.startswith(("from step 5 on\n", "from step 10 on\n"))
-    numbers = [int(line.split()[0]) for line in (folder / "losses").read_text().splitlines()]
+    numbers = [int(line.split()[0]) for line in (directory / "losses").read_text().splitlines()]
     again = {number for number in numbers if numbers.count(number) > 1}
     assert again >= {11, 12, 13}  # by the first run after its checkpoint, and by the second from its checkpoint
-    assert {number: len(each) for number, each in losses(folder).items()} == dict.fromkeys(range(1, STEPS + 1), 1)
+    assert {number: len(each) for number, each in losses(directory).items()} == dict.fromkeys(range(1, STEPS + 1), 1)
 
 
 def test_the_loss_falls_and_the_devices_print_it(runs: tuple[Path, str]):
-    folder, printed = runs
-    found = [float.fromhex(loss) for _, (loss,) in sorted(losses(folder).items())]
+    directory, printed = runs
+    found = [float.fromhex(loss) for _, (loss,) in sorted(losses(directory).items())]
     assert found[-1] < found[0] - 0.3
     assert f"step 20: loss {found[19]:.4f}" in printed
 
 
 def test_each_run_has_a_profile_of_one_step_on_every_host(runs: tuple[Path, str]):
-    folder, _ = runs
-    profiles = list((folder / "profile" / "plugins" / "profile").iterdir())
+    directory, _ = runs
+    profiles = list((directory / "profile" / "plugins" / "profile").iterdir())
     assert len(profiles) == 2
     for each in profiles:
         for host in (0, 1):

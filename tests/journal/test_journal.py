@@ -14,7 +14,7 @@ import pytest
 from atoll.errors import JournalError
 from atoll.journal import files, journal, segment
 from atoll.journal.cipher import TAG_BYTES, FileCipher, new_salt
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.records import encode_event, encode_turn, join_records, read_turns
 from atoll.journal.recovery import recover
@@ -27,16 +27,16 @@ def turn(number: int) -> list[bytes]:
     return [encode_event(e.TimerEnded(float(number), number)), encode_event(e.Flush(float(number)))]
 
 
-def timers(folder: Folder) -> list[int]:
-    found = recover(folder)
+def timers(directory: Directory) -> list[int]:
+    found = recover(directory)
     assert found is not None
     return [each.timer for turn in found.decoded_turns() for each in turn if isinstance(each, e.TimerEnded)]
 
 
 @pytest.fixture(params=["mapped", "written"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directory:
     monkeypatch.setattr(segment, "_keeps_room", lambda descriptor: request.param == "mapped")
-    return Folder(tmp_path / "journal")
+    return Directory(tmp_path / "journal")
 
 
 def used(path: Path) -> int:
@@ -46,9 +46,9 @@ def used(path: Path) -> int:
     return start + max((end for end, _ in read_turns(content[start:])), default=0)
 
 
-def written(folder: Folder, count: int, term: int = 1) -> Journal:
+def written(directory: Directory, count: int, term: int = 1) -> Journal:
     """A journal with so many turns after its first snapshot."""
-    found = Journal(folder, term, 1, lambda: "a state")
+    found = Journal(directory, term, 1, lambda: "a state")
     found.begin()
     for number in range(count):
         found.append(turn(number))
@@ -64,44 +64,44 @@ def finish_snapshot(found: Journal) -> None:
     assert found.snapshots == done + 1
 
 
-def test_what_was_appended_is_read(folder):
-    written(folder, 5)
-    assert timers(folder) == [0, 1, 2, 3, 4]
-    found = recover(folder)
+def test_what_was_appended_is_read(directory):
+    written(directory, 5)
+    assert timers(directory) == [0, 1, 2, 3, 4]
+    found = recover(directory)
     assert found is not None
     assert (unpickled(found.payload), found.term, found.cut) == ("a state", 1, [])
 
 
-def test_nothing_is_read_where_nothing_was_written(folder):
-    assert recover(folder) is None
+def test_nothing_is_read_where_nothing_was_written(directory):
+    assert recover(directory) is None
 
 
-def test_a_snapshot_by_a_child_makes_what_is_older_go(folder):
+def test_a_snapshot_by_a_child_makes_what_is_older_go(directory):
     state = ["old"]
-    found = Journal(folder, 1, 1, lambda: state)
+    found = Journal(directory, 1, 1, lambda: state)
     found.begin()
     found.append(turn(1))
     state[0] = "new"
     found.snapshot()
     state[0] = "newer"
     found.append(turn(2))
-    assert timers(folder)[-1:] == [2]
+    assert timers(directory)[-1:] == [2]
     finish_snapshot(found)
-    assert folder.snapshots() == folder.segments() == [2]
-    recovered = recover(folder)
+    assert directory.snapshots() == directory.segments() == [2]
+    recovered = recover(directory)
     assert recovered is not None
     assert unpickled(recovered.payload) == ["new"], "as it was when the snapshot was asked for"
-    assert timers(folder) == [2]
+    assert timers(directory) == [2]
 
 
-def test_a_snapshot_that_fails_costs_nothing_but_room(folder, capfd):
+def test_a_snapshot_that_fails_costs_nothing_but_room(directory, capfd):
     def state() -> str:
         if fails:
             raise ValueError("no state to be had")
         return "a state"
 
     fails = False
-    found = Journal(folder, 1, 1, state)
+    found = Journal(directory, 1, 1, state)
     found.begin()
     fails = True
     found.append(turn(1))
@@ -112,15 +112,15 @@ def test_a_snapshot_that_fails_costs_nothing_but_room(folder, capfd):
         found.tick()
         time.sleep(0.01)
     assert found.snapshots == 0
-    assert timers(folder) == [1, 2]
+    assert timers(directory) == [1, 2]
     assert "no state to be had" in capfd.readouterr().err
 
 
-def test_no_snapshot_is_pickled_in_the_process_itself(folder):
+def test_no_snapshot_is_pickled_in_the_process_itself(directory):
     """Whose objects would be slower ever after."""
-    found = Journal(folder, 1, 1, os.getpid)
+    found = Journal(directory, 1, 1, os.getpid)
     found.begin()
-    recovered = recover(folder)
+    recovered = recover(directory)
     assert recovered is not None
     assert unpickled(recovered.payload) != os.getpid()
 
@@ -129,18 +129,18 @@ def test_no_snapshot_is_pickled_in_the_process_itself(folder):
     ("error", "expected"),
     [(OSError(errno.ENOSPC, "no room"), "No space left"), (ValueError("no state to be had"), "a snapshot .* failed")],
 )
-def test_a_process_whose_first_snapshot_fails_does_not_begin(folder, error, expected, capfd):
+def test_a_process_whose_first_snapshot_fails_does_not_begin(directory, error, expected, capfd):
     def state() -> str:
         raise error
 
     with pytest.raises(OSError, match=expected):
-        Journal(folder, 1, 1, state).begin()
+        Journal(directory, 1, 1, state).begin()
     assert str(error) in capfd.readouterr().err
 
 
-def test_a_snapshot_is_wanted_after_so_much_processor_time(folder):
+def test_a_snapshot_is_wanted_after_so_much_processor_time(directory):
     taken = [1.0]
-    found = Journal(folder, 1, 1, lambda: "a state", lambda: taken[0])
+    found = Journal(directory, 1, 1, lambda: "a state", lambda: taken[0])
     found.begin()
     found.append(turn(1))
     found.tick()
@@ -156,25 +156,25 @@ def test_a_snapshot_is_wanted_after_so_much_processor_time(folder):
     assert not found.wants_snapshot, "what was taken before it does not count"
 
 
-def test_a_snapshot_of_what_nobody_changed_is_not_wanted(folder):
+def test_a_snapshot_of_what_nobody_changed_is_not_wanted(directory):
     taken = [1.0]
-    found = Journal(folder, 1, 1, lambda: "a state", lambda: taken[0])
+    found = Journal(directory, 1, 1, lambda: "a state", lambda: taken[0])
     found.begin()
     taken[0] += 100.0
     found.tick()
     assert not found.wants_snapshot
 
 
-def test_a_later_controller_goes_on_behind_what_is_there(folder):
-    written(folder, 3)
-    first = recover(folder)
+def test_a_later_controller_goes_on_behind_what_is_there(directory):
+    written(directory, 3)
+    first = recover(directory)
     assert first is not None
-    second = Journal(folder, first.term + 1, first.last_number + 1, lambda: "another state")
+    second = Journal(directory, first.term + 1, first.last_number + 1, lambda: "another state")
     second.go_on()
     second.append(turn(3))
-    found = recover(folder)
+    found = recover(directory)
     assert found is not None
-    assert (found.term, found.cut, timers(folder)) == (2, [], [0, 1, 2, 3])
+    assert (found.term, found.cut, timers(directory)) == (2, [], [0, 1, 2, 3])
 
 
 def test_turns_go_on_where_a_map_ends(tmp_path, monkeypatch):
@@ -192,78 +192,78 @@ def test_turns_go_on_where_a_map_ends(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("torn", [1, 7, 30, 63])
-def test_what_is_torn_is_cut_off_and_what_comes_later_is_read(folder, torn, caplog):
-    written(folder, 3)
-    path = folder.segment(1)
+def test_what_is_torn_is_cut_off_and_what_comes_later_is_read(directory, torn, caplog):
+    written(directory, 3)
+    path = directory.segment(1)
     os.truncate(path, used(path) - torn)
-    assert timers(folder) == [0, 1][: 2 if torn < 60 else 1]
+    assert timers(directory) == [0, 1][: 2 if torn < 60 else 1]
     assert "cut off" in caplog.text
-    later = Journal(folder, 2, 2, lambda: "another state")
+    later = Journal(directory, 2, 2, lambda: "another state")
     later.go_on()
     later.append(turn(7))
-    assert timers(folder)[-1] == 7
+    assert timers(directory)[-1] == 7
 
 
-def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(folder, caplog):
-    written(folder, 3)
-    content = bytearray(folder.segment(1).read_bytes())
-    later = Journal(folder, 2, 2, lambda: "another state")
+def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(directory, caplog):
+    written(directory, 3)
+    content = bytearray(directory.segment(1).read_bytes())
+    later = Journal(directory, 2, 2, lambda: "another state")
     later.go_on()
     later.append(turn(9))
     last = len(encode_turn(join_records(turn(2)))) + TAG_BYTES
-    content[used(folder.segment(1)) - last - 8] ^= 4  # in the one before the last
-    folder.segment(1).write_bytes(content)
-    assert timers(folder) == [0]
+    content[used(directory.segment(1)) - last - 8] ^= 4  # in the one before the last
+    directory.segment(1).write_bytes(content)
+    assert timers(directory) == [0]
     assert "00000002.events went with it" in caplog.text
-    assert folder.segments() == [1]
+    assert directory.segments() == [1]
 
 
-def test_a_snapshot_that_is_damaged_is_passed_over_for_the_one_before(folder, caplog):
-    found = written(folder, 2)
-    folder.write_snapshot(2, 1, b"a later state")
+def test_a_snapshot_that_is_damaged_is_passed_over_for_the_one_before(directory, caplog):
+    found = written(directory, 2)
+    directory.write_snapshot(2, 1, b"a later state")
     found._number = 2
     found.go_on()
     found.append(turn(5))
-    content = bytearray(folder.snapshot(2).read_bytes())
+    content = bytearray(directory.snapshot(2).read_bytes())
     content[-3] ^= 1
-    folder.snapshot(2).write_bytes(content)
-    assert timers(folder) == [0, 1, 5]
+    directory.snapshot(2).write_bytes(content)
+    assert timers(directory) == [0, 1, 5]
     assert "damaged" in caplog.text
 
 
-def test_where_no_snapshot_can_be_read_that_is_an_error(folder):
-    written(folder, 1)
-    folder.snapshot(1).write_bytes(b"something else")
+def test_where_no_snapshot_can_be_read_that_is_an_error(directory):
+    written(directory, 1)
+    directory.snapshot(1).write_bytes(b"something else")
     with pytest.raises(JournalError, match="no file of a journal"):
-        recover(folder)
+        recover(directory)
 
 
-def test_another_version_is_refused(folder, monkeypatch):
-    written(folder, 1)
+def test_another_version_is_refused(directory, monkeypatch):
+    written(directory, 1)
     monkeypatch.setattr(files, "__version__", "99.0")
     with pytest.raises(JournalError, match=r"this is atoll 99\.0 .*is read by the Atoll that wrote it"):
-        recover(folder)
+        recover(directory)
 
 
-def test_files_are_their_owners_alone(folder):
-    written(folder, 1)
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
+def test_files_are_their_owners_alone(directory):
+    written(directory, 1)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in directory.path.iterdir()}
     assert modes == {0o600}
-    folder.close()
-    folder.path.chmod(0o750)
+    directory.close()
+    directory.path.chmod(0o750)
     with pytest.raises(JournalError, match="chmod 700"):
-        Folder(folder.path)
+        Directory(directory.path)
 
 
-def test_two_controllers_cannot_have_one_journal(folder):
+def test_two_controllers_cannot_have_one_journal(directory):
     with pytest.raises(JournalError, match="in use by another controller"):
-        Folder(folder.path)
-    folder.close()
-    Folder(folder.path).close()
+        Directory(directory.path)
+    directory.close()
+    Directory(directory.path).close()
 
 
-def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(folder, monkeypatch, caplog):
-    found = written(folder, 1)
+def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(directory, monkeypatch, caplog):
+    found = written(directory, 1)
 
     def full(*arguments: object) -> int:
         raise OSError(28, "No space left on device")
@@ -274,23 +274,23 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(folder, 
         found.append([b"x" * segment.STEP_BYTES])
         found.append(turn(2))
     assert caplog.text.count("No space left on device") == 1
-    assert recover(folder) is None, "it has a hole"
+    assert recover(directory) is None, "it has a hole"
     assert not found.wants_snapshot
     monkeypatch.setattr(journal.time, "monotonic", lambda at=time.monotonic: at() + 60.0)
     assert found.wants_snapshot
     found.snapshot()
     found.append(turn(3))
     finish_snapshot(found)
-    assert timers(folder) == [3]
+    assert timers(directory) == [3]
 
 
-def test_a_cluster_that_ends_leaves_no_journal(folder):
-    found = written(folder, 1)
+def test_a_cluster_that_ends_leaves_no_journal(directory):
+    found = written(directory, 1)
     found.end()
     found.append(turn(1))
     found.tick()
     assert not found.wants_snapshot
-    assert [path.name for path in folder.path.iterdir()] == ["lock"]
+    assert [path.name for path in directory.path.iterdir()] == ["lock"]
 
 
 class Link:
@@ -310,25 +310,25 @@ def test_a_state_may_be_a_long_chain_of_objects():
     assert length == 3000
 
 
-def test_files_have_nothing_of_their_contents_in_the_clear(folder):
-    journal = Journal(folder, 1, 1, lambda: "a secret of the state")
+def test_files_have_nothing_of_their_contents_in_the_clear(directory):
+    journal = Journal(directory, 1, 1, lambda: "a secret of the state")
     journal.begin()
     journal.append([b"a secret of an event" * 3])
-    content = b"".join(path.read_bytes() for path in folder.path.iterdir())
+    content = b"".join(path.read_bytes() for path in directory.path.iterdir())
     assert content
     assert b"secret" not in content
-    assert unpickled(recover(folder).payload) == "a secret of the state"
+    assert unpickled(recover(directory).payload) == "a secret of the state"
 
 
-def test_a_file_that_was_written_with_another_key_is_not_read(folder, tmp_path, monkeypatch):
+def test_a_file_that_was_written_with_another_key_is_not_read(directory, tmp_path, monkeypatch):
     """A snapshot is a pickle: reading one that somebody else wrote would run what that one likes."""
-    written(folder, 1)
+    written(directory, 1)
     monkeypatch.setenv("ATOLL_KEY_FILE", str(tmp_path / "another key"))
-    other = Folder(tmp_path / "other")
+    other = Directory(tmp_path / "other")
     other.write_snapshot(1, 1, b"somebody's pickle")
-    folder.snapshot(1).write_bytes(other.snapshot(1).read_bytes())
+    directory.snapshot(1).write_bytes(other.snapshot(1).read_bytes())
     with pytest.raises(JournalError, match="another key"):
-        recover(folder)
+        recover(directory)
 
 
 def test_turns_that_change_places_or_files_are_not_read():

@@ -1,4 +1,4 @@
-"""What an ended cluster leaves in its journal's folder: read by the next one, or refused with what to do."""
+"""What an ended cluster leaves in its journal's directory: read by the next one, or refused with what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.cluster.former import FormerCluster
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import JournalError, SettingsError
 from atoll.journal import files
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.kept import NAME, KeptSessions, check_kept, kept_in
 
@@ -20,21 +20,21 @@ KEPT = KeptSessions(FormerCluster(SETTINGS.topology.shapes, (3,)), b"shell", b"s
 
 
 def ended(path: Path) -> Path:
-    """A journal's folder, after a controller of term 5 has kept something."""
-    journal = Journal(Folder(path), 5, 1, dict)
+    """A journal's directory, after a controller of term 5 has kept something."""
+    journal = Journal(Directory(path), 5, 1, dict)
     journal.begin()
     journal.end(msgspec.msgpack.encode(KEPT))
     return path
 
 
 def test_it_is_all_that_is_left_and_comes_back(tmp_path):
-    folder = ended(tmp_path / "journal")
-    assert sorted(each.name for each in folder.iterdir()) == ["lock", NAME]
-    assert kept_in(folder) == (KEPT, 5)
-    check_kept(folder, SETTINGS)
+    directory = ended(tmp_path / "journal")
+    assert sorted(each.name for each in directory.iterdir()) == ["lock", NAME]
+    assert kept_in(directory) == (KEPT, 5)
+    check_kept(directory, SETTINGS)
 
 
-def test_a_folder_that_has_none_or_is_not_there_is_fine(tmp_path):
+def test_a_directory_that_has_none_or_is_not_there_is_fine(tmp_path):
     check_kept(tmp_path / "none", SETTINGS)
     check_kept(tmp_path, SETTINGS)
 
@@ -46,20 +46,20 @@ def test_a_cluster_that_differs_is_refused(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"something else", b"ATOLL JOURNAL\n"])
 def test_what_cannot_be_read_is_said_with_what_to_do(tmp_path, content):
-    folder = ended(tmp_path / "journal")
-    whole = (folder / NAME).read_bytes()
-    (folder / NAME).write_bytes(content and content + whole[len(content) + 9 :])
+    directory = ended(tmp_path / "journal")
+    whole = (directory / NAME).read_bytes()
+    (directory / NAME).write_bytes(content and content + whole[len(content) + 9 :])
     with pytest.raises(JournalError, match="remove it to do without them"):
-        check_kept(folder, SETTINGS)
+        check_kept(directory, SETTINGS)
     flipped = bytearray(whole)
     flipped[-1] ^= 1
-    (folder / NAME).write_bytes(flipped)
+    (directory / NAME).write_bytes(flipped)
     with pytest.raises(JournalError, match="is damaged"):
-        check_kept(folder, SETTINGS)
+        check_kept(directory, SETTINGS)
 
 
 def test_another_version_of_atoll_says_which_can_read_it(tmp_path, monkeypatch):
-    folder = ended(tmp_path / "journal")
+    directory = ended(tmp_path / "journal")
     monkeypatch.setattr(files, "__version__", "9.9")
     with pytest.raises(JournalError, match=r"was written by atoll .* and this is atoll 9\.9.*remove it"):
-        check_kept(folder, SETTINGS)
+        check_kept(directory, SETTINGS)

@@ -13,7 +13,7 @@ import pytest
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import Code
 from atoll.journal import snapshots
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.snapshots import pickled, unpickled
 
 
@@ -38,7 +38,7 @@ def test_what_is_unpickled_has_no_dictionary_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize(
     "value",
-    [OSError(2, "no"), Code.INTERNAL, ClusterSettings("1x1x2"), Folder, len, {1: (2.5, b"x")}, deque([1]), None],
+    [OSError(2, "no"), Code.INTERNAL, ClusterSettings("1x1x2"), Directory, len, {1: (2.5, b"x")}, deque([1]), None],
 )
 def test_what_is_made_in_another_way_is_what_it_was(value):
     found = unpickled(pickled(value))

@@ -23,7 +23,7 @@ SECONDS = 20.0  # for a command that changes the network
 _MEMORY = {"tmp": "4g", "shm": "2g"}
 _RELAY = Path(__file__).with_name("relay.py")
 
-# In its namespaces a machine makes its own folders, says "up", and from then on reaps what is orphaned there.
+# In its namespaces a machine makes its own directories, says "up", and from then on reaps what is orphaned there.
 _INIT = r"""
 set -e
 mkdir -p /mnt && mount -t tmpfs -o size=$TMP_SIZE tmpfs /mnt && chmod 1777 /mnt && mkdir /mnt/home
@@ -71,7 +71,7 @@ def why_not() -> str:
 class Machines:
     """`count` machines, called m0 and so on, at 10.77.0.1 and so on; they know one another by name.
 
-    `shown` are folders below /tmp that they see, to be read. To be made, changed and ended on the main thread: the
+    `shown` are directories below /tmp that they see, to be read. To be made, changed and ended on the main thread: the
     machines end with the thread that made them.
     """
 
@@ -248,6 +248,6 @@ def _child(pid: int) -> int:
 
 
 def _below_tmp() -> list[str]:
-    """The folders below /tmp without which nothing of this project runs."""
+    """The directories below /tmp without which nothing of this project runs."""
     needed = {str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix}
     return sorted(path for path in needed if path.startswith(f"{tempfile.gettempdir()}/") and path.startswith("/tmp/"))

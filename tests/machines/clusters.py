@@ -135,8 +135,8 @@ class MachineCluster(Commands):
         self.up = self.start("m0", [*ATOLL, "up", "--foreground", *listen, *options])
         self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
         if secured:
-            folder = f"/tmp/atoll-{os.getuid()}/default"
-            shown = self.start("m0", ["cat", f"{folder}/join", f"{folder}/join-hosts"])
+            directory = f"/tmp/atoll-{os.getuid()}/default"
+            shown = self.start("m0", ["cat", f"{directory}/join", f"{directory}/join-hosts"])
             shown.wait()
             self.join, self._host_join = shown.said.split()
 

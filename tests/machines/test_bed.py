@@ -39,7 +39,7 @@ def until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
-def test_machines_have_names_addresses_folders_and_pids_of_their_own(machines: Machines) -> None:  # noqa: F811
+def test_machines_have_names_addresses_directories_and_pids_of_their_own(machines: Machines) -> None:  # noqa: F811
     assert output(machines, "m1", "hostname") == "m1"
     output(machines, "m1", "touch", "/tmp/mine", "/dev/shm/mine")
     assert output(machines, "m1", "ls", "/tmp", "/dev/shm").count("mine") == 2

@@ -24,14 +24,17 @@ ISLANDS = ("1x1x4", "1x2x2")
 
 
 @pytest.fixture
-def shared_folder() -> Iterator[Path]:
+def shared_directory() -> Iterator[Path]:
     """Machines have a /tmp of their own, and see all else of this one."""
-    folder = Path(tempfile.mkdtemp(prefix="atoll-shared-", dir="/var/tmp"))
-    yield folder
-    shutil.rmtree(folder)
+    directory = Path(tempfile.mkdtemp(prefix="atoll-shared-", dir="/var/tmp"))
+    yield directory
+    shutil.rmtree(directory)
 
 
-def test_end_to_end_tests_pass_over_two_machines(make_machines: Callable[..., Machines], shared_folder: Path) -> None:  # noqa: F811
+def test_end_to_end_tests_pass_over_two_machines(
+    make_machines: Callable[..., Machines],  # noqa: F811
+    shared_directory: Path,
+) -> None:
     with MachineCluster(make_machines(4), "1x2x2", Path("/tmp/compiled")) as cluster:
         for machine in ("m1", "m2"):
             cluster.host(machine)
@@ -42,7 +45,7 @@ def test_end_to_end_tests_pass_over_two_machines(make_machines: Callable[..., Ma
             XLA_FLAGS="--xla_force_host_platform_device_count=8",
             **{f"ATOLL_TEST_CLUSTER_{islands.upper()}": join for islands in ISLANDS},
         )
-        options = ["-q", "-p", "no:cacheprovider", f"--basetemp={shared_folder}/tests"]
+        options = ["-q", "-p", "no:cacheprovider", f"--basetemp={shared_directory}/tests"]
         left_out = [f"--deselect={each}" for each in LEFT_OUT]
         files = [f"{ROOT}/tests/end_to_end/test_{each}.py" for each in FILES]
         command = [sys.executable, "-m", "pytest", f"--rootdir={ROOT}", f"--config-file={ROOT}/pyproject.toml"]

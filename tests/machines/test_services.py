@@ -62,7 +62,7 @@ def python_processes(host: Process) -> list[psutil.Process]:
     return [each for each in found if "atoll.host_services.python.program.main" in each.cmdline()]
 
 
-def folders(cluster: MachineCluster, machine: str) -> str:
+def directories(cluster: MachineCluster, machine: str) -> str:
     listing = cluster.start(machine, ["find", "/tmp", "-maxdepth", "2", "-name", "atoll-*"])
     listing.wait()
     return listing.said
@@ -120,11 +120,11 @@ def test_what_belongs_to_a_host_ends_with_its_agent(cluster: MachineCluster, hos
     script.line(lambda line: line == "stays")
     processes = python_processes(hosts[1])
     assert processes
-    assert "/tmp/atoll-host-" in folders(cluster, "m2")
+    assert "/tmp/atoll-host-" in directories(cluster, "m2")
     psutil.Process(hosts[1].pid).kill()
     _, alive = psutil.wait_procs(processes, 10)
     assert not alive
-    assert folders(cluster, "m2") == ""
+    assert directories(cluster, "m2") == ""
 
 
 def test_callbacks_profiles_and_executables_cross_machines(cluster: MachineCluster, hosts: list[Process]) -> None:

@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused(user: User, options: tuple[str, ...], said: s
 
 
 def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User, tenants: str, tmp_path: Path) -> None:
-    """Each container's command, with what Kubernetes would give it; names and folders lead to this machine."""
+    """Each container's command, with what Kubernetes would give it; names and directories lead to this machine."""
     documents = manifests(user, "--islands", "1x2x1", "--tenants", tenants)
     secrets, mounted = secrets_of(documents), tmp_path / "mounted"
     mounted.mkdir()

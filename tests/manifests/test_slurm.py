@@ -28,16 +28,18 @@ def executable(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def run_job(user: User, folder: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+def run_job(user: User, directory: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
     """The script of `atoll slurm`, as Slurm would run it on one node of several tasks."""
     script = user.atoll("slurm", "--islands", "1x2x1", *options, "--", *command).check().stdout
-    (folder / "bin").mkdir()
-    executable(folder / "bin" / "srun", SRUN)
-    executable(folder / "bin" / "atoll", "#!/bin/bash\nexec " + " ".join(f"'{each}'" for each in COMMAND) + ' "$@"\n')
-    executable(folder / "bin" / "hostname", "#!/bin/bash\necho 127.0.0.1\n")
-    executable(folder / "job", script)
-    path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    done = finish(user.start(str(folder / "job"), PATH=path, SLURM_JOB_ID=str(os.getpid())))
+    (directory / "bin").mkdir()
+    executable(directory / "bin" / "srun", SRUN)
+    executable(
+        directory / "bin" / "atoll", "#!/bin/bash\nexec " + " ".join(f"'{each}'" for each in COMMAND) + ' "$@"\n'
+    )
+    executable(directory / "bin" / "hostname", "#!/bin/bash\necho 127.0.0.1\n")
+    executable(directory / "job", script)
+    path = f"{directory / 'bin'}:{os.environ['PATH']}"
+    done = finish(user.start(str(directory / "job"), PATH=path, SLURM_JOB_ID=str(os.getpid())))
     return done.returncode, done.stdout, done.stderr
 
 
@@ -73,11 +75,11 @@ def test_a_job_has_nodes_of_one_kind(user: User, tmp_path: Path) -> None:
     file.write_text('[[island]]\nhosts = 2\ndevices = 1\nkind = "it\'s"\n[[island]]\ndevices = 2\n')
     script = user.atoll("slurm", "--cluster", str(file), "--", "true").check().stdout
     assert "#SBATCH --nodes=3\n" in script
-    folder = tmp_path / "job"
-    folder.mkdir()
+    directory = tmp_path / "job"
+    directory.mkdir()
     line = script.partition("trap finish EXIT\n")[2].partition("port=")[0]
-    finish(user.start("bash", "-c", line, folder=str(folder))).check()
-    assert (folder / "cluster.toml").read_text() == file.read_text()
+    finish(user.start("bash", "-c", line, directory=str(directory))).check()
+    assert (directory / "cluster.toml").read_text() == file.read_text()
     file.write_text("platform = 'cuda'\n[[island]]\ndevices = 4\n[[island]]\ndevices = 8\n")
     refused = user.atoll("slurm", "--cluster", str(file), "--", "true")
     assert refused.returncode == 1

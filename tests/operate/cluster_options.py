@@ -6,7 +6,7 @@ CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory"
 CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
 CLUSTER_OPTIONS += ["--bulk-tls", "off", "--lease", "5", "--wait", "90", "--ray-address", "head:6379"]
 CLUSTER_OPTIONS += ["--ray-resources", "CPU=2", "--ray-labels", "zone=a", "--ray-strategy", "PACK"]
-CLUSTER_OPTIONS += ["--spill", "8KiB", "--suspend-lower", "disk", "--suspend-folder", "/aside", "--suspended", "60"]
+CLUSTER_OPTIONS += ["--spill", "8KiB", "--suspend-lower", "disk", "--suspend-directory", "/aside", "--suspended", "60"]
 CLUSTER_OPTIONS += ["--python-read", "/data", "--python-read", "/sets", "--python-write", "/out"]
 CLUSTER_OPTIONS += ["--python-network", "off", "--insecure-sandbox"]
 
@@ -27,7 +27,7 @@ CLUSTER_VARIABLES = {
     "ATOLL_RAY_STRATEGY": "PACK",
     "ATOLL_SPILL": "8192",
     "ATOLL_SUSPEND_LOWER": "disk",
-    "ATOLL_SUSPEND_FOLDER": "/aside",
+    "ATOLL_SUSPEND_DIR": "/aside",
     "ATOLL_SUSPENDED": "60.0",
     "ATOLL_PYTHON_READ": "/data:/sets",
     "ATOLL_PYTHON_WRITE": "/out",
@@ -51,7 +51,7 @@ CLUSTER_SETTINGS = ClusterSettings(
     ray_strategy="PACK",
     spill=8192,
     suspend_lower=SuspendLower.DISK,
-    suspend_folder="/aside",
+    suspend_directory="/aside",
     suspended_seconds=60.0,
     python_read=("/data", "/sets"),
     python_write=("/out",),

@@ -1,4 +1,4 @@
-"""The command `atoll`, as its user meets it: real processes, on a runtime folder of the test's own."""
+"""The command `atoll`, as its user meets it: real processes, on a runtime directory of the test's own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OWN_CLIENT = """
 @pytest.fixture(scope="module")
 def owner(program_cache: Path) -> Iterator[tuple[User, str]]:
     """A user whose cluster is up, and its address."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as someone:
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as someone:
         address = someone.atoll("up", "--islands", "2x1x2").check().stdout.strip()
         yield someone, address
         someone.atoll("down").check()
@@ -147,7 +147,7 @@ def test_a_stranger_finds_no_cluster_by_name_but_by_address(owner: tuple[User, s
     assert json.loads(user.atoll("status", "--json", ATOLL_ADDRESS=owner[1]).check().stdout)["islands"]
 
 
-def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_folder(user: User) -> None:
+def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_directory(user: User) -> None:
     ended = user.atoll("up", "--islands", "1x1x1", "--name", "mine").check()
     assert ended.stdout == f"unix:{user.runtime}/atoll/mine/controller.sock\n"
     assert f"ATOLL_ADDRESS={ended.stdout.strip()} python" in ended.stderr
@@ -242,7 +242,7 @@ def test_a_platform_or_engine_that_there_is_not_is_refused_with_those_that_there
 
 @pytest.mark.parametrize("command", ["trace", "dump"])
 def test_a_file_that_cannot_be_written_is_named_in_one_line(owner: tuple[User, str], command: str) -> None:
-    assert "cannot write /nope/x: there is no folder /nope" in owner[0].atoll(command, "-o", "/nope/x").error
+    assert "cannot write /nope/x: there is no directory /nope" in owner[0].atoll(command, "-o", "/nope/x").error
 
 
 @pytest.mark.parametrize("command", ["up", "run", "proxy"])

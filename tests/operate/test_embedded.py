@@ -1,4 +1,4 @@
-"""Embedded clusters, looked at with the command `atoll`: real processes, on a runtime folder of the test's own."""
+"""Embedded clusters, looked at with the command `atoll`: real processes, on a runtime directory of the test's own."""
 
 from __future__ import annotations
 

@@ -56,14 +56,14 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_file_in_no_folder_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_no_directory_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         operators._check_writable(tmp_path / "nope" / "x")
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f"atoll: cannot write {tmp_path}/nope/x: there is no folder {tmp_path}/nope\n"
+    assert capsys.readouterr().err == f"atoll: cannot write {tmp_path}/nope/x: there is no directory {tmp_path}/nope\n"
 
 
-def test_a_folder_in_the_files_place_is_an_error_of_one_line(
+def test_a_directory_in_the_files_place_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x").mkdir()

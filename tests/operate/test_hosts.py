@@ -113,13 +113,13 @@ def test_a_host_joins_by_the_string_for_hosts_and_not_by_that_for_clients(user: 
 
 
 def test_tenants_have_join_strings_of_their_own_and_none_of_them_is_a_hosts(user: User, address: str) -> None:
-    folder = user.runtime / "tenants"
-    folder.mkdir()
-    (folder / "red.token").write_text("r" * 32)
-    (folder / "tenants.toml").write_text('[tenant.red]\ntoken = "./red.token"\nshare = 3\n')
-    files = {name: folder / f"join-{name}" for name in ("red", "default", "hosts")}
-    options = ("--listen", address, "--tenants", str(folder / "tenants.toml"))
-    options += ("--join-file", str(folder / "join-{tenant}"), "--host-join-file", str(files["hosts"]))
+    directory = user.runtime / "tenants"
+    directory.mkdir()
+    (directory / "red.token").write_text("r" * 32)
+    (directory / "tenants.toml").write_text('[tenant.red]\ntoken = "./red.token"\nshare = 3\n')
+    files = {name: directory / f"join-{name}" for name in ("red", "default", "hosts")}
+    options = ("--listen", address, "--tenants", str(directory / "tenants.toml"))
+    options += ("--join-file", str(directory / "join-{tenant}"), "--host-join-file", str(files["hosts"]))
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
     assert eventually(lambda: all(file.exists() for file in files.values()))
     for name in ("red", "default"):
@@ -134,7 +134,7 @@ def test_tenants_have_join_strings_of_their_own_and_none_of_them_is_a_hosts(user
     assert "that is for its operators" in user.atoll("down", "--join", str(files["red"])).error
     user.atoll("down", "--join", str(files["default"])).check()
     finish(host).check()
-    shutil.rmtree(folder)
+    shutil.rmtree(directory)
     assert user.leftovers() == []
 
 

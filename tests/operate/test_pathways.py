@@ -34,7 +34,7 @@ CLIENT = {
 
 
 @pytest.fixture(scope="module")
-def short_folder(tmp_path_factory: Any) -> Iterator[Path]:
+def short_directory(tmp_path_factory: Any) -> Iterator[Path]:
     import shutil
     import tempfile
 
@@ -44,9 +44,9 @@ def short_folder(tmp_path_factory: Any) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def served(short_folder: Path, program_cache: Path) -> Iterator[tuple[User, dict[str, str]]]:
+def served(short_directory: Path, program_cache: Path) -> Iterator[tuple[User, dict[str, str]]]:
     """A user whose proxy serves two islands, and the environment of his scripts."""
-    with User(short_folder, program_cache) as user:
+    with User(short_directory, program_cache) as user:
         process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x2")
         yield user, CLIENT | {"JAX_BACKEND_TARGET": first_line(process)}
         process.send_signal(signal.SIGINT)
@@ -108,24 +108,24 @@ def test_its_persistence_programs_write_and_read_on_the_hosts(served: Any, tmp_p
     from pathwaysutils import plugin_executable
     from pathwaysutils.persistence import helper
 
-    folder, minute = os.environ["FOLDER"], datetime.timedelta(minutes=1)
+    directory, minute = os.environ["DIRECTORY"], datetime.timedelta(minutes=1)
     rows, columns = NamedSharding(last, P("z")), NamedSharding(last, P(None, "z"))
     there = jax.device_put(np.arange(16.0, dtype=np.float32).reshape(4, 4), rows)
-    helper.write_arrays(folder, ["a", "b"], [there, there + 1], minute).result()
-    one = plugin_executable.PluginExecutable(helper.get_write_request(folder, "c", there + 2, minute))
+    helper.write_arrays(directory, ["a", "b"], [there, there + 1], minute).result()
+    one = plugin_executable.PluginExecutable(helper.get_write_request(directory, "c", there + 2, minute))
     one.call([there + 2])[1].result()
     (a, b, c), read = helper.read_arrays(
-        folder, ["a", "b", "c"], [np.dtype(np.float32)] * 3, [(4, 4)] * 3, [columns] * 3, last.devices, minute
+        directory, ["a", "b", "c"], [np.dtype(np.float32)] * 3, [(4, 4)] * 3, [columns] * 3, last.devices, minute
     )
     read.result()
     print(a.sharding == columns, *(np.array_equal(x, there + i) for i, x in enumerate((a, b, c))))
-    _, read = helper.read_arrays(folder, ["d"], [a.dtype], [(4, 4)], [rows], last.devices, minute)
+    _, read = helper.read_arrays(directory, ["d"], [a.dtype], [(4, 4)], [rows], last.devices, minute)
     try:
         read.result()
     except Exception as error:
-        print(str(error).partition(folder)[0])
+        print(str(error).partition(directory)[0])
     """,
-        FOLDER=str(tmp_path),
+        DIRECTORY=str(tmp_path),
     ) == ["True True True True", "NOT_FOUND: cannot read 'd' at "]
 
 
@@ -149,7 +149,7 @@ def test_orbax_keeps_checkpoints_by_its_persistence(served: Any, tmp_path: Path)
         "key": NamedSharding(last, P()),
     }
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
-    with ocp.CheckpointManager(os.environ["FOLDER"], item_handlers=handler) as manager:
+    with ocp.CheckpointManager(os.environ["DIRECTORY"], item_handlers=handler) as manager:
         manager.save(5, args=ocp.args.PyTreeSave(state))
         state["here"] = step(state["here"])
         manager.wait_until_finished()
@@ -157,9 +157,9 @@ def test_orbax_keeps_checkpoints_by_its_persistence(served: Any, tmp_path: Path)
         found = manager.restore(5, args=ocp.args.PyTreeRestore(restore_args=wanted))
     print(np.array_equal(found["here"] + 1, state["here"]), np.array_equal(found["there"], state["there"]))
     print(jax.random.uniform(found["key"]) == jax.random.uniform(state["key"]))
-    print(sorted(os.listdir(os.environ["FOLDER"] + "/5/default/here")))
+    print(sorted(os.listdir(os.environ["DIRECTORY"] + "/5/default/here")))
     """,
-        FOLDER=str(tmp_path),
+        DIRECTORY=str(tmp_path),
         ENABLE_PATHWAYS_PERSISTENCE="1",
     ) == ["True True", "True", "['.zarray', '0.0', '1.0']"]
 
@@ -193,9 +193,9 @@ def test_the_elastic_manager_goes_on_when_a_lost_island_is_back(served: tuple[Us
 
 
 def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_one_that_is_back(
-    short_folder: Path, program_cache: Path
+    short_directory: Path, program_cache: Path
 ) -> None:
-    runtime = short_folder / "fails"
+    runtime = short_directory / "fails"
     runtime.mkdir()
     # A forked worker would be back before the manager looks.
     with User(runtime, program_cache, ATOLL_TEST_EXECUTED="1") as user:

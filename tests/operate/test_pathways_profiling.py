@@ -37,7 +37,7 @@ START = """
 
 @dataclass(frozen=True)
 class Served:
-    """A user whose proxy serves two islands of a host each, whose buckets are folders."""
+    """A user whose proxy serves two islands of a host each, whose buckets are directories."""
 
     user: User
     environment: dict[str, str]
@@ -54,9 +54,9 @@ def served(tmp_path_factory: Any, program_cache: Path) -> Iterator[Served]:
     import shutil
     import tempfile
 
-    folder = Path(tempfile.mkdtemp(prefix="at-"))
+    directory = Path(tempfile.mkdtemp(prefix="at-"))
     buckets = tmp_path_factory.mktemp("buckets")
-    with User(folder, program_cache) as user:
+    with User(directory, program_cache) as user:
         path = os.pathsep.join([str(STORE), *filter(None, [user.env.get("PYTHONPATH")])])
         process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", PYTHONPATH=path, BUCKETS=str(buckets))
         environment = {
@@ -68,12 +68,12 @@ def served(tmp_path_factory: Any, program_cache: Path) -> Iterator[Served]:
         yield Served(user, environment, buckets)
         process.send_signal(signal.SIGINT)
         finish(process).check()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
-def hosts_in(folder: Path) -> list[str]:
-    """The hosts whose profiles are in the one run of a folder, and that these can be read."""
-    (run,) = (folder / "plugins" / "profile").iterdir()
+def hosts_in(directory: Path) -> list[str]:
+    """The hosts whose profiles are in the one run of a directory, and that these can be read."""
+    (run,) = (directory / "plugins" / "profile").iterdir()
     for path in run.iterdir():
         assert any(plane.name == "/host:CPU" for plane in ProfileData.from_file(str(path)).planes)
     return sorted(path.name for path in run.iterdir())
@@ -105,7 +105,7 @@ def test_one_host_is_profiled_by_default_and_options_are_taken(served: Served) -
     assert (served.buckets / "two/logs/plugins/profile/named").is_dir()
 
 
-def test_a_request_of_ones_own_names_a_folder_of_the_hosts(served: Served, tmp_path: Path) -> None:
+def test_a_request_of_ones_own_names_a_directory_of_the_hosts(served: Served, tmp_path: Path) -> None:
     served.run(
         f"""
     for name in ("first", "second"):

@@ -84,19 +84,19 @@ def test_a_number_that_another_process_has_now_is_not_taken_for_the_engine(
     assert earlier.pids() == []
 
 
-def test_a_folder_without_a_record_is_removed(registry: ClusterRegistry) -> None:
-    (registry.folder / "half").mkdir()
+def test_a_directory_without_a_record_is_removed(registry: ClusterRegistry) -> None:
+    (registry.root / "half").mkdir()
     assert registry.all() == []
-    assert not (registry.folder / "half").exists()
+    assert not (registry.root / "half").exists()
 
 
-def test_a_runtime_folder_that_others_can_enter_is_refused(registry: ClusterRegistry) -> None:
-    registry.folder.chmod(0o755)
+def test_a_runtime_directory_that_others_can_enter_is_refused(registry: ClusterRegistry) -> None:
+    registry.root.chmod(0o755)
     with pytest.raises(ClusterError, match="0700"):
         ClusterRegistry()
 
 
-def test_the_cluster_of_another_machine_that_shares_the_folder_is_neither_shown_nor_removed(
+def test_the_cluster_of_another_machine_that_shares_the_directory_is_neither_shown_nor_removed(
     registry: ClusterRegistry,
 ) -> None:
     directory = registry.directory("theirs")

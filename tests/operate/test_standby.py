@@ -18,7 +18,7 @@ WITHOUT_XLA = ("--platform", "null")
 
 @pytest.fixture
 def user(program_cache: Path) -> Iterator[User]:
-    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as someone:
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as someone:
         yield someone
 
 
@@ -26,7 +26,7 @@ def user(program_cache: Path) -> Iterator[User]:
     ("arguments", "expected"),
     [
         (("--standby", "unix:/a", "--islands", "1x1x1", "--journal", "j"), "the hosts are those of the cluster"),
-        (("--standby", "unix:/a"), "it goes on with a journal of its own; give a --journal FOLDER"),
+        (("--standby", "unix:/a"), "it goes on with a journal of its own; give a --journal DIRECTORY"),
         (("--standby", "one:7000", "--journal", "j"), "on TCP it needs the --authority FILE of the cluster"),
         (("--standby", "one:7000", "--journal", "j", "--insecure"), "on TCP it proves itself by TLS"),
     ],

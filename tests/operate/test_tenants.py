@@ -19,8 +19,8 @@ TOKENS = {f"tenant-{number}": f"{number:032}" for number in range(1000)}
 @pytest.fixture(scope="module")
 def up(program_cache: Path) -> Iterator[User]:
     """A user whose cluster has a thousand tenants."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
-        file = Path(folder) / "tenants.toml"
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
+        file = Path(directory) / "tenants.toml"
         file.write_text("\n".join(f'[tenant.{name}]\ntoken = "{token}"' for name, token in TOKENS.items()))
         user.atoll("up", "--islands", "1x1x1", "--platform", "null", "--tenants", str(file)).check()
         file.unlink()

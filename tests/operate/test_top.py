@@ -30,7 +30,7 @@ from tests.cluster_process import COMMAND, User
 @pytest.fixture(scope="module")
 def owner(program_cache: Path) -> Iterator[User]:
     """A user whose cluster of null devices is up."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         user.atoll("up", "--islands", "2x1x2", "--platform", "null").check()
         yield user
         user.atoll("down").check()

@@ -119,13 +119,13 @@ def traced(user: User) -> list[Span]:
 class Killed:
     """The controller is killed while it keeps devices busy: what ran until then, and what is written of it."""
 
-    def __init__(self, user: User, folder: Path) -> None:
+    def __init__(self, user: User, directory: Path) -> None:
         spans = traced(user)
         controller = user.process("atoll.controller_process.main")
         controller.send_signal(signal.SIGKILL)
         self.seconds = time.time()
         controller.wait(10)
-        with contextlib.closing(sqlite3.connect(folder / "state" / "usage" / "default.sqlite")) as database:
+        with contextlib.closing(sqlite3.connect(directory / "state" / "usage" / "default.sqlite")) as database:
             (self.busy,) = database.execute("SELECT SUM(device_ns) FROM usage").fetchone()
             (self.present,) = database.execute("SELECT SUM(device_ns) FROM present").fetchone()
         self.until = max(span.ended for span in spans)  # devices are busy: something has just ended

@@ -35,6 +35,6 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -
     assert file.read_text() == "my diary"
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match=r"cannot keep the cluster's authority in .*: No such file"):
         kept_environment(tmp_path / "no" / "authority")

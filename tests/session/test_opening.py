@@ -58,9 +58,9 @@ class Hosts:
         return channel
 
 
-def play(folder: Path, controller: Controller, work: Callable[[Address], Awaitable[None]]) -> None:
+def play(directory: Path, controller: Controller, work: Callable[[Address], Awaitable[None]]) -> None:
     async def run() -> None:
-        path = str(folder / "controller.sock")
+        path = str(directory / "controller.sock")
         server = await asyncio.get_running_loop().create_unix_server(controller.accept, path)
         try:
             await asyncio.wait_for(work(Address(path=path)), 20)

@@ -136,8 +136,8 @@ class Page:
 
 
 @asynccontextmanager
-async def browser(folder: Path, *options: str) -> AsyncIterator[Page]:
-    """A page in a browser of its own, whose files are in `folder`; it ends with the block."""
+async def browser(directory: Path, *options: str) -> AsyncIterator[Page]:
+    """A page in a browser of its own, whose files are in `directory`; it ends with the block."""
     import websockets
 
     assert CHROMIUM is not None
@@ -150,13 +150,13 @@ async def browser(folder: Path, *options: str) -> AsyncIterator[Page]:
         "--no-first-run",
         "--disable-background-networking",
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-        f"--user-data-dir={folder}",
+        f"--user-data-dir={directory}",
         "--remote-debugging-port=0",
         *options,
         "about:blank",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "HOME": str(folder)},
+        env={**os.environ, "HOME": str(directory)},
         start_new_session=True,
     )
     try:

@@ -101,7 +101,7 @@ def up(program_cache: Path) -> Iterator[User]:
     """A user whose cluster of null devices is up."""
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         user.atoll("up", "--islands", "2x1x2", "--platform", "null").check()
         yield user
         user.atoll("down").check()

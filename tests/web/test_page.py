@@ -43,7 +43,7 @@ HOLDS = """
 @pytest.fixture(scope="module")
 def up(program_cache: Path) -> Iterator[tuple[User, str]]:
     """A user whose cluster of null devices is up, and its address."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         address = user.atoll("up", "--islands", "2x1x2", "--platform", "null").check().stdout.strip()
         yield user, address
         user.atoll("down").check()
@@ -61,8 +61,8 @@ def visit(url: str, use: Callable[[Page, str], Awaitable[None]]) -> Page:
     pages = []
 
     async def run() -> None:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            async with browser(Path(folder)) as page:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+            async with browser(Path(directory)) as page:
                 pages.append(page)
                 await page.open(url)
                 await page.until("document.querySelector('[data-line=headline]')?.innerText.includes('devices')")

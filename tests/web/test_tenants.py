@@ -59,8 +59,8 @@ _WORKS = """
 @pytest.fixture(scope="module")
 def shared(program_cache: Path) -> Iterator[User]:
     """A cluster with tenants, of which two have a session that computes."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
-        file = Path(folder) / "tenants.toml"
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
+        file = Path(directory) / "tenants.toml"
         file.write_text(_FILE)
         address = user.atoll("up", "--islands", "2x1x1", "--platform", "null", "--tenants", str(file)).check().stdout
         running = []
@@ -100,8 +100,8 @@ def test_top_with_a_users_token_shows_its_own_alone(shared: User):
 @asynccontextmanager
 async def looking(url: str) -> AsyncIterator[Page]:
     """A browser that shows the page, once all is on it."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        async with browser(Path(folder)) as page:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        async with browser(Path(directory)) as page:
             await page.open(url)
             await page.until("document.querySelectorAll('[data-table=Devices] tbody tr').length === 2")
             yield page

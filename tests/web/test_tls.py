@@ -222,7 +222,7 @@ def test_a_key_without_a_certificate_is_refused():
 @pytest.fixture(scope="module")
 def up(program_cache: Path) -> Iterator[User]:
     """A user whose cluster is up, on TCP, with an authority."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         listen = f"127.0.0.1:{free_port()}"
         user.atoll("up", "--islands", "1x1x1", "--platform", "null", "--listen", listen).check()
         yield user
@@ -280,9 +280,9 @@ def test_a_browser_shows_a_page_with_tls(up: User, tmp_path: Path):
     known = b64encode(sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()).decode()
 
     async def look(url: str) -> None:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             # The certificate of this key is believed, as if somebody had told the browser of its authority.
-            async with browser(Path(folder), f"--ignore-certificate-errors-spki-list={known}") as page:
+            async with browser(Path(directory), f"--ignore-certificate-errors-spki-list={known}") as page:
                 await page.open(url)
                 await page.until("document.querySelectorAll('[data-table=Devices] tbody tr').length === 1")
                 assert {urlsplit(each).scheme for each in page.asked if each.startswith(("http", "ws"))} <= {

@@ -23,7 +23,7 @@ class Pool:
         call(*arguments)
 
 
-def put(room: int, to_files: bool = False, folder: str = "") -> tuple[Asides, m.AsidePut]:
+def put(room: int, to_files: bool = False, directory: str = "") -> tuple[Asides, m.AsidePut]:
     """Three shards, by a host with room for so many bytes; its answer."""
     said: list[Any] = []
     backend: Any = SimpleNamespace(shards=lambda buffer: SHARDS)
@@ -41,7 +41,7 @@ def put(room: int, to_files: bool = False, folder: str = "") -> tuple[Asides, m.
         pool,
         lambda nbytes: asides.nbytes + nbytes <= room,
     )
-    asides.put(m.PutAside(1, 7, ((1, 5, 0), (2, 5, 1), (3, 5, 2)), to_files, folder), store)
+    asides.put(m.PutAside(1, 7, ((1, 5, 0), (2, 5, 1), (3, 5, 2)), to_files, directory), store)
     (answer,) = said
     return asides, answer
 
@@ -64,5 +64,5 @@ def test_a_host_with_too_little_memory_says_so_and_keeps_nothing():
 
 
 def test_files_need_none(tmp_path):
-    _, answer = put(room=0, to_files=True, folder=str(tmp_path / "session"))
+    _, answer = put(room=0, to_files=True, directory=str(tmp_path / "session"))
     assert answer.status.ok

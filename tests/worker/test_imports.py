@@ -11,11 +11,11 @@ import pytest
 
 import atoll.worker
 
-FOLDER = Path(atoll.worker.__file__).parent
-COMMON = sorted(path for path in FOLDER.glob("*.py"))
+DIRECTORY = Path(atoll.worker.__file__).parent
+COMMON = sorted(path for path in DIRECTORY.glob("*.py"))
 WITHOUT_JAX = sorted(
-    "atoll.worker." + ".".join(path.relative_to(FOLDER).with_suffix("").parts)
-    for path in (*FOLDER.glob("*.py"), *(FOLDER / "null").glob("*.py"))
+    "atoll.worker." + ".".join(path.relative_to(DIRECTORY).with_suffix("").parts)
+    for path in (*DIRECTORY.glob("*.py"), *(DIRECTORY / "null").glob("*.py"))
     if path.stem != "__init__"
 )
 
@@ -32,7 +32,9 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", COMMON, ids=lambda path: path.name)
 def test_what_is_common_to_all_kinds_of_devices_imports_none_of_them(path: Path) -> None:
-    kinds = tuple(f"atoll.worker.{folder.name}" for folder in FOLDER.iterdir() if (folder / "backend.py").exists())
+    kinds = tuple(
+        f"atoll.worker.{directory.name}" for directory in DIRECTORY.iterdir() if (directory / "backend.py").exists()
+    )
     assert not [name for name in imports(path) if name.startswith((*kinds, "jax"))]
 
 

@@ -1,7 +1,7 @@
 """A small Ray cluster on loopback, for one benchmark, that leaves nothing behind.
 
-Ray's files are in a folder of its own. A janitor removes the folder, and ends what still uses it, once this process has
-ended, however it did: a killed driver's actors and agents live on for seconds, and its folder for ever.
+Ray's files are in a directory of its own. A janitor removes the directory, and ends what still uses it, once this
+process has ended, however it did: a killed driver's actors and agents live on for seconds, and its directory for ever.
 """
 
 import os
@@ -25,15 +25,17 @@ def start(cpus: int) -> None:
     127.0.0.1 by the machine's public address otherwise, and listens on all of them. RAY_AUTH_MODE=token has every
     connection show a token, as Ray's local clusters do by default.
     """
-    folder = Path(tempfile.mkdtemp(prefix="atoll-ray-"))
+    directory = Path(tempfile.mkdtemp(prefix="atoll-ray-"))
     ended, _ = os.pipe()  # the other end is never closed: that happens when this process ends
     subprocess.Popen(
-        [sys.executable, "-m", ray_janitor.__name__, str(folder)],
+        [sys.executable, "-m", ray_janitor.__name__, str(directory)],
         stdin=ended,
         start_new_session=True,  # it survives the end of this process group
     )
     os.close(ended)
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)  # Ray would make one itself, and leave it in the home folder
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(
+        16
+    )  # Ray would make one itself, and leave it in the home directory
     ray.init(
         address="local",
         num_cpus=cpus,
@@ -41,7 +43,7 @@ def start(cpus: int) -> None:
         object_store_memory=STORE,
         log_to_driver=False,
         _node_ip_address="127.0.0.1",
-        _temp_dir=str(folder),
+        _temp_dir=str(directory),
     )
     if (address := ray.util.get_node_ip_address()) != "127.0.0.1":
         raise RuntimeError(f"Ray listens at {address}, not on loopback: set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0")

@@ -137,7 +137,7 @@ def _fork_guard() -> ForkGuard:
 
 
 def _abandon() -> None:
-    """In a child made by fork: processes, folders and channels are its parent's, and nothing here may end them."""
+    """In a child made by fork: processes, directories and channels are its parent's, and nothing here may end them."""
     global _processes, _client
     atexit.unregister(_leave)
     _processes = _client = None
@@ -158,11 +158,11 @@ def losses() -> int:
 
 
 def _users_cache() -> str:
-    """The folder in which the user has JAX keep compiled programs, or "": the workers keep them there."""
+    """The directory in which the user has JAX keep compiled programs, or "": the workers keep them there."""
     import jax
 
-    folder = jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
-    return str(folder or "")
+    directory = jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
+    return str(directory or "")
 
 
 def disconnect() -> None:

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atoll.client.settings import Settings, script_name
-from atoll.cluster.folders import default_cache_directory
+from atoll.cluster.directories import default_cache_directory
 from atoll.cluster.processes.child import Child
-from atoll.cluster.processes.client_folders import claim, make_transfer_directory, remove, sweep, transfer_directory
+from atoll.cluster.processes.client_directories import claim, make_transfer_directory, remove, sweep, transfer_directory
 from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process import PYTHON_ENVIRONMENT_VARIABLE
@@ -133,7 +133,7 @@ class ClientProcesses:
         for child in self._children:
             child.leave()
         if ended:
-            self._remove_folders()
+            self._remove_directories()
 
     def close(self) -> None:
         """Ends the processes and removes what they leave."""
@@ -141,7 +141,7 @@ class ClientProcesses:
         for child in reversed(self._children):
             child.end()
         self._look_after_proxy()  # it may have been on its way out
-        self._remove_folders()
+        self._remove_directories()
 
     def _end(self) -> None:
         """What ends from now on ends because this process wants it."""
@@ -152,7 +152,7 @@ class ClientProcesses:
     def _proxy_ended(self) -> None:
         """Nothing takes large arrays out of the shared memory any more, however many the client still puts there."""
         with self._ending:
-            if not self._is_ending:  # else the next client of this process may have the folder already
+            if not self._is_ending:  # else the next client of this process may have the directory already
                 shutil.rmtree(self.transfer_directory, ignore_errors=True)
                 self._look_after_proxy()
 
@@ -171,7 +171,7 @@ class ClientProcesses:
             sys.stderr.write(text)
             sys.stderr.flush()
 
-    def _remove_folders(self) -> None:
+    def _remove_directories(self) -> None:
         remove(self._directory, self.transfer_directory)
 
 

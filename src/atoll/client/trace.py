@@ -33,7 +33,7 @@ def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
     Raises:
       atoll.BackendError: JAX does not run on Atoll in this process.
       atoll.ConnectError: the controller does not answer.
-      OSError: the file cannot be written. Where its folder does not exist, before the block runs.
+      OSError: the file cannot be written. Where its directory does not exist, before the block runs.
     """
     cluster = backend.cluster()
     if cluster is None:
@@ -42,7 +42,7 @@ def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
         )
     file = None if path is None else Path(path).absolute()
     if file is not None and not file.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {file.parent} for the trace {file.name}")
+        raise FileNotFoundError(f"there is no directory {file.parent} for the trace {file.name}")
     spans: list[Span] = []
     address, token, join = cluster
     where = parse_address(address)

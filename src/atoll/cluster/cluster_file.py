@@ -27,6 +27,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from atoll.cluster.former_names import present_keys
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff, SuspendLower, check_grants
 from atoll.cluster.topology import IslandShape, Topology
@@ -66,7 +67,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     ray_resources: str | None = None
     ray_labels: str | None = None
     ray_strategy: str | None = None
-    suspend_folder: str | None = None
+    suspend_directory: str | None = None
     suspended: _Seconds | None = None
     suspend_lower: SuspendLower | None = None
     spill: int | str | None = None
@@ -94,7 +95,7 @@ def read_cluster_file(
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path} is no TOML: {error}") from None
     try:
-        file = msgspec.convert(content, _File)
+        file = msgspec.convert(present_keys(content), _File)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{path}: {_explained(str(error))}") from None
     said = {

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atoll.cluster.former_names import environment_variable
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.sandbox.grants import check_grant
@@ -49,7 +50,7 @@ VARIABLES = {
     "ray_resources": "ATOLL_RAY_RESOURCES",
     "ray_labels": "ATOLL_RAY_LABELS",
     "ray_strategy": "ATOLL_RAY_STRATEGY",
-    "suspend_folder": "ATOLL_SUSPEND_FOLDER",
+    "suspend_directory": "ATOLL_SUSPEND_DIR",
     "suspend_lower": "ATOLL_SUSPEND_LOWER",
     "suspended_seconds": "ATOLL_SUSPENDED",
     "spill": "ATOLL_SPILL",
@@ -137,7 +138,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     ray_strategy: str = DEFAULT_RAY_STRATEGY
 
     # What is put aside: see `migration`.
-    suspend_folder: str = ""  # for sessions on disk; "": one of each host's own
+    suspend_directory: str = ""  # for sessions on disk; "": one of each host's own
     suspend_lower: SuspendLower = SuspendLower.OFF
     suspended_seconds: float = SUSPENDED_SECONDS  # between two clusters, for scripts whose session is on disk to wait
     spill: int = 0  # bytes of each host's memory for arrays that others need the memory of; 0: none
@@ -174,7 +175,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
         Raises SettingsError where one that is a number, or one of several words, cannot be read.
         """
-        said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
+        said = {name: environment_variable(variable) for name, variable in VARIABLES.items()}
         sizes = {name: _bytes(VARIABLES[name], said[name]) for name in ("device_memory", "spill")}
         dispatch = _one_of(Dispatch, VARIABLES["dispatch"], said["dispatch"] or Dispatch.PARALLEL)
         times = ("lease_seconds", "wait_seconds", "grace_seconds", "suspended_seconds")
@@ -196,7 +197,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             ray_resources=said["ray_resources"],
             ray_labels=said["ray_labels"],
             ray_strategy=said["ray_strategy"] or DEFAULT_RAY_STRATEGY,
-            suspend_folder=said["suspend_folder"],
+            suspend_directory=said["suspend_directory"],
             suspended_seconds=seconds["suspended_seconds"] or SUSPENDED_SECONDS,
             suspend_lower=_one_of(SuspendLower, VARIABLES["suspend_lower"], said["suspend_lower"] or SuspendLower.OFF),
             spill=sizes["spill"],

@@ -105,7 +105,7 @@ def whose(tenants: Iterable[TenantSettings], said: str) -> str | None:
 
 
 def keep_tenants(directory: str, tenants: tuple[TenantSettings, ...]) -> None:
-    """In the cluster's folder, for its own processes: many are too long for a command line, which others see, too."""
+    """Write the tenants to the cluster's directory, for its own processes: other users see command lines."""
     file = os.open(_kept(directory), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     with open(file, "wb") as out:
         out.write(msgspec.json.encode(tenants))

@@ -218,7 +218,7 @@ class Controller:
             self.launcher,
             self.history,
             self._outbox,
-            settings.suspend_folder,
+            settings.suspend_directory,
         )
         pressure = Pressure(
             self.sessions,

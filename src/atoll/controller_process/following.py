@@ -104,7 +104,7 @@ class Following:
             text = f"the controller is of atoll {__version__}, and the standby of {hello.version}: install the same"
             return Status(Code.FAILED_PRECONDITION, text)
         if self._journal() is None:
-            text = "this cluster has no journal to follow: start it with `atoll up --journal FOLDER`"
+            text = "this cluster has no journal to follow: start it with `atoll up --journal DIRECTORY`"
             return Status(Code.FAILED_PRECONDITION, text)
         if self._standby is not None:
             return Status(Code.ALREADY_EXISTS, f"this controller has a standby, at {self._address}")

@@ -13,7 +13,7 @@ from atoll.controller.core import Controller
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.state import ShellState
 from atoll.errors import JournalError
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.kept import NAME, KeptSessions, kept_in
 from atoll.journal.recovery import Recovered, recover
@@ -38,26 +38,26 @@ NOBODY = Nobody()
 
 
 class Predecessor(Nobody):
-    """What a folder has of the controller before this one; nothing where it does not go on with anything.
+    """What a directory has of the controller before this one; nothing where it does not go on with anything.
 
     Raises JournalError where there is to be something, and none can be read.
     """
 
     def __init__(self, path: str, restarts: bool) -> None:
         self._began = time.monotonic()
-        self._folder = Folder(path)
+        self._directory = Directory(path)
         self._found: Recovered | None = None
         self._kept: KeptSessions | None = None
         if not restarts:
-            kept = kept_in(self._folder.path)
-            if self._folder.snapshots():
+            kept = kept_in(self._directory.path)
+            if self._directory.snapshots():
                 _log.warning("%s has the journal of a cluster that was killed, and is over: it is cleared", path)
-            self._folder.clear()
+            self._directory.clear()
             if kept is not None:
                 self._kept, self.term = kept
                 self.state = unpickled(self._kept.shell)
             return
-        self._found = recover(self._folder)
+        self._found = recover(self._directory)
         if self._found is None:
             raise JournalError(f"the journal in {path} has nothing to go on from")
         self.term = self._found.term
@@ -70,7 +70,7 @@ class Predecessor(Nobody):
         """It begins, or goes on with all that came after the snapshot, and keeps the journal from now on."""
         found, term = self._found, self.term + 1
         if found is None:
-            shell.journal = Journal(self._folder, term, 1, shell.snapshot)
+            shell.journal = Journal(self._directory, term, 1, shell.snapshot)
             shell.journal.begin()
             self._start(shell)
             return
@@ -78,7 +78,7 @@ class Predecessor(Nobody):
         for turn in found.decoded_turns():
             shell.replay(turn)
             events += len(turn)
-        shell.journal = Journal(self._folder, term, found.last_number + 1, shell.snapshot)
+        shell.journal = Journal(self._directory, term, found.last_number + 1, shell.snapshot)
         shell.journal.go_on(events)
         shell.resume(term)
         seconds = time.monotonic() - self._began
@@ -89,7 +89,7 @@ class Predecessor(Nobody):
         if self._kept is None:
             shell.start()
             return
-        kept = self._folder.path / NAME
+        kept = self._directory.path / NAME
         self._kept.former.check(shell.controller.settings, str(kept))
         shell.start(self._kept.sessions, self._kept.secrets)
         shell.flush_now()

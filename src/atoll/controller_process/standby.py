@@ -18,7 +18,7 @@ from atoll.controller_process.options import FOLLOWS, RUNS, ControllerOptions, r
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.takeover import Takeover, next_term
 from atoll.errors import ConnectError
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.records import decode_events
 from atoll.journal.snapshots import unpickled
@@ -66,7 +66,7 @@ class Standby:
         self._loop = asyncio.get_running_loop()
         self._address: Address = parse_address(options.standby)
         self.identity, self._own_identity = _identities(options)
-        self._folder = Folder(options.journal)
+        self._directory = Directory(options.journal)
         self._takeover = Takeover()
         self._shell: ControllerShell | None = None  # as the controller was when it was heard last
         self._term = 0  # of the controller
@@ -241,8 +241,8 @@ class Standby:
     def _go_on(self, shell: ControllerShell) -> ControllerShell:
         term = next_term(self._term)
         _log.warning("the controller at %s is gone: this one takes over, as number %d", self._address, term)
-        self._folder.clear()
-        shell.journal = Journal(self._folder, term, 1, shell.snapshot)
+        self._directory.clear()
+        shell.journal = Journal(self._directory, term, 1, shell.snapshot)
         shell.journal.begin()
         shell.resume(term)
         self._has_taken_over = True

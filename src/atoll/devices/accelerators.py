@@ -27,8 +27,8 @@ def devices(environment: Mapping[str, str] = os.environ, root: str = "/") -> Dev
     worker makes as many devices as it is asked for.
     """
     found = {}
-    for platform, (folder, pattern) in _FILES.items():
-        count = len(list(Path(root, folder.removeprefix("/")).glob(pattern)))
+    for platform, (directory, pattern) in _FILES.items():
+        count = len(list(Path(root, directory.removeprefix("/")).glob(pattern)))
         said = environment.get(_VISIBLE.get(platform, ""))
         names = [str(number) for number in range(count)]
         if count and said is not None:

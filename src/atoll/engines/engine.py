@@ -6,7 +6,7 @@ controller, the connection to it, which hosts there are, and when an island is r
 simplest engine. `atoll.engines.hosts` is the one for machines that have an agent each; `atoll.engines.ray` starts these
 agents by Ray, on top of it.
 
-A new engine is one new file in this folder and one line in `atoll.engines.kinds`.
+A new engine is one new file in this directory and one line in `atoll.engines.kinds`.
 
 The methods below are called by the engine process, on the thread of its event loop. None of them may block. An engine
 calls back on that thread, too.

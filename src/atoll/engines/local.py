@@ -69,7 +69,7 @@ class LocalEngine:
             meeting=f"unix:{self._options.directory}/island-{start.island}-{start.incarnation}.sock",
             has_one_client=self._options.has_one_client,
             directory=self._options.directory,
-            hidden=(self._options.journal, self._options.settings.suspend_folder),
+            hidden=(self._options.journal, self._options.settings.suspend_directory),
             sandbox=None if self._options.has_one_client else mechanisms_here(),
         )
         return worker_command(start, place)

@@ -1,7 +1,7 @@
 """The engine process: it runs a cluster, and ends with everything that it started or made.
 
 It ends when it is asked to (SIGTERM), when a process ends that it must not outlive, or when the controller ends. It
-takes everything with it: processes, sockets, folders.
+takes everything with it: processes, sockets, directories.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     finally:
         if supervisor is not None:
             await supervisor.end()
-        for folder in (options.directory, *options.client_directories):
-            shutil.rmtree(folder, ignore_errors=True)
+        for directory in (options.directory, *options.client_directories):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check_sandbox() -> None:

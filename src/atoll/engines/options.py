@@ -25,7 +25,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     note: str = ""
     cache_directory: str = ""
     usage_file: str = ""  # where the controller keeps usage; "": in memory
-    journal: str = ""  # the folder of the controller's journal, from which it is started again; "": it has none
+    journal: str = ""  # the directory of the controller's journal, from which it is started again; "": it has none
     standby: str = ""  # the address of a controller: this is to be its standby, and has no hosts of its own
     ready_fd: int = -1
     client_directories: tuple[str, ...] = ()  # of its client, to remove in this order: the proxy may be killed
@@ -48,13 +48,13 @@ class Started(msgspec.Struct, frozen=True):
 
 
 def sockets_base() -> Path:
-    """$XDG_RUNTIME_DIR, or the system's temporary folder."""
+    """$XDG_RUNTIME_DIR, or the system's temporary directory."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
 
 
-def registry_folder() -> Path:
-    """Where the clusters of this user that stay have their folders: see `operate.registry`."""
+def registry_directory() -> Path:
+    """Where the clusters of this user that stay have their directories: see `operate.registry`."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if base and os.access(base, os.W_OK):
         return Path(base) / "atoll"
@@ -62,5 +62,5 @@ def registry_folder() -> Path:
 
 
 def make_directory(kind: str) -> Path:
-    """A fresh private folder for a cluster's sockets."""
+    """A fresh private directory for a cluster's sockets."""
     return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))

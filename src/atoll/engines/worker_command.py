@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
-from atoll.cluster.folders import key_file, state_directory
+from atoll.cluster.directories import key_file, state_directory
 from atoll.cluster.processes.process import command, for_arrays
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
@@ -17,7 +17,7 @@ from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
 from atoll.devices.xla.time_limits import flags_without_limits
 from atoll.engines.engine import HostStart
-from atoll.engines.options import registry_folder
+from atoll.engines.options import registry_directory
 from atoll.security.join import JOIN_VARIABLE
 from atoll.worker.options import IslandOptions, WorkerOptions
 
@@ -28,7 +28,7 @@ class WorkerPlace:
 
     `data_address` has {host} where the number of the host goes, and `advertise` is the host name under which others
     reach it, "" for the same. `meeting` is the address of the island's coordination service, and `hostname` where the
-    hosts of the island reach one another. `directory` is a folder for the worker.
+    hosts of the island reach one another. `directory` is a directory for the worker.
     """
 
     controller: str
@@ -103,7 +103,7 @@ def _state(place: WorkerPlace) -> tuple[str, ...]:
     join string of this host, the file of tenants, and what the engine knows.
     """
     paths = (
-        str(registry_folder()),
+        str(registry_directory()),
         place.cache_directory,
         key_file(),
         str(state_directory()),

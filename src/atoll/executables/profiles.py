@@ -71,7 +71,7 @@ PROFILE_REQUESTS = beginnings(_Request)
 class ProfileExecutable(Loaded):
     """Starts a profile of some hosts at its first run, and ends it at its second. Runs beside the session's launches.
 
-    With `xprofTraceOptions` each run gives one string: the folder in which the hosts' files are, or will be.
+    With `xprofTraceOptions` each run gives one string: the directory in which the hosts' files are, or will be.
     """
 
     def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
@@ -88,7 +88,7 @@ class ProfileExecutable(Loaded):
             p.decode(p.encode(p.Start(recording)))  # the bounds hold for what is decoded
         location = request.trace_location or options.trace_directory
         run = options.trace_session_name or time.strftime("%Y_%m_%d_%H_%M_%S")
-        self._folder = p.folder_of(location, run)
+        self._directory = p.directory_of(location, run)
         self._recording = recording
         hosts = hosts_of(cluster)
         self._hosts = {host: hosts[host] for host in list(hosts)[: request.max_num_hosts]}
@@ -114,7 +114,7 @@ class ProfileExecutable(Loaded):
                     self._running = False
                     raise
             else:
-                missing = await ask_hosts(cluster, self._hosts, p.Collect(folder=self._folder))
+                missing = await ask_hosts(cluster, self._hosts, p.Collect(directory=self._directory))
         for host, status in missing.items():
             _log.warning("no profile of host %d: %s", host, status)
 
@@ -124,7 +124,7 @@ class ProfileExecutable(Loaded):
             node = HostToDevice((HostBuffer(0, spec.shape, None, None),), (spec,))
             program = cluster.programs.number(("put", node), partial(single, "device_put", (), node, feeds=1))
             feed = cluster.number()
-            cluster.upload(cluster.hosts_of(self.devices), feed, [msgspec.msgpack.encode([self._folder.encode()])])
+            cluster.upload(cluster.hosts_of(self.devices), feed, [msgspec.msgpack.encode([self._directory.encode()])])
             cluster.launch(program, (), (handle,), (feed,), context)
 
     def unloaded(self, cluster: ClusterSession) -> None:
@@ -145,7 +145,7 @@ class ProfileExecutable(Loaded):
         raise not_found("a profile has no cost that is known")
 
     async def text(self, cluster: ClusterSession) -> str:
-        return f"a profile of {len(self._hosts)} hosts, to {self._folder}"
+        return f"a profile of {len(self._hosts)} hosts, to {self._directory}"
 
     def metadata_reply(self) -> Any:
         return metadata_reply([""] * len(self.outputs), ())

@@ -48,7 +48,7 @@ async def _answer(session: IfrtSession, question: Question) -> Answer:
 
 
 async def _profile(session: IfrtSession, request: profiles.Request) -> Answer:
-    if isinstance(request, profiles.Collect) and request.folder:
+    if isinstance(request, profiles.Collect) and request.directory:
         raise invalid("a profile goes to the client that asks for it")
     hosts = hosts_of(session.cluster)
     missing = await ask_hosts(session.cluster, hosts, request)

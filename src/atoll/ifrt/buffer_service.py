@@ -120,18 +120,18 @@ class BufferService:
         metadata = request.metadata
         buffers = self._buffers_of(metadata.session_id)
         if self._directory is None:
-            raise StatusError(Code.FAILED_PRECONDITION, "this proxy shares no folder with its client")
+            raise StatusError(Code.FAILED_PRECONDITION, "this proxy shares no directory with its client")
         # The client names its files by the handle, as a C++ int.
         handle = (metadata.handle + 2**31) % 2**32 - 2**31
         path = self._directory / f"lt_{handle}"
         try:  # without blocking, should a pipe be there
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise StatusError(Code.NOT_FOUND, f"no host buffer in the shared folder: {error.strerror}") from None
+            raise StatusError(Code.NOT_FOUND, f"no host buffer in the shared directory: {error.strerror}") from None
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size != metadata.buffer_size:
             os.close(descriptor)
-            raise invalid("a file in the shared folder is none, or has not the size that was announced")
+            raise invalid("a file in the shared directory is none, or has not the size that was announced")
         path.unlink(missing_ok=True)
         buffers.put(metadata.handle, Stored((), metadata.buffer_size, descriptor))
         return transport_pb2.HostBufferReadFromDiskReply()

@@ -75,7 +75,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
 
 
 def _beside(address: Address, directory: str) -> Address:
-    """Where clients of a proxy at this address can have their callbacks: a socket in its folder, or any port."""
+    """Where clients of a proxy at this address can have their callbacks: a socket in its directory, or any port."""
     return Address(path=f"{directory}/callbacks.sock") if directory else Address(host=address.host or "127.0.0.1")
 
 
@@ -91,9 +91,9 @@ def main() -> None:
         run_loop(lambda stop: serve(options, stop))
     finally:
         # The one that names the other goes last: the next client removes what is left where this process is killed.
-        for folder in (options.transfer_directory, options.directory):
-            if folder and options.client:
-                shutil.rmtree(folder, ignore_errors=True)
+        for directory in (options.transfer_directory, options.directory):
+            if directory and options.client:
+                shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)  # threads may still block on the data channels
 
 

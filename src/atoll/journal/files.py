@@ -111,10 +111,11 @@ def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
     raise JournalError(f"{path} is damaged")
 
 
-class Folder:
-    """The folder of one journal. Holds a lock on it, which ends with the process: two controllers never share one.
+class Directory:
+    """The directory of one journal. Holds a lock on it, which ends with the process: two controllers never share one.
 
-    Raises JournalError if the folder cannot be used, is open to other users, or is in use; AccessError without a key.
+    Raises JournalError if the directory cannot be used, is open to other users, or is in use; AccessError without a
+    key.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -126,11 +127,11 @@ class Folder:
             found = self.path.stat()
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
                 raise JournalError(
-                    f"the journal's folder {self.path} is to be its owner's alone: chmod 700 {self.path}"
+                    f"the journal's directory {self.path} is to be its owner's alone: chmod 700 {self.path}"
                 )
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise JournalError(f"the journal's folder {self.path} cannot be used: {error}") from None
+            raise JournalError(f"the journal's directory {self.path} cannot be used: {error}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from atoll.journal.cipher import FileCipher
-from atoll.journal.files import Folder
+from atoll.journal.files import Directory
 from atoll.journal.kept import NAME
 from atoll.journal.records import encode_turn, join_records
 from atoll.journal.segment import Segment
@@ -33,7 +33,7 @@ _RETRY_SECONDS = 10.0
 
 
 class Journal:
-    """Appends to the folder's newest segment. For one thread; `tick` is to be called once a second.
+    """Appends to the directory's newest segment. For one thread; `tick` is to be called once a second.
 
     `state()` is what a snapshot has: it is called in a copy of this process, and does no I/O. `processor_time()` is
     what this process has taken, in seconds.
@@ -41,7 +41,7 @@ class Journal:
 
     def __init__(
         self,
-        folder: Folder,
+        directory: Directory,
         term: int,
         number: int,
         state: Callable[[], Any],
@@ -49,7 +49,7 @@ class Journal:
     ) -> None:
         self.term = term
         self.snapshots = 0  # that were finished
-        self._folder = folder
+        self._directory = directory
         self._state = state
         self._number = number
         self._segment: Segment | None = None
@@ -91,7 +91,7 @@ class Journal:
 
         Raises JournalError, and OSError where it is not there, or not yet, when the first is asked for.
         """
-        return self._folder.payload_of(number)
+        return self._directory.payload_of(number)
 
     def begin(self) -> None:
         """Writes the first snapshot of this process, while nothing waits yet. Raises OSError.
@@ -100,14 +100,14 @@ class Journal:
         more slowly ever after, which was a tenth of the processor time of a controller.
         """
         wait_for_snapshot(self._start_snapshot(self._number))
-        self._folder.forget_before(self._number)
+        self._directory.forget_before(self._number)
         self._began = self._processor_time()
         self.go_on()
 
     def go_on(self, events: int = 0) -> None:
         """Begins a segment, after what is there already: so many events since the last snapshot. Raises OSError."""
         self._events = events
-        self._turn_to(*self._folder.open_segment(self._number, self.term))
+        self._turn_to(*self._directory.open_segment(self._number, self.term))
 
     def _turn_to(self, segment: Segment | None, cipher: FileCipher | None = None) -> None:
         """Turns are appended to this one from now on."""
@@ -141,7 +141,7 @@ class Journal:
         self._began, self._is_due = self._processor_time(), False
         number = self._number + 1
         try:
-            self._turn_to(*self._folder.open_segment(number, self.term))
+            self._turn_to(*self._directory.open_segment(number, self.term))
             self._number = number
             self._is_broken = False
             self._child = self._start_snapshot(number)
@@ -149,7 +149,7 @@ class Journal:
             self._fail(error)
 
     def _start_snapshot(self, number: int) -> int:
-        return start_snapshot(self._state, lambda payload: self._folder.write_snapshot(number, self.term, payload))
+        return start_snapshot(self._state, lambda payload: self._directory.write_snapshot(number, self.term, payload))
 
     def tick(self) -> None:
         """Looks for a child that has ended, whether a snapshot is due, and has the kernel write what it has."""
@@ -175,11 +175,11 @@ class Journal:
         self._turn_to(None)
         if kept:
             try:
-                self._folder.write_kept(NAME, self.term, kept)
+                self._directory.write_kept(NAME, self.term, kept)
             except OSError as error:
                 _log.error("what is suspended cannot be kept for the next cluster: %s", error)
-        self._folder.clear()
-        self._folder.close()
+        self._directory.clear()
+        self._directory.close()
 
     def leave(self) -> None:
         """Another controller goes on: nothing is written any more, and nothing removed."""
@@ -189,7 +189,7 @@ class Journal:
             os.waitpid(self._child, 0)
             self._child = 0
         self._turn_to(None)
-        self._folder.close()
+        self._directory.close()
 
     def statistics(self) -> dict[str, int]:
         return {"term": self.term, "events": self._events, "bytes": self._bytes, "snapshots": self.snapshots}
@@ -203,17 +203,17 @@ class Journal:
             _log.warning(
                 "a snapshot of the controller failed (status %d): its journal grows until one succeeds", status
             )
-            if not self._folder.snapshots():
+            if not self._directory.snapshots():
                 self._is_broken = True
                 self._retry = time.monotonic() + _RETRY_SECONDS
         else:
             self.snapshots += 1
-            self._folder.forget_before(self._number)
+            self._directory.forget_before(self._number)
 
     def _fail(self, error: OSError) -> None:
         if not self._is_broken:
             _log.error("the journal cannot be written: %s: a controller that ends now is not started again", error)
-            self._folder.clear()  # it would have a hole
+            self._directory.clear()  # it would have a hole
             self._turn_to(None)  # what it has of the disk can be had again
         self._is_broken = True
         self._retry = time.monotonic() + _RETRY_SECONDS

@@ -1,4 +1,4 @@
-"""What an ended cluster has left in its journal's folder: sessions that are suspended on disk, for the next one.
+"""What an ended cluster has left in its journal's directory: sessions that are suspended on disk, for the next one.
 
 It is one file, beside the snapshots and events of the cluster that runs, if one does.
 """
@@ -29,12 +29,12 @@ class KeptSessions(msgspec.Struct, frozen=True):
     secrets: dict[int, str]
 
 
-def kept_in(folder: Path) -> tuple[KeptSessions, int] | None:
+def kept_in(directory: Path) -> tuple[KeptSessions, int] | None:
     """With the term of the controller that kept them; None where there are none.
 
     Raises JournalError where they cannot be read, or are of another version of Atoll's.
     """
-    path = folder / NAME
+    path = directory / NAME
     try:
         if not path.exists():
             return None
@@ -48,8 +48,8 @@ def kept_in(folder: Path) -> tuple[KeptSessions, int] | None:
         ) from None
 
 
-def check_kept(folder: Path, settings: ClusterSettings) -> None:
+def check_kept(directory: Path, settings: ClusterSettings) -> None:
     """Whether a cluster of these settings can go on with what is there. Raises JournalError or SettingsError."""
-    kept = kept_in(folder)
+    kept = kept_in(directory)
     if kept is not None:
-        kept[0].former.check(settings, str(folder / NAME))
+        kept[0].former.check(settings, str(directory / NAME))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atoll.errors import JournalError
-from atoll.journal.files import Folder, read_header
+from atoll.journal.files import Directory, read_header
 from atoll.journal.records import decode_events, read_turns
 from atoll.protocol.events import AnyEvent
 
@@ -35,39 +35,39 @@ class Recovered:
             yield list(decode_events(turn))
 
 
-def recover(folder: Folder) -> Recovered | None:
+def recover(directory: Directory) -> Recovered | None:
     """What is there; None where there is nothing. Raises JournalError where no snapshot can be read."""
-    newest_first = folder.snapshots()[::-1]
+    newest_first = directory.snapshots()[::-1]
     if not newest_first:
         return None
     errors = []
     for number in newest_first:
         try:
-            found, payload = folder.read_snapshot(number)
+            found, payload = directory.read_snapshot(number)
         except (JournalError, OSError) as error:
             errors.append(str(error))
             continue
-        segments = [each for each in folder.segments() if each >= number]
+        segments = [each for each in directory.segments() if each >= number]
         last = max([*newest_first, *segments])
         recovered = Recovered(payload, found.term, last, cut=errors)
-        _read_segments(folder, segments, recovered)
+        _read_segments(directory, segments, recovered)
         for each in recovered.cut:
             _log.warning("%s", each)
         return recovered
     raise JournalError("; ".join(errors))
 
 
-def _read_segments(folder: Folder, segments: list[int], recovered: Recovered) -> None:
+def _read_segments(directory: Directory, segments: list[int], recovered: Recovered) -> None:
     for index, number in enumerate(segments):
-        path = folder.segment(number)
+        path = directory.segment(number)
         content = path.read_bytes()
         try:
             found, position = read_header(content, str(path))
         except JournalError as error:
-            _drop(folder, segments[index:], str(error), recovered)
+            _drop(directory, segments[index:], str(error), recovered)
             return
         recovered.term = max(recovered.term, found.term)
-        start, cipher = position, folder.cipher_of(found)
+        start, cipher = position, directory.cipher_of(found)
         for end, turn in read_turns(memoryview(content)[start:]):
             try:
                 recovered.turns.append(cipher.open(turn))
@@ -79,13 +79,13 @@ def _read_segments(folder: Folder, segments: list[int], recovered: Recovered) ->
         if lost:
             os.truncate(path, position)
             text = f"{path} is whole up to byte {position}: the {lost} bytes after that are cut off"
-            _drop(folder, segments[index + 1 :], text, recovered)
+            _drop(directory, segments[index + 1 :], text, recovered)
             return
 
 
-def _drop(folder: Folder, segments: list[int], text: str, recovered: Recovered) -> None:
+def _drop(directory: Directory, segments: list[int], text: str, recovered: Recovered) -> None:
     """What comes after something that is missing says nothing."""
     for number in segments:
-        folder.segment(number).unlink(missing_ok=True)
-    names = ", ".join(folder.segment(number).name for number in segments)
+        directory.segment(number).unlink(missing_ok=True)
+    names = ", ".join(directory.segment(number).name for number in segments)
     recovered.cut.append(text + (f"; {names} went with it" if segments else ""))

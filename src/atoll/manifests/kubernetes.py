@@ -25,9 +25,9 @@ _END_SECONDS = 10
 _RESTARTS = 1_000_000
 
 # Where the cluster's file is, in the controller's pod; the suffix of the object that has it.
-_FOLDER, _FILE, _CLUSTER = "/etc/atoll", "cluster.toml", "-cluster"
+_DIRECTORY, _FILE, _CLUSTER = "/etc/atoll", "cluster.toml", "-cluster"
 # The same of the tenants.
-_TENANTS_FOLDER, _TENANTS = "/etc/atoll-tenants", "-tenants"
+_TENANTS_DIRECTORY, _TENANTS = "/etc/atoll-tenants", "-tenants"
 
 # What a pod asks for to get devices of a platform.
 DEVICE_RESOURCES = {"cuda": "nvidia.com/gpu", "gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
@@ -83,7 +83,7 @@ def _service(cluster: KubernetesCluster) -> Manifest:
 
 
 def _controller(cluster: KubernetesCluster) -> Manifest:
-    islands = ["--cluster", f"{_FOLDER}/{_FILE}"] if cluster.file else ["--islands", str(cluster.topology)]
+    islands = ["--cluster", f"{_DIRECTORY}/{_FILE}"] if cluster.file else ["--islands", str(cluster.topology)]
     command = ["atoll", "up", "--foreground", "--engine", "hosts", *islands]
     command += ["--listen", f"0.0.0.0:{PORT}", "--advertise", cluster.address]
     if cluster.platform:
@@ -94,14 +94,14 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
     }
     volumes = {}
     if cluster.file:
-        volumes["cluster"] = (_FOLDER, {"configMap": {"name": cluster.name + _CLUSTER}})
+        volumes["cluster"] = (_DIRECTORY, {"configMap": {"name": cluster.name + _CLUSTER}})
     if cluster.has_tenants:
-        container["command"] += ["--tenants", f"{_TENANTS_FOLDER}/{TENANTS_FILE}"]
-        volumes["tenants"] = (_TENANTS_FOLDER, {"secret": {"secretName": cluster.name + _TENANTS}})
+        container["command"] += ["--tenants", f"{_TENANTS_DIRECTORY}/{TENANTS_FILE}"]
+        volumes["tenants"] = (_TENANTS_DIRECTORY, {"secret": {"secretName": cluster.name + _TENANTS}})
     pod = _pod([container])
     if volumes:
         container["volumeMounts"] = [
-            {"name": name, "mountPath": folder, "readOnly": True} for name, (folder, _) in volumes.items()
+            {"name": name, "mountPath": directory, "readOnly": True} for name, (directory, _) in volumes.items()
         ]
         pod["volumes"] = [{"name": name, **source} for name, (_, source) in volumes.items()]
     labels = _labels(cluster, "controller")

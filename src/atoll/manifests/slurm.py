@@ -1,7 +1,7 @@
 """A batch script for Slurm: one job that is a cluster, and runs a command on it.
 
 The first node has the controller and the command, every node a host agent. What they prove themselves with is made in
-the job and passed in the environment of its steps: no folder need be shared.
+the job and passed in the environment of its steps: no directory need be shared.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def batch_script(job: SlurmJob) -> str:
     platform = ["--platform", job.platform] if job.platform else []
     islands = [] if job.file else ["--islands", str(job.topology)]
     up = shlex.join(["atoll", "up", "--foreground", "--engine", "hosts", *islands, *platform, *job.settings])
-    up += ' --cluster "$folder/cluster.toml"' if job.file else ""
+    up += ' --cluster "$directory/cluster.toml"' if job.file else ""
     lines = ["#!/bin/bash", *(f"#SBATCH {each}" for each in (*directives, *job.directives))]
     joins = [job.join_file.replace(TENANT_MARK, name) for name in (DEFAULT_NAME, *job.tenants)]
     return "\n".join(lines) + _BODY.format(
@@ -59,44 +59,44 @@ def batch_script(job: SlurmJob) -> str:
         hosts=hosts,
         seconds=_START_SECONDS,
         command=shlex.join(job.command),
-        join_file=shlex.quote(job.join_file) if job.join_file else '"$folder/clients"',
-        own_join=shlex.quote(joins[0]) if job.join_file else '"$folder/clients"',
+        join_file=shlex.quote(job.join_file) if job.join_file else '"$directory/clients"',
+        own_join=shlex.quote(joins[0]) if job.join_file else '"$directory/clients"',
         written=" " + shlex.join(dict.fromkeys(joins)) if job.join_file else "",
     )
 
 
 def _file(content: str) -> str:
-    return f'printf %s {shlex.quote(content)} >"$folder/cluster.toml"\n' if content else ""
+    return f'printf %s {shlex.quote(content)} >"$directory/cluster.toml"\n' if content else ""
 
 
 _BODY = """
 # One cluster for this job: its controller is on this node, the first one, and a host on each of the {hosts}.
 set -euo pipefail
 
-folder=$(mktemp -d)
+directory=$(mktemp -d)
 controller= hosts=
 finish() {{
   # Hosts end with their controller.
   if [ -n "$controller" ]; then kill "$controller" 2>/dev/null && wait "$controller" || true; fi
   if [ -n "$hosts" ]; then kill "$hosts" 2>/dev/null && wait "$hosts" || true; fi
-  rm -rf "$folder"{written}
+  rm -rf "$directory"{written}
 }}
 trap finish EXIT
 {file}
 port=$((20000 + SLURM_JOB_ID % 10000))
 {up} --name "slurm-$SLURM_JOB_ID" \\
   --listen "0.0.0.0:$port" --advertise "$(hostname -f)" \\
-  --join-file {join_file} --host-join-file "$folder/hosts" &
+  --join-file {join_file} --host-join-file "$directory/hosts" &
 controller=$!
 
 for ((i = 0; i < {seconds} * 10; i++)); do
-  [ -s "$folder/hosts" ] && break  # which is written last
+  [ -s "$directory/hosts" ] && break  # which is written last
   kill -0 "$controller" || exit 1
   sleep 0.1
 done
-[ -s "$folder/hosts" ] || {{ echo "the controller was not up within {seconds} s" >&2; exit 1; }}
+[ -s "$directory/hosts" ] || {{ echo "the controller was not up within {seconds} s" >&2; exit 1; }}
 
-ATOLL_JOIN=$(cat "$folder/hosts") srun --ntasks={hosts} --overlap --export=ALL atoll host &
+ATOLL_JOIN=$(cat "$directory/hosts") srun --ntasks={hosts} --overlap --export=ALL atoll host &
 hosts=$!
 
 export ATOLL_JOIN

@@ -14,8 +14,8 @@ FILE = "tenants.toml"
 _NOT_SAID = ("name", "token_hash")
 
 
-def tenants_folder(tenants: Iterable[TenantSettings], tokens: Mapping[str, str]) -> dict[str, str]:
-    """The files of one folder, by their names: FILE, and the token of each tenant in `tokens`."""
+def tenants_directory(tenants: Iterable[TenantSettings], tokens: Mapping[str, str]) -> dict[str, str]:
+    """The files of one directory, by their names: FILE, and the token of each tenant in `tokens`."""
     text = "\n".join(_entry(each, each.name in tokens) for each in tenants)
     return {FILE: text, **{_token_file(name): token for name, token in tokens.items()}}
 

@@ -94,10 +94,11 @@ class Asides:
         session: Session,
         handles: Iterable[int],
         then: Callable[[Status], None],
-        folder: str = "",
+        directory: str = "",
         manifest: Callable[[Mapping[int, Aside]], bytes] = _no_manifest,
     ) -> None:
-        """Puts these arrays aside, in files with a `folder`: all of them, or none. Those that are used meanwhile stay.
+        """Puts these arrays aside, in files with a `directory`: all of them, or none. Those that are used meanwhile
+        stay.
 
         Raises UNIMPLEMENTED for an array that has no known shards.
         """
@@ -116,9 +117,9 @@ class Asides:
         self._next_request += 1
         self._putting[request] = putting = _Putting(session, arrays, views, set(shards), then)
         asides = {handle: Aside(parts, views.get(handle, ())) for handle, (_, parts) in arrays.items()}
-        text = manifest(asides) if folder else b""
+        text = manifest(asides) if directory else b""
         for host, some in sorted(shards.items()):
-            self._out.to_host(host, m.PutAside(session.number, request, tuple(some), bool(folder), folder, text))
+            self._out.to_host(host, m.PutAside(session.number, request, tuple(some), bool(directory), directory, text))
         if not shards:
             self._put_done(request, putting)
 

@@ -79,7 +79,7 @@ class Suspension:
 
 
 class Suspensions:
-    """All of them, one a session. `folder` is where hosts put files; "" is one of each host's own."""
+    """All of them, one a session. `directory` is where hosts put files; "" is one of each host's own."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Suspensions:
         launches: Launches,
         history: History,
         out: Out,
-        folder: str = "",
+        directory: str = "",
     ) -> None:
         self.by_session: dict[int, Suspension] = {}
         self._migrations = migrations
@@ -100,7 +100,7 @@ class Suspensions:
         self._launches = launches
         self._history = history
         self._out = out
-        self._folder = folder
+        self._directory = directory
         self._stages: Durations[tuple[int, Stage]] = Durations()
         self._now = 0.0
 
@@ -240,19 +240,19 @@ class Suspensions:
             for handle, entry in session.directory.entries.items()
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in ("token", "opaque")
         ]
-        folder = self._folder_of(session) if suspension.to_files else ""
+        directory = self._directory_of(session) if suspension.to_files else ""
         self._asides.put(
             session,
             handles,
             partial(self._put_aside, suspension),
-            folder,
+            directory,
             partial(manifest_of, session),
         )
 
-    def _folder_of(self, session: Session) -> str:
+    def _directory_of(self, session: Session) -> str:
         """Unlike that of any other session, of whatever cluster."""
         name = f"session-{session.number}-{hashlib.sha256(session.secret.encode()).hexdigest()[:12]}"
-        return f"{self._folder}/{name}" if self._folder else name
+        return f"{self._directory}/{name}" if self._directory else name
 
     def _put_aside(self, suspension: Suspension, status: Status) -> None:
         session = suspension.session

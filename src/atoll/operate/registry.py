@@ -1,12 +1,12 @@
 """The clusters of this user on this machine: where they listen, and which processes they are.
 
-A cluster that stays (`atoll up`) has a folder in the user's runtime folder, named as the cluster is. Its record and its
-sockets are there, and its engine removes the folder in the end. So a folder whose engine has ended belongs to a cluster
-that was killed, and the next `atoll` command removes it.
+A cluster that stays (`atoll up`) has a directory in the user's runtime directory, named as the cluster is. Its record
+and its sockets are there, and its engine removes the directory in the end. So a directory whose engine has ended
+belongs to a cluster that was killed, and the next `atoll` command removes it.
 
-An embedded cluster (of a script, or of `atoll proxy`) has its record in its own folder, which goes when it ends.
+An embedded cluster (of a script, or of `atoll proxy`) has its record in its own directory, which goes when it ends.
 
-Invariant: the folder of a cluster that stays exists without a record only while the runtime folder is locked.
+Invariant: the directory of a cluster that stays exists without a record only while the runtime directory is locked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.cluster.processes.process_table import began, session_of, this_machine
-from atoll.engines.options import registry_folder, sockets_base
+from atoll.engines.options import registry_directory, sockets_base
 from atoll.errors import ClusterError
 from atoll.wire.address import parse_address
 
@@ -57,7 +57,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a cluster of this machine: others may share the folder, and their pids mean nothing here."""
+        """Whether it is a cluster of this machine: others may share the directory, and their pids mean nothing here."""
         return self.machine in ("", this_machine())
 
     @property
@@ -85,7 +85,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> list[int]:
-        """Ends by force what still runs, and removes the folder; returns the pids."""
+        """Ends by force what still runs, and removes the directory; returns the pids."""
         pids = self.pids()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -94,31 +94,31 @@ class ClusterRecord(msgspec.Struct, frozen=True):
         return pids
 
 
-def runtime_folder() -> Path:
-    """This user's folder for clusters that stay: in $XDG_RUNTIME_DIR or the system's temporary folder.
+def runtime_directory() -> Path:
+    """This user's directory for clusters that stay: in $XDG_RUNTIME_DIR or the system's temporary directory.
 
     Makes it. Raises ClusterError where another user could write to it or read it.
     """
-    folder = registry_folder()
+    directory = registry_directory()
     with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise ClusterError(f"{folder} must be a folder of your own with mode 0700: remove it, or repair it")
-    return folder
+        raise ClusterError(f"{directory} must be a directory of your own with mode 0700: remove it, or repair it")
+    return directory
 
 
 class ClusterRegistry:
     """The clusters that stay, by name."""
 
     def __init__(self) -> None:
-        self.folder = runtime_folder()
+        self.root = runtime_directory()
 
     def directory(self, name: str) -> Path:
         """Where the cluster of that name keeps its sockets. Raises ClusterError for an impossible name."""
         if not _NAME.fullmatch(name):
             raise ClusterError(f"{name!r} is no cluster's name: expected up to 32 letters, digits and any of _.-")
-        return self.folder / name
+        return self.root / name
 
     def address(self, name: str) -> str:
         """Where the cluster of that name listens unless another address was chosen for it."""
@@ -132,7 +132,7 @@ class ClusterRegistry:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other `atoll` commands of this user from starting or cleaning, inside the block."""
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -142,8 +142,8 @@ class ClusterRegistry:
     def live(self) -> list[ClusterRecord]:
         """As `all`; the caller holds the lock."""
         found = []
-        for folder in sorted(self.folder.iterdir()):
-            record = _read(folder)
+        for directory in sorted(self.root.iterdir()):
+            record = _read(directory)
             if record is not None and not record.is_here:
                 continue
             if record is not None and record.is_alive:
@@ -151,11 +151,11 @@ class ClusterRegistry:
             elif record is not None:
                 record.kill()
             else:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
         return found
 
     def register(self, name: str, address: str, islands: str, platform: str, pid: int, ray: str = "") -> ClusterRecord:
-        """Writes the record of the cluster whose engine is `pid` to its folder; the caller holds the lock.
+        """Writes the record of the cluster whose engine is `pid` to its directory; the caller holds the lock.
 
         Raises ClusterError where the engine has ended already.
         """
@@ -215,8 +215,8 @@ def _write(record: ClusterRecord) -> None:
     partial.rename(file)
 
 
-def _read(folder: Path) -> ClusterRecord | None:
+def _read(directory: Path) -> ClusterRecord | None:
     try:
-        return msgspec.json.decode((folder / _FILE).read_bytes(), type=ClusterRecord)
+        return msgspec.json.decode((directory / _FILE).read_bytes(), type=ClusterRecord)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 from msgspec.structs import replace
 
-from atoll.cluster.folders import default_cache_directory, usage_file
+from atoll.cluster.directories import default_cache_directory, usage_file
 from atoll.cluster.processes.child import wait_for_any
-from atoll.cluster.processes.client_folders import sweep
+from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.options import EngineOptions, sockets_base
 from atoll.engines.ray.control import end_cluster
@@ -42,11 +42,11 @@ _LOG_LINES = 20
 class StandingCluster:
     """A cluster that is being started. Raises AtollError from the constructor where it may not be.
 
-    `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a
-    parent to standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to
-    `advertise` then: see `security.start.advertised`. Its authority and tokens are kept in the file
-    `authority`, if there is one. With a folder for a `journal` its controller is started again where it ends. With the
-    address of another's controller as `standby` it is that one's standby, and has no hosts of its own.
+    `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its directory; with a parent to
+    standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to `advertise`
+    then: see `security.start.advertised`. Its authority and tokens are kept in the file `authority`, if there is one.
+    With a directory for a `journal` its controller is started again where it ends. With the address of another's
+    controller as `standby` it is that one's standby, and has no hosts of its own.
     """
 
     def __init__(
@@ -83,12 +83,14 @@ class StandingCluster:
                     )
             try:
                 self._directory.mkdir(mode=0o700)
-            except FileExistsError:  # one of another machine's, which shares the folder: else it was removed just now
+            except (
+                FileExistsError
+            ):  # one of another machine's, which shares the directory: else it was removed just now
                 raise ClusterError(
                     f"{self._directory} belongs to a cluster of another machine: give this one another --name"
                 ) from None
             if not parent:
-                # Held open: where the start fails, its folder no longer exists when the log is to be read.
+                # Held open: where the start fails, its directory no longer exists when the log is to be read.
                 self._log = open(self._directory / "log", "a+b")  # noqa: SIM115
             options = EngineOptions(
                 settings,
@@ -111,7 +113,7 @@ class StandingCluster:
                 raise
 
     def join_string(self, role: Role) -> JoinString:
-        """By which others join it in that role, where it listens with TLS; a copy is in its folder.
+        """By which others join it in that role, where it listens with TLS; a copy is in its directory.
 
         Raises ClusterError where it does not start, with nothing left of it.
         """
@@ -138,7 +140,7 @@ class StandingCluster:
         wait_for_any([self.engine])
 
     def end(self) -> None:
-        """Ends the cluster, by force where it does not go, and removes its folder."""
+        """Ends the cluster, by force where it does not go, and removes its directory."""
         self.engine.end()
         self.record.kill()
 

@@ -21,9 +21,9 @@ from atoll.security.start import host_join_file, join_file
 class StandingOnRay:
     """A cluster that is being started; as `standing.StandingCluster`, but its engine is an actor of Ray's.
 
-    With `stays` False it ends with this process. The folder of its `journal` is on its actor's node, and so is the file
-    of its `authority`. What is kept here is its record, by which commands find it by name, and its join strings. Both
-    are of use to this user alone: elsewhere, a join string leads to it.
+    With `stays` False it ends with this process. The directory of its `journal` is on its actor's node, and so is the
+    file of its `authority`. What is kept here is its record, by which commands find it by name, and its join strings.
+    Both are of use to this user alone: elsewhere, a join string leads to it.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StandingOnRay:
                 )
 
     def join_string(self, role: Role) -> JoinString:
-        """By which others join it in that role, where it listens with TLS; a copy is in its folder."""
+        """By which others join it in that role, where it listens with TLS; a copy is in its directory."""
         return self._cluster.joins[role]
 
     def wait(self) -> None:

@@ -1,7 +1,7 @@
 """What a session asks its hosts of the profiler: to record what they do, to end that, and to hand it over.
 
 A host's answer to the query "profile" is empty. What was recorded is an XSpace, as XLA serializes it. It goes past the
-controller: in parts to a callable of the client's (`Collect.callback`), or into a folder that the host can write to.
+controller: in parts to a callable of the client's (`Collect.callback`), or into a directory that the host can write to.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
 
 
 class Collect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="collect"):
-    """Stop, and hand over: to the client's callable of this number, or into `folder`. With neither it is dropped.
+    """Stop, and hand over: to the client's callable of this number, or into `directory`. With neither it is dropped.
 
     The callable gets an int64 array (host, offset, size in all), and the bytes from there on as uint8.
     """
 
     callback: int = 0
-    folder: str = ""
+    directory: str = ""
 
 
 Request = Start | Stop | Collect
@@ -77,10 +77,11 @@ def file_name(host: int) -> str:
     return f"host_{host}.xplane.pb"
 
 
-def folder_of(location: str, run: str) -> str:
+def directory_of(location: str, run: str) -> str:
     """Where the profiles of one run go, as TensorBoard looks for them. Raises INVALID_ARGUMENT.
 
-    A location is an absolute path, or the URL of an object store. What comes of it is one new folder of a fixed form.
+    A location is an absolute path, or the URL of an object store. What comes of it is one new directory of a fixed
+    form.
     """
     if not _RUN.fullmatch(run):
         raise invalid(f"{run[:200]!r} is no name of a profile: letters, digits, '_', '-' and '.' are allowed")
@@ -90,7 +91,7 @@ def folder_of(location: str, run: str) -> str:
     if separator and (scheme not in STORES or not rest.strip("/")):
         raise invalid(f"no profile can be written to {location[:200]!r}: give a path, or {', '.join(STORES)} and '://'")
     if not separator and not location.startswith("/"):
-        raise invalid(f"{location[:200]!r} is relative, and hosts have no folder in common: give an absolute path")
+        raise invalid(f"{location[:200]!r} is relative, and hosts have no directory in common: give an absolute path")
     if ".." in rest.split("/") or ".." in location.split("/"):
         raise invalid(f"{location[:200]!r} leads out of itself")
     return f"{location.rstrip('/')}/plugins/profile/{run}"

@@ -46,7 +46,7 @@ def token_file(directory: str | Path) -> Path:
 
 
 def token_beside(address: Address) -> str:
-    """The cluster's own token, from its folder, which is its user's alone; "" where it has none there."""
+    """The cluster's own token, from its directory, which is its user's alone; "" where it has none there."""
     if not address.is_unix:
         return ""
     try:

@@ -1,8 +1,8 @@
 """A cluster's own certificate authority, made when the cluster starts and gone with it.
 
 It signs for roles (`roles`), and for addresses only what browsers meet (`atoll web`), which proves nothing to the
-cluster. Its key is in the cluster's folder, for the engine, the controller and its user's own commands. Made with the
-package `cryptography`; processes that have nothing to do with TLS do not import this module.
+cluster. Its key is in the cluster's directory, for the engine, the controller and its user's own commands. Made with
+the package `cryptography`; processes that have nothing to do with TLS do not import this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a cluster on TCP is started with: its authority, and the strings that let others join it. The engine makes them.
 
-They are files in the cluster's folder, which is its user's alone and goes with the cluster. The environment tells the
-processes that the engine starts.
+They are files in the cluster's directory, which is its user's alone and goes with the cluster. The environment tells
+the processes that the engine starts.
 """
 
 from __future__ import annotations

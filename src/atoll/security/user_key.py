@@ -13,7 +13,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from atoll.cluster.folders import KEY_VARIABLE, key_file
+from atoll.cluster.directories import KEY_VARIABLE, key_file
 from atoll.errors import AccessError
 
 _BYTES = 32

@@ -116,14 +116,14 @@ def _warning(consequence: str) -> Iterator[None]:
 
 
 class _Files:
-    """One file a host in a folder, written as its parts come, in their order."""
+    """One file a host in a directory, written as its parts come, in their order."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     def take(self, head: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> tuple[()]:
         host, offset, _ = (int(each) for each in head)
-        with open(self._folder / profiles.file_name(host), "ab" if offset else "wb") as file:
+        with open(self._directory / profiles.file_name(host), "ab" if offset else "wb") as file:
             if file.tell() != offset:
                 raise ValueError(f"a part of host {host}'s profile is missing before byte {offset}")
             file.write(part.data if part.size else b"")

@@ -20,7 +20,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>[
 _UNSUPPORTED = re.compile(r"(?P<op>\w+) \(No registered '\w+' OpKernel for XLA_\w+ devices")
 _CONSTANT = re.compile(r"Input (?P<input>\d+) to node `[^`]*` with op (?P<op>\w+) must be a compile-time constant")
 _NOISE = re.compile(r"\s*(tf2xla conversion failed while converting|Run with TF_DUMP_GRAPH_PREFIX).*", re.DOTALL)
-# Frames below these folders are not the user's.
+# Frames below these directories are not the user's.
 _LIBRARIES = tuple(
     os.path.dirname(str(module.__file__)) + os.sep for module in (tf, keras, sys.modules[__package__ or __name__])
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.folders import suspended_folder
+from atoll.cluster.directories import suspended_directory
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a folder, for one host: `session` as the controller describes it (`migration.manifest`)."""
+    """What is in a directory, for one host: `session` as the controller describes it (`migration.manifest`)."""
 
     format: int
     host: int
@@ -36,23 +36,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[dict[str, Any], ...]
 
 
-def where(folder: str) -> Path:
-    """An absolute folder, or one below this host's own for sessions that are put aside."""
-    return Path(suspended_folder()) / folder
+def where(directory: str) -> Path:
+    """An absolute directory, or one below this host's own for sessions that are put aside."""
+    return Path(suspended_directory()) / directory
 
 
-def make_folder(folder: str) -> None:
+def make_directory(directory: str) -> None:
     """Raises StatusError where it cannot be."""
-    path = where(folder)
+    path = where(directory)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise _failed("make the folder", path, error) from None
+        raise _failed("make the directory", path, error) from None
 
 
-def write(folder: str, number: int, contents: memoryview) -> m.AsidePiece:
+def write(directory: str, number: int, contents: memoryview) -> m.AsidePiece:
     """Raises StatusError where it cannot be written; then no file is left."""
-    path = where(folder) / f"{number}.piece"
+    path = where(directory) / f"{number}.piece"
     checksum = 0
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -73,9 +73,9 @@ def write(folder: str, number: int, contents: memoryview) -> m.AsidePiece:
     return m.AsidePiece(number, contents.nbytes, str(path), checksum)
 
 
-def write_manifest(folder: str, host: int, session: bytes, pieces: Sequence[m.AsidePiece]) -> None:
+def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m.AsidePiece]) -> None:
     """Raises StatusError where it cannot be written."""
-    path = where(folder) / f"host-{host}.json"
+    path = where(directory) / f"host-{host}.json"
     rows = tuple(
         {"number": each.number, "file": Path(each.path).name, "nbytes": each.nbytes, "crc32": each.checksum}
         for each in sorted(pieces, key=lambda piece: piece.number)
@@ -113,19 +113,19 @@ def read(piece: m.AsidePiece) -> Any:
 
 
 def remove(pieces: Iterable[m.AsidePiece]) -> None:
-    """The files, and with the last of them the manifest and the folder."""
-    folders = set()
+    """The files, and with the last of them the manifest and the directory."""
+    directories = set()
     for piece in pieces:
         path = Path(piece.path)
-        folders.add(path.parent)
+        directories.add(path.parent)
         with suppress(OSError):
             path.unlink()
-    for folder in folders:
+    for directory in directories:
         with suppress(OSError):
-            if not any(each.suffix == ".piece" for each in folder.iterdir()):
-                for each in folder.glob("host-*.json"):
+            if not any(each.suffix == ".piece" for each in directory.iterdir()):
+                for each in directory.glob("host-*.json"):
                     each.unlink(missing_ok=True)
-                folder.rmdir()
+                directory.rmdir()
 
 
 def _failed(what: str, path: Path, error: OSError, code: Code = Code.INTERNAL) -> StatusError:

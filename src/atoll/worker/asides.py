@@ -89,7 +89,7 @@ class Asides:
         copies: list[tuple[int, Any, Callable[[], None]]] = []
         try:
             if message.to_files:
-                aside_files.make_folder(message.folder)
+                aside_files.make_directory(message.directory)
             for number, handle, shard in message.shards:
                 buffer = store.get(handle)
                 shards = self._backend.shards(alive(buffer))
@@ -128,7 +128,7 @@ class Asides:
     def _put_piece(self, message: m.PutAside, number: int, contents: np.ndarray[Any, Any]) -> m.AsidePiece:
         view = contents_of(contents)
         if message.to_files:
-            return aside_files.write(message.folder, number, view)
+            return aside_files.write(message.directory, number, view)
         if not self._has_room(view.nbytes):  # until all is copied the arrays are there, too: it would be ended by force
             text = f"host {self._host} has too little memory left for {human_bytes(view.nbytes)} more that is put aside"
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}; files need none (atoll suspend --to disk)")
@@ -147,7 +147,7 @@ class Asides:
         message, status = putting.message, putting.failure or OK
         if status.ok and message.to_files:
             try:
-                aside_files.write_manifest(message.folder, self._host, message.manifest, putting.pieces)
+                aside_files.write_manifest(message.directory, self._host, message.manifest, putting.pieces)
             except OSError as error:
                 status = status_of(error)
         if not status.ok:

@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.processes.bugs import BugTrap
-from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
+from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging, starting
@@ -235,8 +235,8 @@ def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConne
 
 
 def _orphaned(directory: str) -> None:
-    """What has started this worker has ended, and cannot remove the worker's folder."""
-    sweep(Path(directory).parent, HOST_FOLDERS)
+    """What has started this worker has ended, and cannot remove the worker's directory."""
+    sweep(Path(directory).parent, HOST_DIRECTORIES)
     os._exit(0)
 
 

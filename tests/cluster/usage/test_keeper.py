@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atoll.cluster.folders import usage_file
+from atoll.cluster.directories import usage_file
 from atoll.cluster.usage.estimates_file import FILE_NAME, MOST_ESTIMATES, read_estimates, write_estimates
 from atoll.cluster.usage.keeper import Keeper
 from atoll.cluster.usage.records import By, Estimate, Usage
@@ -48,7 +48,7 @@ def test_without_a_file_it_is_in_memory():
     keeper.close()
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning_and_usage_is_in_memory(tmp_path: Path, caplog: Any):
+def test_a_directory_that_cannot_be_written_is_a_warning_and_usage_is_in_memory(tmp_path: Path, caplog: Any):
     (tmp_path / "file").write_text("")
     keeper = Keeper(str(tmp_path / "file" / "usage.sqlite"))
     with caplog.at_level(logging.WARNING):
@@ -78,16 +78,16 @@ class Refusing:
 
 
 def test_estimates_of_several_clusters_are_merged(tmp_path: Path):
-    folder = str(tmp_path / "programs")
-    assert read_estimates(folder) == ()
-    write_estimates(folder, [Estimate("a", 1, 5), Estimate("b", 2, 5)])
-    write_estimates(folder, [Estimate("a", 3, 6)])
-    assert read_estimates(folder) == (Estimate("b", 2, 5), Estimate("a", 3, 6))
-    write_estimates(folder, [Estimate(str(i), i, 1) for i in range(MOST_ESTIMATES)])
-    found = read_estimates(folder)
+    directory = str(tmp_path / "programs")
+    assert read_estimates(directory) == ()
+    write_estimates(directory, [Estimate("a", 1, 5), Estimate("b", 2, 5)])
+    write_estimates(directory, [Estimate("a", 3, 6)])
+    assert read_estimates(directory) == (Estimate("b", 2, 5), Estimate("a", 3, 6))
+    write_estimates(directory, [Estimate(str(i), i, 1) for i in range(MOST_ESTIMATES)])
+    found = read_estimates(directory)
     assert len(found) == MOST_ESTIMATES
     assert found[-1].key == str(MOST_ESTIMATES - 1)
-    assert [path.name for path in Path(folder).iterdir()] == [FILE_NAME]
+    assert [path.name for path in Path(directory).iterdir()] == [FILE_NAME]
 
 
 @pytest.mark.parametrize("content", [b"", b"[[1]]", b"\xff", b'{"a": 1}'])

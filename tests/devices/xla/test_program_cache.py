@@ -19,8 +19,8 @@ def programs(tmp_path: Path) -> ProgramCache:
     return ProgramCache(tmp_path, KEY)
 
 
-def entries(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.glob("atoll-*/*/*")), key=lambda path: path.stat().st_mtime)
+def entries(directory: Path) -> list[Path]:
+    return sorted((path for path in directory.glob("atoll-*/*/*")), key=lambda path: path.stat().st_mtime)
 
 
 def test_a_content_is_found_by_its_tenant_and_key_only(programs: ProgramCache, tmp_path: Path) -> None:

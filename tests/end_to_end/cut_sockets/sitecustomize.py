@@ -1,4 +1,4 @@
-"""Cuts sockets of the controller that is started with this folder in PYTHONPATH, while there is the file ATOLL_CUTS.
+"""Cuts sockets of the controller that is started with this directory in PYTHONPATH, while there is the file ATOLL_CUTS.
 
 Every 30 ms the next connection that can be resumed loses its socket, in turn, with all that is on its way in both
 directions. Its name goes to the file, a line for each cut.

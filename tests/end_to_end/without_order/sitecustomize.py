@@ -1,4 +1,4 @@
-"""Switches the order of gangs off, in the controller that is started with this folder in PYTHONPATH.
+"""Switches the order of gangs off, in the controller that is started with this directory in PYTHONPATH.
 
 What every second host is sent at one flush is held until the next, and comes behind what other sessions send it then,
 session by session, the last one first.

@@ -22,18 +22,18 @@ RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 
 @dataclass(frozen=True)
 class OneNode:
-    """A Ray cluster of one node with two processors: where it is, and its folder, which every user can read."""
+    """A Ray cluster of one node with two processors: where it is, and its directory, which every user can read."""
 
     address: str
-    folder: Path
+    directory: Path
 
 
 @pytest.fixture
 def ray_cluster(user: User) -> Iterator[OneNode]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
-    folder = tempfile.mkdtemp(prefix="ray-")
+    directory = tempfile.mkdtemp(prefix="ray-")
     port = free_port()
-    own = ("--temp-dir", folder, "--object-store-memory", "80000000", "--disable-usage-stats")
+    own = ("--temp-dir", directory, "--object-store-memory", "80000000", "--disable-usage-stats")
     head = user.start(
         *RAY, "start", "--head", "--port", str(port), "--num-cpus", "2", "--include-dashboard=false", "--block", *own
     )
@@ -41,7 +41,7 @@ def ray_cluster(user: User) -> Iterator[OneNode]:
         here = ""
         while "Ray runtime started" not in (line := first_line(head)):
             here = line.rpartition("Local node IP: ")[2] if "Local node IP: " in line else here
-        yield OneNode(f"{here}:{port}", Path(folder))
+        yield OneNode(f"{here}:{port}", Path(directory))
     finally:
         processes = psutil.Process(head.pid).children(recursive=True)
         os.kill(head.pid, signal.SIGTERM)
@@ -49,7 +49,7 @@ def ray_cluster(user: User) -> Iterator[OneNode]:
         for process in processes:
             if process.is_running():
                 process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def has(user: User, address: str) -> str:
@@ -65,7 +65,7 @@ def has(user: User, address: str) -> str:
 
 
 def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
-    """Where Ray shows one of these to everybody: in what it knows of actors, jobs and tasks, or in its folder."""
+    """Where Ray shows one of these to everybody: in what it knows of actors, jobs and tasks, or in its directory."""
     look = f"""
         import ray
         from ray.experimental import internal_kv
@@ -82,7 +82,7 @@ def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
     said = user.script(look).check().stdout
     assert "EngineActor" in said
     found = [line[:200] for line in said.splitlines() if any(secret in line for secret in secrets)]
-    for path in filter(Path.is_file, ray.folder.rglob("*")):
+    for path in filter(Path.is_file, ray.directory.rglob("*")):
         content = path.read_bytes()
         found += [str(path) for secret in secrets if secret.encode() in content]
     return found

@@ -162,7 +162,13 @@ def test_a_profile_stops_where_memory_is_short(start: Any, profiler: Profiler, c
 
 def test_what_is_asked_is_answered_once_whatever_becomes_of_it(recorder: Recorder) -> None:
     answers: queue.SimpleQueue[Status] = queue.SimpleQueue()
-    for request in (p.Start(), p.Start(), p.Stop(), p.Collect(callback=1), p.Collect(folder="/proc/no/such/folder")):
+    for request in (
+        p.Start(),
+        p.Start(),
+        p.Stop(),
+        p.Collect(callback=1),
+        p.Collect(directory="/proc/no/such/directory"),
+    ):
         recorder.submit(ALICE, p.encode(request), answers.put)
     recorder.submit(ALICE, b"no request", answers.put)
     codes = sorted(answers.get(timeout=10).code for _ in range(6))
@@ -192,23 +198,23 @@ def test_a_client_that_does_not_take_its_profile_gets_no_second_one(start: Any, 
     ask(recorder, ALICE, p.Start())
 
 
-def test_a_profile_is_written_once_into_the_folder_of_its_run(recorder: Recorder, tmp_path: Path) -> None:
-    folder = p.folder_of(str(tmp_path / "logs"), "run-1")
+def test_a_profile_is_written_once_into_the_directory_of_its_run(recorder: Recorder, tmp_path: Path) -> None:
+    directory = p.directory_of(str(tmp_path / "logs"), "run-1")
     ask(recorder, ALICE, p.Start())
-    ask(recorder, ALICE, p.Collect(folder=folder))
+    ask(recorder, ALICE, p.Collect(directory=directory))
     assert (tmp_path / "logs/plugins/profile/run-1/host_5.xplane.pb").read_bytes() == CONTENT
     ask(recorder, ALICE, p.Start())
     with pytest.raises(FileExistsError):
-        ask(recorder, ALICE, p.Collect(folder=folder))
+        ask(recorder, ALICE, p.Collect(directory=directory))
 
 
 def test_a_link_is_not_followed(recorder: Recorder, tmp_path: Path) -> None:
-    folder = Path(p.folder_of(str(tmp_path), "run"))
-    folder.mkdir(parents=True)
-    (folder / "host_5.xplane.pb").symlink_to(tmp_path / "elsewhere")
+    directory = Path(p.directory_of(str(tmp_path), "run"))
+    directory.mkdir(parents=True)
+    (directory / "host_5.xplane.pb").symlink_to(tmp_path / "elsewhere")
     ask(recorder, ALICE, p.Start())
     with pytest.raises(OSError, match="exists"):
-        ask(recorder, ALICE, p.Collect(folder=str(folder)))
+        ask(recorder, ALICE, p.Collect(directory=str(directory)))
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -231,12 +237,12 @@ def test_a_link_is_not_followed(recorder: Recorder, tmp_path: Path) -> None:
 )
 def test_a_place_that_is_none_is_refused(location: str, run: str, said: str) -> None:
     with pytest.raises(StatusError, match=said):
-        p.folder_of(location, run)
+        p.directory_of(location, run)
 
 
 def test_places_are_paths_and_object_stores() -> None:
-    assert p.folder_of("/logs/", "r") == "/logs/plugins/profile/r"
-    assert p.folder_of("gs://bucket/logs", "2026_01_02") == "gs://bucket/logs/plugins/profile/2026_01_02"
+    assert p.directory_of("/logs/", "r") == "/logs/plugins/profile/r"
+    assert p.directory_of("gs://bucket/logs", "2026_01_02") == "gs://bucket/logs/plugins/profile/2026_01_02"
 
 
 @pytest.mark.parametrize(

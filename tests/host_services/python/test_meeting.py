@@ -62,7 +62,7 @@ def test_sessions_meet_apart(tmp_path: Path) -> None:
     assert len({meet() for meet in meetings}) == 2
 
 
-def test_on_one_machine_they_meet_in_the_folder_of_the_session(tmp_path: Path) -> None:
+def test_on_one_machine_they_meet_in_the_directory_of_the_session(tmp_path: Path) -> None:
     meetings = [
         python_options(host(rank, f"unix:{tmp_path}/data", Island(), tmp_path), 3, SETTINGS, DEVICES)[1]
         for rank in range(2)

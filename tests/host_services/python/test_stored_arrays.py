@@ -24,8 +24,10 @@ def part(whole: np.ndarray[Any, Any], box: Any) -> np.ndarray[Any, Any]:
     return np.array(whole[tuple(slice(*each) for each in box)])
 
 
-def stored(folder: Path, name: str, tiling: Tiling, shape: tuple[int, ...] = (8, 8), dtype: str = "") -> m.StoredArray:
-    return m.StoredArray(str(folder), name, shape, Sharding((0, 1, 2, 3), tiling), dtype)
+def stored(
+    directory: Path, name: str, tiling: Tiling, shape: tuple[int, ...] = (8, 8), dtype: str = ""
+) -> m.StoredArray:
+    return m.StoredArray(str(directory), name, shape, Sharding((0, 1, 2, 3), tiling), dtype)
 
 
 class Held:

@@ -36,7 +36,7 @@ def b64(data: bytes) -> str:
 
 def array(shape: Any = (4,), op: Any = PARTS, **fields: Any) -> dict[str, Any]:
     return {
-        "b64_location": b64(b"/a/folder"),
+        "b64_location": b64(b"/a/directory"),
         "b64_name": b64(b"layer.w"),
         "b64_hlo_sharding_string": b64(op.SerializeToString()),
         "shape": shape,
@@ -64,7 +64,7 @@ def reads(*arrays: Any) -> Any:
     return request({"bulk_persistence_read_request": {"read_requests": arrays}})
 
 
-STORED = StoredArray("/a/folder", "layer.w", (4,), SHARDING)
+STORED = StoredArray("/a/directory", "layer.w", (4,), SHARDING)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ STORED = StoredArray("/a/folder", "layer.w", (4,), SHARDING)
             reads(array(f32(4), WHOLE)),
             ReadArrays(
                 "persistence read",
-                (StoredArray("/a/folder", "layer.w", (4,), Sharding((2, 3), Replicated()), "float32"),),
+                (StoredArray("/a/directory", "layer.w", (4,), Sharding((2, 3), Replicated()), "float32"),),
                 3.5,
             ),
         ),
@@ -171,7 +171,7 @@ MANUAL = xla_pb2.OpSharding(type=xla_pb2.OpSharding.MANUAL)
         (request({"persistenceWriteRequest": 7}), Code.INVALID_ARGUMENT, "cannot be read"),
         (writes({"b64_location": b64(b"/a")}), Code.INVALID_ARGUMENT, "cannot be read"),
         (writes(array(b64_location="no base64")), Code.INVALID_ARGUMENT, "cannot be read"),
-        (writes(array(b64_location=b64(b"a/folder"))), Code.INVALID_ARGUMENT, "absolute path or a URL"),
+        (writes(array(b64_location=b64(b"a/directory"))), Code.INVALID_ARGUMENT, "absolute path or a URL"),
         (writes(array(b64_location=b64(b"/a" * 4096))), Code.INVALID_ARGUMENT, "1 to 4096 bytes"),
         (writes(array(b64_name=b64(b""))), Code.INVALID_ARGUMENT, "1 to 4096 bytes"),
         (writes(array(b64_name=b64(b"a\0b"))), Code.INVALID_ARGUMENT, "1 to 4096 bytes"),

@@ -64,10 +64,10 @@ def outcome(rig: Rig, status_handle: int) -> Any:
 def test_a_program_starts_at_its_first_run_and_writes_at_its_second(rig: Rig) -> None:
     options = {"traceSessionName": "run-7", "hostTraceLevel": 1, "pwTraceOptions": {"enablePythonTracer": True}}
     compiled = rig.ask("compile", profile_request(xprofTraceOptions=options, maxDurationSecs=2)).compile
-    folder = "/logs/plugins/profile/run-7"
+    directory = "/logs/plugins/profile/run-7"
     for number, request in (
         (1, p.Start(p.Recording(host_tracer_level=1, seconds=2))),
-        (2, p.Collect(folder=folder)),
+        (2, p.Collect(directory=directory)),
     ):
         run(rig, compiled.executable, 70 + number, results=[number])
         rig.settle()
@@ -77,7 +77,7 @@ def test_a_program_starts_at_its_first_run_and_writes_at_its_second(rig: Rig) ->
         (launch,) = (each for each in sent if isinstance(each, m.Launch))
         assert launch.results == (number,)
         assert rig.session.arrays.spec(number).dtype == "string"
-        assert msgspec.msgpack.decode(rig.cluster.uploads[-1][2]) == [folder.encode()]
+        assert msgspec.msgpack.decode(rig.cluster.uploads[-1][2]) == [directory.encode()]
         for query, *_ in asked:
             rig.receive(m.QueryReply(query, OK, b""))
         assert outcome(rig, 70 + number).WhichOneof("kind") == "fetch_execute_result"
@@ -142,7 +142,7 @@ def test_the_plug_in_learns_of_hosts_that_have_no_profile(rig: Rig) -> None:
 
 
 def test_the_plug_in_has_nothing_written_by_hosts(rig: Rig) -> None:
-    asked = rig.send("compile", plugin(write_question(ProfileQuestion(p.Collect(folder="/etc")))))
+    asked = rig.send("compile", plugin(write_question(ProfileQuestion(p.Collect(directory="/etc")))))
     check_refused(rig.answer(asked), Code.INVALID_ARGUMENT, "goes to the client")
 
 

@@ -1,4 +1,4 @@
-"""Stands in for the package gcsfs: a bucket is a folder of $BUCKETS."""
+"""Stands in for the package gcsfs: a bucket is a directory of $BUCKETS."""
 
 from __future__ import annotations
 

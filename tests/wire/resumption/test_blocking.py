@@ -44,8 +44,8 @@ class Worker:
         return threads
 
 
-async def begin(folder: Path, listener: Listener) -> tuple[asyncio.Server, Worker]:
-    server, address = await listen(Address(path=str(folder / "socket")), listener.accept)
+async def begin(directory: Path, listener: Listener) -> tuple[asyncio.Server, Worker]:
+    server, address = await listen(Address(path=str(directory / "socket")), listener.accept)
     worker = await asyncio.to_thread(Worker, address)
     await until(lambda: worker.connection.can_resume)
     return server, worker

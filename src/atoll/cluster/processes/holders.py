@@ -38,11 +38,11 @@ class Named(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Which process is held, by whom, and the `folder` that is the held one's."""
+    """Which process is held, by whom, and the `directory` that is the held one's."""
 
     held: Named
     holder: Named
-    folder: str = ""
+    directory: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Note | None:

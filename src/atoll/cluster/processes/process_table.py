@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def this_machine() -> str:
-    """What distinguishes this machine from others with which it shares folders: their pids mean nothing here."""
+    """What distinguishes this machine from others with which it shares directories: their pids mean nothing here."""
     return os.uname().nodename
 
 

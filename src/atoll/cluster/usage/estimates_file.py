@@ -1,6 +1,6 @@
-"""What was learnt of functions, in the folder where compiled programs are kept.
+"""What was learnt of functions, in the directory where compiled programs are kept.
 
-All clusters that use the folder share the file. Each writes what it has learnt over what the file has then, and a
+All clusters that use the directory share the file. Each writes what it has learnt over what the file has then, and a
 reader finds the one or the other as a whole.
 """
 
@@ -22,24 +22,24 @@ _MOST_BYTES = 16 << 20
 _decode = msgspec.json.Decoder(tuple[Estimate, ...]).decode
 
 
-def read_estimates(folder: str) -> tuple[Estimate, ...]:
-    """Those that the folder has, the newest last; none where there is no folder, or its file is damaged."""
+def read_estimates(directory: str) -> tuple[Estimate, ...]:
+    """Those that the directory has, the newest last; none where there is no directory, or its file is damaged."""
     try:
-        with open(Path(folder) / FILE_NAME, "rb") as file:
+        with open(Path(directory) / FILE_NAME, "rb") as file:
             found = _decode(file.read(_MOST_BYTES))
     except (OSError, msgspec.MsgspecError):
         return ()
     return found[-MOST_ESTIMATES:]
 
 
-def write_estimates(folder: str, learnt: Sequence[Estimate]) -> None:
-    """Puts these into the folder's file, in the place of older ones. Raises OSError."""
-    merged = {each.key: each for each in read_estimates(folder)}
+def write_estimates(directory: str, learnt: Sequence[Estimate]) -> None:
+    """Puts these into the directory's file, in the place of older ones. Raises OSError."""
+    merged = {each.key: each for each in read_estimates(directory)}
     for each in learnt:
         merged.pop(each.key, None)
         merged[each.key] = each
-    os.makedirs(folder, exist_ok=True)
-    file = Path(folder) / FILE_NAME
+    os.makedirs(directory, exist_ok=True)
+    file = Path(directory) / FILE_NAME
     partial = file.with_name(f".{FILE_NAME}.{os.getpid()}")
     try:
         partial.write_bytes(msgspec.json.encode(list(merged.values())[-MOST_ESTIMATES:]))

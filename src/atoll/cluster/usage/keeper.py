@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Keeps usage in the file `usage`, in memory with "", and estimates in the folder `estimates`, nowhere with "".
+    """Keeps usage in the file `usage`, in memory with "", and estimates in the directory `estimates`, nowhere with "".
 
     The thread starts when there is something to do.
     """

@@ -161,9 +161,9 @@ class ProgramCache:
 
     # ---- bounds
 
-    def _make_room(self, folder: Path, nbytes: int) -> None:
+    def _make_room(self, directory: Path, nbytes: int) -> None:
         """Remove the oldest entries of the tenant, then of all keys and tenants, so that `nbytes` fit."""
-        for scanned, most in ((folder, self._most_tenant_bytes), (self._root, self._most_bytes)):
+        for scanned, most in ((directory, self._most_tenant_bytes), (self._root, self._most_bytes)):
             with self._lock:
                 room = self._room.get(scanned, 0) - nbytes
                 self._room[scanned] = room
@@ -173,8 +173,8 @@ class ProgramCache:
                     # At most a quarter at a time: other processes write here as well.
                     self._room[scanned] = min(room, int(most * _FREED))
 
-    def _entries(self, folder: Path) -> Iterable[Path]:
-        return folder.glob("atoll-*/*/*") if folder == self._root else folder.glob("*")
+    def _entries(self, directory: Path) -> Iterable[Path]:
+        return directory.glob("atoll-*/*/*") if directory == self._root else directory.glob("*")
 
 
 def _shrink(entries: Iterable[Path], most: int, nbytes: int) -> int:

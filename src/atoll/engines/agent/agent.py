@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
+from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.local_process import describe_exit
@@ -96,7 +96,7 @@ class HostAgent:
         """Until the cluster has ended, or `stop` is set, and its grace over. Raises AtollError where it is refused."""
         if self._options.parent:
             watch_in_loop(self._options.parent, self._parent_ended)
-        sweep(sockets_base(), HOST_FOLDERS)
+        sweep(sockets_base(), HOST_DIRECTORIES)
         leaving = self._loop.create_task(self._leave(stop))
         looking = self._loop.create_task(self._look_at_lease())
         try:

@@ -1,4 +1,4 @@
-"""The worker of a host agent: one process at most, in a folder of its own, from its start to its end."""
+"""The worker of a host agent: one process at most, in a directory of its own, from its start to its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim
+from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.starting import StartingProcess
 from atoll.engines.engine import HostStart
@@ -31,7 +31,7 @@ class LocalWorker:
         self._devices = devices
         self._on_end = on_end
         self._process: StartingProcess | None = None
-        self._folder: Path | None = None
+        self._directory: Path | None = None
         self._looks_at: frozenset[Address] = frozenset()  # for a controller, while it starts
         self._none = asyncio.Event()
         self._none.set()
@@ -44,9 +44,9 @@ class LocalWorker:
         return self._process is not None
 
     def start(self, start: m.StartWorker, place: WorkerPlace, controllers: Iterable[Address]) -> None:
-        """Starts one in a folder that is made here. It looks for its controller at `controllers`. There is none yet."""
-        self._folder = make_directory(HOST_FOLDERS)
-        claim(self._folder, self._folder)
+        """Start a worker in a directory that is made here. It looks for its controller at `controllers`."""
+        self._directory = make_directory(HOST_DIRECTORIES)
+        claim(self._directory, self._directory)
         self._looks_at = frozenset(controllers)
         host = HostStart(
             start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation, start.platform
@@ -54,7 +54,7 @@ class LocalWorker:
         self.incarnation = start.incarnation
         self._none.clear()
         try:
-            command = worker_command(host, replace(place, directory=str(self._folder)))
+            command = worker_command(host, replace(place, directory=str(self._directory)))
             environment = worker_environment(start.platform, self._devices.get(start.platform, ()), start.devices)
             self._process = StartingProcess(command, environment, self._ended, start.lease)
         except OSError as error:
@@ -83,8 +83,8 @@ class LocalWorker:
 
     def _ended(self, status: int, reason: str) -> None:
         _log.info("the worker of incarnation %d has ended: %s", self.incarnation, reason or describe_exit(status))
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
         self.last_end = self.incarnation, status
         self._process, self.incarnation = None, 0
         self._none.set()

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from atoll.cluster.folders import default_cache_directory, usage_file
+from atoll.cluster.directories import default_cache_directory, usage_file
 from atoll.cluster.processes.holders import Named, Note, TakenOver
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, make_directory
@@ -35,7 +35,7 @@ from atoll.security.start import advertised
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.sockets import free_address
 
-NOTE = "engine"  # in the folder of a journal
+NOTE = "engine"  # in the directory of a journal
 _LAST_LINES = 20
 _LINGER_SECONDS = 20.0  # after a start that failed, for whoever waits to learn why
 
@@ -59,7 +59,7 @@ class EngineStart(msgspec.Struct, frozen=True):
     advertise: str = ""
     insecure: bool = False
     name: str = ""  # of the cluster
-    journal: str = ""  # of its controller: a folder on that node
+    journal: str = ""  # of its controller: a directory on that node
     authority: str = ""  # the file on that node in which its authority and tokens are kept
 
 
@@ -119,13 +119,13 @@ class HostActor:
 class EngineActor:
     """Holds the engine process of one cluster, and ends when that does.
 
-    With the folder of a `journal`, the engine outlives an actor that is killed: Ray starts the actor again on the same
-    node, and it finds the engine by a note in that folder.
+    With the directory of a `journal`, the engine outlives an actor that is killed: Ray starts the actor again on the
+    same node, and it finds the engine by a note in that directory.
     """
 
     def __init__(self, journal: str = "") -> None:
         self._engine: EngineProcess | TakenOver
-        self._folder: Path  # the engine's
+        self._directory: Path  # the engine's
         self._messages: BinaryIO
         self._is_up = False
         self._was_told = threading.Event()
@@ -143,13 +143,13 @@ class EngineActor:
         if note is None or not note.held.runs:
             self._end_later(0.0)
             return
-        Note(note.held, Named.of(os.getpid()), note.folder).write(path)
-        self._engine, self._folder, self._is_up = TakenOver(note.held), Path(note.folder), True
+        Note(note.held, Named.of(os.getpid()), note.directory).write(path)
+        self._engine, self._directory, self._is_up = TakenOver(note.held), Path(note.directory), True
         self._begin_watching()
 
     def _begin_watching(self) -> None:
-        # Held open: its folder goes with the engine, when the log of a start that failed is yet to be read.
-        self._messages = open(self._folder / "log", "rb")  # noqa: SIM115
+        # Held open: its directory goes with the engine, when the log of a start that failed is yet to be read.
+        self._messages = open(self._directory / "log", "rb")  # noqa: SIM115
         threading.Thread(target=self._watch, name="engine", daemon=True).start()
 
     def start(self, start: bytes, environment: dict[str, str]) -> EngineBegun:
@@ -170,13 +170,13 @@ class EngineActor:
                 Path(given.journal).mkdir(mode=0o700, parents=True, exist_ok=True)
                 check_kept(Path(given.journal), given.settings)
             kept = kept_environment(Path(given.authority), token) if given.authority else {}
-            self._folder = make_directory("ray")
+            self._directory = make_directory("ray")
             settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)
-            with open(self._folder / "log", "ab") as log:
+            with open(self._directory / "log", "ab") as log:
                 engine = self._engine = EngineProcess(
                     EngineOptions(
                         settings,
-                        str(self._folder),
+                        str(self._directory),
                         listen=str(listen),
                         advertise=advertise,
                         parent=os.getpid(),
@@ -189,7 +189,7 @@ class EngineActor:
                     environment=kept,
                 )
             if self._note is not None:
-                Note(Named.of(engine.process.pid), Named.of(os.getpid()), str(self._folder)).write(self._note)
+                Note(Named.of(engine.process.pid), Named.of(os.getpid()), str(self._directory)).write(self._note)
         except (AtollError, OSError) as error:
             self._end_later()
             return EngineBegun("", {}, str(error))
@@ -227,7 +227,7 @@ class EngineActor:
 
     def _watch(self) -> None:
         self._engine.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)  # where it was killed
+        shutil.rmtree(self._directory, ignore_errors=True)  # where it was killed
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         if not self._is_up:

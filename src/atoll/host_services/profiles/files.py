@@ -10,13 +10,13 @@ from typing import Any
 from atoll.errors import unimplemented
 
 
-def write(folder: str, name: str, content: bytes) -> None:
+def write(directory: str, name: str, content: bytes) -> None:
     """Writes a file that does not exist yet. Raises OSError, and UNIMPLEMENTED where nothing here reaches the place."""
-    if "://" in folder:
-        _write_to_store(f"{folder}/{name}", content)
+    if "://" in directory:
+        _write_to_store(f"{directory}/{name}", content)
         return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    path = os.path.join(folder, name)
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    path = os.path.join(directory, name)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         with open(descriptor, "wb") as file:

@@ -107,15 +107,15 @@ class Recorder:
             case p.Stop():
                 with self._lock:
                     self._record_no_longer(self._of(session))
-            case p.Collect(callback=callback, folder=folder):
+            case p.Collect(callback=callback, directory=directory):
                 with self._lock:
                     profile = self._of(session)
                     self._profile = None
                     self._record_no_longer(profile)
-                    if not (callback or folder):
+                    if not (callback or directory):
                         return None
                     self._handing_over.add(session)
-                return lambda: self._hand_over(session, profile.content, callback, folder)
+                return lambda: self._hand_over(session, profile.content, callback, directory)
         return None
 
     def close(self, session: int) -> None:
@@ -183,7 +183,7 @@ class Recorder:
 
     # ---- handing over
 
-    def _hand_over(self, session: int, recorded: bytes, callback: int, folder: str) -> None:
+    def _hand_over(self, session: int, recorded: bytes, callback: int, directory: str) -> None:
         try:
             if len(recorded) > p.MAX_BYTES:
                 raise StatusError(
@@ -195,7 +195,7 @@ class Recorder:
             if callback:
                 self._send(session, callback, content)
             else:
-                write(folder, p.file_name(self._host), content)
+                write(directory, p.file_name(self._host), content)
         finally:
             self._handing_over.discard(session)
 

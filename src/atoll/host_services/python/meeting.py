@@ -1,6 +1,6 @@
 """Where the Python processes of a session meet, one on each host of an island: they are one JAX program.
 
-On one machine that is a socket in the session's folder. On several it is a port of the first of these hosts, whose
+On one machine that is a socket in the session's directory. On several it is a port of the first of these hosts, whose
 worker chooses it and tells the others by the island's key-value store. It keeps that port: who comes back finds it.
 """
 

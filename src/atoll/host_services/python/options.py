@@ -22,8 +22,8 @@ _MEMORY_VARIABLE, _SCRATCH_VARIABLE = "ATOLL_PYTHON_MEMORY", "ATOLL_PYTHON_SCRAT
 class PythonHost:
     """The host beside whose worker the processes run: its number in the cluster, and its rank in its island.
 
-    Processes have folders in its `directory`; they do not see that otherwise, nor what is `hidden`. The hosts of its
-    island reach it at `hostname`, where there are others, and tell one another `key_values`.
+    Processes have directories in its `directory`; they do not see that otherwise, nor what is `hidden`. The hosts of
+    its island reach it at `hostname`, where there are others, and tell one another `key_values`.
     """
 
     number: int
@@ -50,7 +50,7 @@ def python_options(
     """
     _check(host, rules, len({where for where, _ in devices}))
     sockets = [Path(each.path) for each in map(parse_address, (host.controller, host.data_address)) if each.is_unix]
-    folder = Path(host.directory) / f"python-{session}"
+    directory = Path(host.directory) / f"python-{session}"
     by_host: dict[int, list[int]] = {}
     for where, device in devices:
         by_host.setdefault(where, []).append(device)
@@ -60,7 +60,7 @@ def python_options(
         tuple(tuple(by_host[each]) for each in hosts),
         hosts.index(host.island_rank),
         settings,
-        _sandbox(host, session, rules, folder, sockets),
+        _sandbox(host, session, rules, directory, sockets),
         "",
         host.hostname,
         host.mechanisms,
@@ -68,13 +68,13 @@ def python_options(
     if len(hosts) == 1:
         return options, nowhere
     if parse_address(host.data_address).is_unix:
-        return options, lambda: f"unix:{folder}/meet"
+        return options, lambda: f"unix:{directory}/meet"
     assert host.key_values is not None
     return options, told_by_the_first(session, options.rank == 0, host.hostname, host.key_values)
 
 
 def _private(path: Path) -> str:
-    """The folder of a socket, where it is its user's alone."""
+    """The directory of a socket, where it is its user's alone."""
     return str(path if path.parent.stat().st_mode & 0o077 else path.parent)
 
 
@@ -91,12 +91,12 @@ def _check(host: PythonHost, rules: PythonRules, hosts: int) -> None:
             raise StatusError(Code.FAILED_PRECONDITION, f"host {host.number}: {reason}")
 
 
-def _sandbox(host: PythonHost, session: int, rules: PythonRules, folder: Path, sockets: Sequence[Path]) -> Sandbox:
+def _sandbox(host: PythonHost, session: int, rules: PythonRules, directory: Path, sockets: Sequence[Path]) -> Sandbox:
     return Sandbox(
         rules.view,
-        scratch=str(folder / f"host-{host.number}"),
+        scratch=str(directory / f"host-{host.number}"),
         scratch_bytes=_bytes(_SCRATCH_VARIABLE, 1 / 4),
-        shared=str(folder),
+        shared=str(directory),
         hidden=tuple({host.directory, *host.hidden, *map(_private, sockets)}),
         read=rules.read,
         write=rules.write,

@@ -261,7 +261,7 @@ class PythonSessions:
                 self._session_of.pop(function, None)
             record.functions.clear()
             if record.process is not None:
-                record.process.kill()  # and then its folder is removed
+                record.process.kill()  # and then its directory is removed
 
     def _running(self, record: _Session) -> PythonProcess:
         """The session's process; a fresh one, with the functions of the last, where there is none."""

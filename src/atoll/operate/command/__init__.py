@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from atoll._version import __version__
+from atoll.cluster.former_names import present_option
 from atoll.cluster.processes.process import spare_collector
 from atoll.errors import AtollError
 from atoll.operate.command import clusters, hosts, manifests, operators, scripts, tenants, usage, watching
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": present_option},
 )
 
 

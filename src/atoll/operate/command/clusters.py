@@ -97,10 +97,10 @@ def up(
         Path | None,
         typer.Option(
             "--journal",
-            help="Keep in this folder, for you alone to read, what the controller has handled: a controller that ends "
-            "by itself, or is killed, is started again and goes on, with nothing lost. With --engine ray, a folder on "
-            'the node of its controller. See the page "The journal".',
-            metavar="FOLDER",
+            help="Keep a journal of the controller in this directory, which only you can read: a controller that exits "
+            "or is killed is started again and continues, with nothing lost. With --engine ray, a directory on the "
+            'controller\'s node. See the page "The journal".',
+            metavar="DIRECTORY",
         ),
     ] = None,
     standby: Annotated[
@@ -119,7 +119,7 @@ def up(
     """Start a cluster that stays, and print its address.
 
     The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
-    runs until `atoll down`, whichever scripts come and go; its messages are in the file `log` of its folder.
+    runs until `atoll down`, whichever scripts come and go; its messages are in the file `log` of its directory.
 
     For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
     """
@@ -217,7 +217,7 @@ def _checked_standby(
     if islands is not None or settings.engine != DEFAULT_ENGINE:
         raise typer.BadParameter("--standby: the hosts are those of the cluster; leave --islands and --engine away")
     if journal is None:
-        raise typer.BadParameter("--standby: it goes on with a journal of its own; give a --journal FOLDER, too")
+        raise typer.BadParameter("--standby: it goes on with a journal of its own; give a --journal DIRECTORY, too")
     here, there = parse_address(listen or "unix:/"), parse_address(standby)
     if not here.is_unix or not there.is_unix:
         if insecure:
@@ -228,7 +228,7 @@ def _checked_standby(
 
 
 def _check_join_files(files: list[Path], here: list[Path], *, secured: bool) -> None:
-    """Ends the command where there will be none to write, or no folder for those that are on this machine: before a
+    """Ends the command where there will be none to write, or no directory for those that are on this machine: before a
     cluster is started."""
     if files and not secured:
         raise typer.BadParameter(
@@ -237,7 +237,7 @@ def _check_join_files(files: list[Path], here: list[Path], *, secured: bool) -> 
         )
     for file in here:
         if not file.absolute().parent.is_dir():
-            raise typer.BadParameter(f"cannot write {file}: there is no folder {file.absolute().parent}")
+            raise typer.BadParameter(f"cannot write {file}: there is no directory {file.absolute().parent}")
 
 
 def _write_join(
@@ -317,7 +317,7 @@ def down(
         ),
     ] = False,
 ) -> None:
-    """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
+    """End a cluster, and return when nothing is left of it: no process, no socket, no directory.
 
     Sessions that are open end with an error, but for those that are suspended on disk, where the cluster has a journal:
     their scripts wait, and `atoll resume` has them go on in the next cluster with that journal. A process that does

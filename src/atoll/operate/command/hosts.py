@@ -95,7 +95,7 @@ def host(
     A machine that asks for no rank takes any that is free. One that is left over is a spare, and takes the place of the
     first that is lost.
     """
-    from atoll.cluster.folders import default_cache_directory
+    from atoll.cluster.directories import default_cache_directory
     from atoll.cluster.processes.process import run_loop, start_logging
     from atoll.engines.agent.agent import run_agents
     from atoll.engines.agent.launcher import seat_of

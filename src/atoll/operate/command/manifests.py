@@ -77,7 +77,7 @@ def kubernetes(
     """
     from atoll.manifests.credentials import make_credentials
     from atoll.manifests.kubernetes import KubernetesCluster, manifests
-    from atoll.manifests.tenants import tenants_folder
+    from atoll.manifests.tenants import tenants_directory
     from atoll.manifests.text import as_yaml
 
     if not _NAME.fullmatch(name):
@@ -101,7 +101,7 @@ def kubernetes(
         bool(settings.tenants),
     )
     credentials = {} if existing_secrets else make_credentials(wanted.address, tokens)
-    tenants = None if existing_secrets or not settings.tenants else tenants_folder(settings.tenants, tokens)
+    tenants = None if existing_secrets or not settings.tenants else tenants_directory(settings.tenants, tokens)
     print(as_yaml(manifests(wanted, credentials, tenants)), end="")
 
 
@@ -120,7 +120,7 @@ def slurm(
         Path | None,
         typer.Option(
             "--join-file",
-            help="In a folder that the first node and other clients share: the job writes there how they join its "
+            help="In a directory that the first node and other clients share: the job writes there how they join its "
             "cluster, as `atoll up --join-file` does, and removes it in the end. With --tenants, {tenant} in the name "
             "stands for one file for each tenant.",
         ),
@@ -189,7 +189,7 @@ def _flags(cluster: ClusterOptions) -> list[str]:
         "--bulk-tls": cluster.bulk_tls,
         "--spill": cluster.spill,
         "--suspend-lower": cluster.suspend_lower,
-        "--suspend-folder": cluster.suspend_folder,
+        "--suspend-directory": cluster.suspend_directory,
         "--suspended": cluster.suspended_seconds,
         "--python-network": cluster.python_network,
     }

@@ -173,8 +173,8 @@ def suspend(
     """Put a session aside: its arrays leave the devices, which others may use; its script waits until `atoll resume`.
 
     What the session has launched ends first. Its hosts copy its arrays, all at the same time, to their memory or to
-    files in the folder of `atoll up --suspend-folder`. The script's next call waits, and notices nothing else. Where it
-    cannot be done the session goes on, and the error says why.
+    files in the directory of `atoll up --suspend-directory`. The script's next call waits, and notices nothing else.
+    Where it cannot be done the session goes on, and the error says why.
 
     A tenant that is no operator may suspend its own. Which cluster: as for `atoll status`.
     """
@@ -294,9 +294,9 @@ def trace(
 
 
 def _check_writable(output: Path | None) -> None:
-    """Ends the command where there is no folder for the file: before the cluster is asked for what goes into it."""
+    """Ends the command where there is no directory for the file: before the cluster is asked for what goes into it."""
     if output is not None and not output.absolute().parent.is_dir():
-        fail(f"cannot write {output}: there is no folder {output.absolute().parent}")
+        fail(f"cannot write {output}: there is no directory {output.absolute().parent}")
 
 
 def _write(body: bytes, output: Path | None) -> None:

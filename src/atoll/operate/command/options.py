@@ -141,8 +141,8 @@ _SUSPEND_LOWER_HELP = (
     "Whether a session is suspended for one of a higher priority that lacks memory or exclusive devices, and where its "
     "arrays go meanwhile. ATOLL_SUSPEND_LOWER if not given, else off."
 )
-_SUSPEND_FOLDER_HELP = (
-    "Where each host keeps sessions that are suspended to disk. ATOLL_SUSPEND_FOLDER if not given, else in "
+_SUSPEND_DIRECTORY_HELP = (
+    "Where each host keeps sessions that are suspended to disk. ATOLL_SUSPEND_DIR if not given, else in "
     "ATOLL_STATE_DIR, or ~/.local/state/atoll."
 )
 _SUSPENDED_HELP = (
@@ -213,7 +213,7 @@ class ClusterOptions:
     ray_strategy: Annotated[str | None, typer.Option(help=_RAY_STRATEGY_HELP, metavar="STRATEGY")] = None
     spill: Annotated[int | None, typer.Option(help=_SPILL_HELP, parser=_memory, metavar="AMOUNT")] = None
     suspend_lower: Annotated[SuspendLower | None, typer.Option(help=_SUSPEND_LOWER_HELP)] = None
-    suspend_folder: Annotated[str | None, typer.Option(help=_SUSPEND_FOLDER_HELP, metavar="DIR")] = None
+    suspend_directory: Annotated[str | None, typer.Option(help=_SUSPEND_DIRECTORY_HELP, metavar="DIR")] = None
     suspended_seconds: Annotated[
         float | None, typer.Option("--suspended", min=1.0, help=_SUSPENDED_HELP, metavar="SECONDS")
     ] = None

@@ -22,17 +22,17 @@ class AsidePiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PutAside(Message, frozen=True, tag=160):
-    """Copy shards to the host's memory, or to files in a `folder`; the arrays stay as they are.
+    """Copy shards to the host's memory, or to files in a `directory`; the arrays stay as they are.
 
     `shards` are (number of the piece, handle, which of this host's shards of it). `manifest` is written beside files:
-    what the controller knows of the session. `folder` is absolute, or relative to the host's own for this purpose.
+    what the controller knows of the session. `directory` is absolute, or relative to the host's own for this purpose.
     """
 
     session: int
     request: int
     shards: tuple[tuple[int, int, int], ...]
     to_files: bool = False
-    folder: str = ""
+    directory: str = ""
     manifest: bytes = b""
 
 

@@ -10,7 +10,7 @@ KEY_VARIABLE = "ATOLL_KEY_FILE"
 
 
 def default_cache_directory(wanted: str = "") -> str:
-    """Where compiled programs are kept: $ATOLL_CACHE_DIR ("off" keeps none), or `wanted`, or a folder of the user's."""
+    """Return the directory for compiled programs: $ATOLL_CACHE_DIR ("off" for none), `wanted`, or the user's own."""
     chosen = os.environ.get("ATOLL_CACHE_DIR", "")
     if chosen == OFF:
         return ""
@@ -19,17 +19,17 @@ def default_cache_directory(wanted: str = "") -> str:
 
 
 def usage_file(cluster: str) -> str:
-    """Where the usage of the cluster of that name is kept: in $ATOLL_STATE_DIR ("off" keeps none), or a folder of the
-    user's. "" where nothing is to be kept.
+    """Where the usage of the cluster of that name is kept: in $ATOLL_STATE_DIR ("off" keeps none), or a directory of
+    the user's. "" where nothing is to be kept.
     """
     if os.environ.get("ATOLL_STATE_DIR", "") == OFF:
         return ""
     return str(state_directory() / "usage" / f"{cluster}.sqlite")
 
 
-def suspended_folder() -> str:
+def suspended_directory() -> str:
     """Where a host keeps the arrays of sessions that are put aside on disk, unless the cluster's settings say where: in
-    $ATOLL_STATE_DIR, or a folder of the user's.
+    $ATOLL_STATE_DIR, or a directory of the user's.
     """
     return str(state_directory() / "suspended")
 

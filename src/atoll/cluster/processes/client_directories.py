@@ -1,8 +1,8 @@
-"""A client's folders, and the removal of those whose client has died.
+"""A client's directories, and the removal of those whose client has died.
 
-The last of client and proxy to end removes the folders of a client. Where both are killed, or jaxlib ends the client's
-process because its proxy ended, the folders stay. So each folder names its owner, and later clients remove those whose
-owner does not run.
+The last of client and proxy to end removes the directories of a client. Where both are killed, or jaxlib ends the
+client's process because its proxy ended, the directories stay. So each directory names its owner, and later clients
+remove those whose owner does not run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.cluster.processes.process_table import began, this_machine
 from atoll.errors import ClusterError
 
 _OWNER = "owner"
-CLIENT_FOLDERS, HOST_FOLDERS = "client", "host"  # kinds, in the names of folders
+CLIENT_DIRECTORIES, HOST_DIRECTORIES = "client", "host"  # kinds, in the names of directories
 
 _chosen: dict[int, Path] = {}  # by the process that has chosen it: a fork has those of its parent, too
 
@@ -33,7 +33,9 @@ def transfer_directory(base: Path) -> Path:
 
 
 def make_transfer_directory(directory: Path) -> None:
-    """Make the folder, for this user alone. Claim it first: nobody would remove it after a client that is killed.
+    """Make the directory, readable only by this user.
+
+    Claim it first, so that a sweep removes it if this process is killed.
 
     Raises:
         ClusterError: it exists, and is somebody else's.
@@ -46,27 +48,27 @@ def make_transfer_directory(directory: Path) -> None:
 
 
 def remove(directory: Path, transfer_directory: Path) -> None:
-    """Remove a client's folders. The one that names the other goes last: the next sweep finishes what is cut short."""
+    """Remove a client's directories. The one that names the other goes last, so that a sweep finds it until then."""
     shutil.rmtree(transfer_directory, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def in_use(transfer_directory: Path) -> bool:
-    """Whether the process that made the folder runs."""
+    """Whether the process that made the directory runs."""
     pid = transfer_directory.name.split("-")[1]
     return pid.isdigit() and began(int(pid)) is not None
 
 
 def claim(directory: Path, transfer_directory: Path) -> None:
-    """Records this process as the owner of these folders."""
+    """Records this process as the owner of these directories."""
     pid = os.getpid()
     (directory / _OWNER).write_text(f"{pid} {began(pid)} {this_machine()}\n{transfer_directory}\n")
 
 
-def sweep(base: Path, kind: str = CLIENT_FOLDERS) -> None:
-    """Removes from `base`, and from shared memory, the folders of clients of this user that do not run any more.
+def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
+    """Removes from `base`, and from shared memory, the directories of clients of this user that do not run any more.
 
-    With HOST_FOLDERS those of host agents, which are named and claimed likewise.
+    With HOST_DIRECTORIES those of host agents, which are named and claimed likewise.
     """
     for directory in base.glob(f"atoll-{kind}-*"):
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Folders of clients that were killed."""
+"""Directories of clients that were killed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, remove, sweep
+from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim, remove, sweep
 
 
-def folders(base: Path, name: str) -> tuple[Path, Path]:
+def directories(base: Path, name: str) -> tuple[Path, Path]:
     directory, transfers = base / f"atoll-client-{name}", base / f"shared-{name}"
     directory.mkdir()
     transfers.mkdir()
@@ -23,10 +23,10 @@ def folders(base: Path, name: str) -> tuple[Path, Path]:
 
 
 def claim_elsewhere(directory: Path, transfers: Path) -> subprocess.Popen[bytes]:
-    """A process that claims the folders and stays."""
+    """A process that claims the directories and stays."""
     code = f"""
 import pathlib, sys
-from atoll.cluster.processes.client_folders import claim
+from atoll.cluster.processes.client_directories import claim
 claim(pathlib.Path({str(directory)!r}), pathlib.Path({str(transfers)!r}))
 print("claimed", flush=True)
 sys.stdin.read()
@@ -37,22 +37,22 @@ sys.stdin.read()
     return child
 
 
-def test_folders_of_killed_clients_are_removed_and_those_of_live_ones_stay(tmp_path: Path):
-    mine, dead, alive = (folders(tmp_path, name) for name in ("mine", "dead", "alive"))
+def test_directories_of_killed_clients_are_removed_and_those_of_live_ones_stay(tmp_path: Path):
+    mine, dead, alive = (directories(tmp_path, name) for name in ("mine", "dead", "alive"))
     claim(*mine)
     killed, living = claim_elsewhere(*dead), claim_elsewhere(*alive)
     killed.kill()
     os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
     sweep(tmp_path)  # a zombie is dead, too
-    assert not any(folder.exists() for folder in dead)
-    assert all(folder.exists() for folder in (*mine, *alive))
+    assert not any(directory.exists() for directory in dead)
+    assert all(directory.exists() for directory in (*mine, *alive))
     for child in (killed, living):
         child.kill()
         child.communicate()
 
 
 def test_a_removal_that_is_cut_short_is_finished_by_a_later_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    directory, transfers = folders(tmp_path, "dying")
+    directory, transfers = directories(tmp_path, "dying")
     (directory / "owner").write_text(f"{os.getpid()} 1\n{transfers}\n")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", kill_after_one(shutil.rmtree))
@@ -73,28 +73,28 @@ def kill_after_one(rmtree: Callable[..., None]) -> Callable[..., None]:
 
 
 def test_a_pid_that_another_process_has_now_is_no_owner(tmp_path: Path):
-    directory, transfers = folders(tmp_path, "old")
+    directory, transfers = directories(tmp_path, "old")
     (directory / "owner").write_text(f"{os.getpid()} 1\n{transfers}\n")
     sweep(tmp_path)
     assert not directory.exists()
     assert not transfers.exists()
 
 
-def test_folders_that_say_nothing_are_left_alone(tmp_path: Path):
-    directory, _ = folders(tmp_path, "silent")
+def test_directories_that_say_nothing_are_left_alone(tmp_path: Path):
+    directory, _ = directories(tmp_path, "silent")
     sweep(tmp_path)
     assert directory.exists()
 
 
-def test_the_folders_of_a_client_on_another_machine_that_shares_them_stay(tmp_path: Path):
-    directory, transfers = folders(tmp_path, "theirs")
+def test_the_directories_of_a_client_on_another_machine_that_shares_them_stay(tmp_path: Path):
+    directory, transfers = directories(tmp_path, "theirs")
     (directory / "owner").write_text(f"{os.getpid()} 1 elsewhere\n{transfers}\n")
     sweep(tmp_path)
     assert directory.exists()
     assert transfers.exists()
 
 
-def test_folders_of_host_agents_are_removed_likewise_and_apart(tmp_path: Path):
+def test_directories_of_host_agents_are_removed_likewise_and_apart(tmp_path: Path):
     dead, client = tmp_path / "atoll-host-dead", tmp_path / "atoll-client-dead"
     for each in (dead, client):
         each.mkdir()
@@ -102,7 +102,7 @@ def test_folders_of_host_agents_are_removed_likewise_and_apart(tmp_path: Path):
     mine = tmp_path / "atoll-host-mine"
     mine.mkdir()
     claim(mine, mine)
-    sweep(tmp_path, HOST_FOLDERS)
+    sweep(tmp_path, HOST_DIRECTORIES)
     assert not dead.exists()
     assert mine.exists()
     assert client.exists()

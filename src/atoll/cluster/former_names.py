@@ -1,0 +1,30 @@
+"""Names of the previous version that still work for one version: environment variables, options, keys of cluster files.
+
+The documentation and `--help` do not list them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+VARIABLES = {"ATOLL_SUSPEND_DIR": "ATOLL_SUSPEND_FOLDER"}
+OPTIONS = {"suspend-folder": "suspend-directory"}
+KEYS = {"suspend_folder": "suspend_directory"}
+
+
+def environment_variable(name: str) -> str:
+    """Return the value of an environment variable, or that of its former name; "" if neither is set."""
+    return os.environ.get(name, "") or os.environ.get(VARIABLES.get(name, ""), "")
+
+
+def present_option(name: str) -> str:
+    """Return the present name of an option or a command of `atoll`, without leading dashes."""
+    return OPTIONS.get(name, name)
+
+
+def present_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cluster file's content with the present names of its keys, which win over former ones."""
+    renamed = {KEYS[key]: value for key, value in content.items() if key in KEYS}
+    return renamed | {key: value for key, value in content.items() if key not in KEYS}
