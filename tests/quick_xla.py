@@ -1,7 +1,7 @@
 """How programs are compiled in tests: quickly. Most run once or twice, and what LLVM optimizes never pays.
 
 Nor does what XLA's newer emitters make of fused operations: without them a small program compiles in two thirds of the
-processor time. That is an extra option, since a JAX that does not know a flag of its own ends its process over it, and
+CPU time. That is an extra option, since a JAX that does not know a flag of its own ends its process over it, and
 one of the versions that Atoll is for knows no such option. Atoll and stock JAX get the same, so that their results can
 be compared bit for bit.
 """

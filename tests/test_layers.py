@@ -1,6 +1,6 @@
 """The packages of `src/atoll`: which may import which.
 
-The picture in docs/how-it-works/rooms.md is drawn from the same table.
+The picture in docs/how-it-works/packages.md is drawn from the same table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "atoll"
 
-# From the bottom up. A room imports only rooms of lower layers; rooms of one layer do not import one another.
+# From the bottom up. A package imports only packages of lower layers; packages of one layer do not import one another.
 LAYERS = (
     ("errors", "quantities", "_version"),
     ("grpc", "wire"),
@@ -32,8 +32,8 @@ LAYERS = (
     ("pipelines",),
     ("elastic",),
 )
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-MOST_ROOMS = 32
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+MOST_PACKAGES = 32
 
 
 @functools.cache
@@ -57,27 +57,27 @@ def imports(path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] == "atoll"}
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
 def edges() -> dict[tuple[str, str], list[str]]:
-    """By (from, to): which files draw the arrow between two rooms."""
+    """By (from, to): which files draw the arrow between two packages."""
     found = defaultdict(list)
     for name, path in modules().items():
         for target in imports(path):
-            if room_of(name) and room_of(target) and room_of(name) != room_of(target):
-                found[room_of(name), room_of(target)].append(f"{name} imports {target}")
+            if package_of(name) and package_of(target) and package_of(name) != package_of(target):
+                found[package_of(name), package_of(target)].append(f"{name} imports {target}")
     return found
 
 
-def test_every_room_is_in_the_picture() -> None:
-    rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert rooms - {"__init__"} == set(LEVEL)
-    assert len([room for room in rooms if (SOURCE / room).is_dir()]) <= MOST_ROOMS
+def test_every_package_is_in_the_picture() -> None:
+    packages = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert packages - {"__init__"} == set(LEVEL)
+    assert len([package for package in packages if (SOURCE / package).is_dir()]) <= MOST_PACKAGES
 
 
-def test_no_arrow_between_rooms_runs_up() -> None:
+def test_no_arrow_between_packages_runs_up() -> None:
     wrong = [
         arrow for (source, target), arrows in edges().items() if LEVEL[target] >= LEVEL[source] for arrow in arrows
     ]

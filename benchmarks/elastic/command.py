@@ -19,7 +19,7 @@ from benchmarks.elastic.sides import DEVICES, AtollSide, StockSide
 from benchmarks.elastic.timeline import Phase, describe
 from benchmarks.harness.machine import describe as describe_machine
 from benchmarks.harness.machine import until_quiet
-from benchmarks.harness.record import BUSY_PROCESSORS
+from benchmarks.harness.record import BUSY_CPUS
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "elastic.json"
 _WARM_STEPS = 20
@@ -32,7 +32,7 @@ def elastic(
     out: Annotated[Path, typer.Option(help="where the result goes")] = RESULT,
 ) -> None:
     """Kill one of four islands, then another, and bring both back: what is computed meanwhile, beside stock JAX."""
-    busy = until_quiet(BUSY_PROCESSORS)
+    busy = until_quiet(BUSY_CPUS)
     atoll = AtollSide(max(3, seconds // 3), megabytes)
     try:
         phases = _play(atoll, seconds)
@@ -51,8 +51,8 @@ def elastic(
         phase["of_what_they_can_give"] = rate / plain[phase["devices"]] if rate else None
     result = {
         "machine": msgspec.to_builtins(describe_machine()),
-        "busy_processors_before": busy,
-        "busy": busy > BUSY_PROCESSORS,
+        "busy_cpus_before": busy,
+        "busy": busy > BUSY_CPUS,
         "phase_seconds": seconds,
         "megabytes": megabytes,
         "steps_between_copies": work.EVERY,

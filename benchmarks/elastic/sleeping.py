@@ -1,4 +1,4 @@
-"""A computation that takes its time and no processor: a custom call of XLA's CPU client that sleeps.
+"""A computation that takes its time and no CPU: a custom call of XLA's CPU client that sleeps.
 
 The call is libc's own `nanosleep`, so a worker that sleeps needs no Python for it and is not late because others do.
 `register()` makes it known to this process. Workers learn of it by the `sitecustomize` beside this file.

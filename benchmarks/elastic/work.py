@@ -1,4 +1,4 @@
-"""The training of the benchmark `elastic`: its steps sleep, so that the processors of one machine do not decide."""
+"""The training of the benchmark `elastic`: its steps sleep, so that the CPUs of one machine do not decide."""
 
 from __future__ import annotations
 

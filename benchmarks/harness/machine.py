@@ -43,14 +43,14 @@ def load_average() -> float:
 
 
 def until_quiet(bound: float, patience: float = 60.0) -> float:
-    """How many processors others keep busy. Waits a while for it to be at most `bound`: a run before may be ending."""
+    """How many CPUs others keep busy. Waits a while for it to be at most `bound`: a run before may be ending."""
     deadline = time.monotonic() + patience
-    while (busy := _busy_processors(_LOOK_SECONDS)) > bound and time.monotonic() < deadline:
+    while (busy := _busy_cpus(_LOOK_SECONDS)) > bound and time.monotonic() < deadline:
         pass
     return busy
 
 
-def _busy_processors(seconds: float) -> float:
+def _busy_cpus(seconds: float) -> float:
     """On average over the next so many seconds."""
     before, started = _busy_ticks(), time.monotonic()
     time.sleep(seconds)

@@ -9,9 +9,9 @@ from benchmarks.harness.machine import Machine
 from benchmarks.harness.statistics import Ratio, Summary, ratio, summarize
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-# Processors that others keep busy just before a run; with more, its numbers do not count. The load average would not
+# CPUs that others keep busy just before a run; with more, its numbers do not count. The load average would not
 # do: it remembers for minutes, also what the run before has done.
-BUSY_PROCESSORS = 0.3
+BUSY_CPUS = 0.3
 
 
 class MetricRecord(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     busy: bool
     benchmarks: list[BenchmarkRecord]
     claims: list[Claim] = []
-    busy_processors: float | None = None  # just before the run; older results judge by the load
+    busy_cpus: float | None = None  # just before the run; older results judge by the load
     costs: dict[str, float] = {}  # that figures in virtual time were computed with
 
 

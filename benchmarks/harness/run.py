@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.machine import describe, load_average, until_quiet
-from benchmarks.harness.record import BUSY_PROCESSORS, BenchmarkRecord, RunRecord
+from benchmarks.harness.record import BUSY_CPUS, BenchmarkRecord, RunRecord
 from benchmarks.harness.rounds import run_benchmark
 
 _WIDTH = 140  # of a table where there is no terminal to ask
@@ -32,7 +32,7 @@ def run(
     competing: Collection[str] | None = None,
 ) -> RunRecord:
     """All benchmarks; of their contestants only those in `competing`, if it is given."""
-    busy_processors = until_quiet(BUSY_PROCESSORS)
+    busy_cpus = until_quiet(BUSY_CPUS)
     started, load_before, clock = datetime.now(UTC), load_average(), time.monotonic()
     machine = describe()  # before the code can change
     records = [_run_with_bar(benchmark, competing, rounds, quick, console) for benchmark in benchmarks]
@@ -46,9 +46,9 @@ def run(
         machine=machine,
         load_before=load_before,
         load_after=load_average(),
-        busy=busy_processors > BUSY_PROCESSORS,
+        busy=busy_cpus > BUSY_CPUS,
         benchmarks=records,
-        busy_processors=busy_processors,
+        busy_cpus=busy_cpus,
     )
 
 

@@ -125,9 +125,9 @@ def main(rounds: int, count: int) -> None:
     controller: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(rounds + 1):
         for kind, work in kinds.items():
-            before = cluster.processor_seconds()["controller"]
+            before = cluster.cpu_seconds()["controller"]
             each, found = cluster.run(_beside(work, steps, calls))
-            took = cluster.processor_seconds()["controller"] - before
+            took = cluster.cpu_seconds()["controller"] - before
             if number:  # the first is to warm up
                 milliseconds[kind].append(each)
                 rates[kind].append(found)

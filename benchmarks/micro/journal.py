@@ -1,4 +1,4 @@
-"""What a journal costs the controller: processor time for a gang, with and without one, in turn.
+"""What a journal costs the controller: CPU time for a gang, with and without one, in turn.
 
     python -m benchmarks.micro.journal > benchmarks/results/journal.json
 
@@ -33,7 +33,7 @@ _KINDS: dict[str, tuple[float, bool]] = {"without": (0.0, False), "resumable": (
 
 
 def measure() -> dict[str, Any]:
-    """Microseconds of the controller's processor time for a gang: of each round, by kind; and what appending takes."""
+    """Microseconds of the controller's CPU time for a gang: of each round, by kind; and what appending takes."""
     directory = Path(tempfile.mkdtemp(prefix="atoll-bench-journal-"))
     clusters = {}
     for kind, (grace, has_journal) in _KINDS.items():
@@ -46,9 +46,9 @@ def measure() -> dict[str, Any]:
     try:
         for number in range(ROUNDS):
             for kind, cluster in sorted(clusters.items(), reverse=bool(number % 2)):
-                before = cluster.processor_seconds()["controller"]
+                before = cluster.cpu_seconds()["controller"]
                 cluster.run(steps[kind].run(GANGS))
-                rounds[kind].append(1e6 * (cluster.processor_seconds()["controller"] - before) / GANGS)
+                rounds[kind].append(1e6 * (cluster.cpu_seconds()["controller"] - before) / GANGS)
             if not appending:
                 appending = cost_of_appending(directory)
     finally:

@@ -35,12 +35,12 @@ def steps(settings: Settings) -> Round:
 
     def measure() -> dict[str, float]:
         nonlocal weights
-        before, sent, began = cluster.processor_seconds(), cluster.controller_bytes(), time.perf_counter()
+        before, sent, began = cluster.cpu_seconds(), cluster.controller_bytes(), time.perf_counter()
         weights = cluster.run(train(client, training, weights, count))
-        seconds, after = time.perf_counter() - began, cluster.processor_seconds()
+        seconds, after = time.perf_counter() - began, cluster.cpu_seconds()
         sent = cluster.controller_bytes() - sent
         time.sleep(seconds)
-        idle = cluster.processor_seconds()["controller"] - after["controller"]
+        idle = cluster.cpu_seconds()["controller"] - after["controller"]
         return {
             "controller": 1e3 * (after["controller"] - before["controller"]) / count,
             "idle": 1e3 * idle / count,

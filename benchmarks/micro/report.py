@@ -68,9 +68,9 @@ def _reached(metric: MetricRecord) -> RenderableType:
 
 def quiet(run: RunRecord) -> str:
     """How much others did before the run."""
-    if run.busy_processors is None:
+    if run.busy_cpus is None:
         return f"load {run.load_before:.2f} before the run"
-    return f"{run.busy_processors:.2f} processors busy before the run"
+    return f"{run.busy_cpus:.2f} CPUs busy before the run"
 
 
 def describe_machine(run: RunRecord) -> RenderableType:

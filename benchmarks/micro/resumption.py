@@ -1,4 +1,4 @@
-"""What it costs that control connections can be resumed: processor time for a message, with that and without, in turn.
+"""What it costs that control connections can be resumed: CPU time for a message, with that and without, in turn.
 
     python -m benchmarks.micro.resumption > benchmarks/results/resumption.json
 
@@ -128,7 +128,7 @@ async def blocking(address: Address, kind: str) -> Callable[[], Any]:
 
 
 async def measure(directory: str) -> dict[str, dict[str, list[float]]]:
-    """Microseconds of processor time for a message, both ends together: of each round, by kind."""
+    """Microseconds of CPU time for a message, both ends together: of each round, by kind."""
     found: dict[str, dict[str, list[float]]] = {}
     ends = {grants: Dialed(directory, grants) for grants in (False, True)}
     for end in ends.values():

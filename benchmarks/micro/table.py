@@ -248,10 +248,10 @@ BENCHMARKS = (
         prepare="benchmarks.micro.pipeline_steps:steps",
         contestants=("atoll, static runs", "atoll, node by node"),
         metrics=(
-            Metric("controller", "the controller's processor time", "ms", Target(5.0, at_least=False)),
-            Metric("idle", "the controller's processor time in as long a time without a step", "ms"),
+            Metric("controller", "the controller's CPU time", "ms", Target(5.0, at_least=False)),
+            Metric("idle", "the controller's CPU time in as long a time without a step", "ms"),
             Metric("bytes", "what the controller reads and writes", "kB"),
-            Metric("hosts", "the hosts' processor time", "ms"),
+            Metric("hosts", "the hosts' CPU time", "ms"),
             Metric("step", "a step", "ms"),
         ),
     ),

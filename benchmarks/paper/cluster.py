@@ -1,4 +1,4 @@
-"""A cluster for one measurement, and how much processor time its processes take."""
+"""A cluster for one measurement, and how much CPU time its processes take."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class NullCluster(Cluster):
     def client(self, label: str = "bare client", token: str = "") -> BareClient:
         return self.run(BareClient.open(self.address, label, token))
 
-    def processor_seconds(self) -> Mapping[str, float]:
+    def cpu_seconds(self) -> Mapping[str, float]:
         """What the controller, and the processes of the null hosts, have taken so far."""
         seconds = {"controller": 0.0, "hosts": 0.0}
         for process in psutil.Process(self.engine.process.pid).children():
             name = "controller" if _is_controller(process) else "hosts"
-            seconds[name] += processor_seconds_of(process.pid)
+            seconds[name] += cpu_seconds_of(process.pid)
         return seconds
 
     def controller_bytes(self) -> int:
@@ -100,8 +100,8 @@ class NullCluster(Cluster):
         return int(counters.read_chars + counters.write_chars)
 
 
-def processor_seconds_of(pid: int) -> float:
-    """That a process has taken so far, by its clock of processor time (clock_getcpuclockid(3)): to the nanosecond.
+def cpu_seconds_of(pid: int) -> float:
+    """That a process has taken so far, by its clock of CPU time (clock_getcpuclockid(3)): to the nanosecond.
 
     What psutil reads is in ticks of 10 ms.
     """
@@ -113,8 +113,8 @@ def _is_controller(process: psutil.Process) -> bool:
 
 
 def costs(cluster: NullCluster, gangs: int, hosts: int, work: Callable[[], None]) -> dict[str, float]:
-    """Does the work; microseconds of processor time for one gang and host, by process."""
-    before = cluster.processor_seconds()
+    """Does the work; microseconds of CPU time for one gang and host, by process."""
+    before = cluster.cpu_seconds()
     work()
-    after = cluster.processor_seconds()
+    after = cluster.cpu_seconds()
     return {f"{name}_us": 1e6 * (after[name] - before[name]) / gangs / hosts for name in after}

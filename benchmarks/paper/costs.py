@@ -86,7 +86,7 @@ def points(quick: bool) -> list[Benchmark]:
 
 
 def prepare_control(settings: Settings) -> Round:
-    """Processor time and bytes of the controller for a gang over so many null hosts, launched op by op."""
+    """CPU time and bytes of the controller for a gang over so many null hosts, launched op by op."""
     from benchmarks.paper.cluster import NullCluster
     from benchmarks.paper.null_steps import Steps
 
@@ -96,9 +96,9 @@ def prepare_control(settings: Settings) -> Round:
     gangs = max(50, settings.size(full=20_000, quick=4000) // hosts)
 
     def measure() -> dict[str, float]:
-        before, sent = cluster.processor_seconds(), cluster.controller_bytes()
+        before, sent = cluster.cpu_seconds(), cluster.controller_bytes()
         cluster.run(steps.run(gangs))
-        after = cluster.processor_seconds()
+        after = cluster.cpu_seconds()
         return {
             "gang_us": 1e6 * (after["controller"] - before["controller"]) / gangs,
             "gang_bytes": (cluster.controller_bytes() - sent) / gangs,
@@ -109,23 +109,23 @@ def prepare_control(settings: Settings) -> Round:
 
 
 def prepare_worker(settings: Settings) -> Round:
-    """Processor time of a worker with a real device for its part in a gang: a jitted addition of a few numbers."""
+    """CPU time of a worker with a real device for its part in a gang: a jitted addition of a few numbers."""
+    from benchmarks.micro.cpu_time import cpu_seconds
     from benchmarks.micro.dispatch import jit_op_by_op
-    from benchmarks.micro.processor_time import processor_seconds
 
     run, calls = jit_op_by_op(settings), settings.size(full=10_000, quick=5000)
 
     def measure() -> dict[str, float]:
-        before = processor_seconds()["worker"]
+        before = cpu_seconds()["worker"]
         run()
-        return {"worker_us": 1e6 * (processor_seconds()["worker"] - before) / calls}
+        return {"worker_us": 1e6 * (cpu_seconds()["worker"] - before) / calls}
 
     measure()
     return measure
 
 
 def prepare_message(settings: Settings) -> Round:
-    """Processor time of the controller for a message that starts nothing: is this array ready? It is.
+    """CPU time of the controller for a message that starts nothing: is this array ready? It is.
 
     Several are on their way at a time, as launches are.
     """
@@ -146,10 +146,10 @@ def prepare_message(settings: Settings) -> Round:
         client.release((x,))
 
     def measure() -> dict[str, float]:
-        before = cluster.processor_seconds()["controller"]
+        before = cluster.cpu_seconds()["controller"]
         cluster.run(ask())
         # It receives one message and sends another.
-        return {"message_us": 1e6 * (cluster.processor_seconds()["controller"] - before) / questions / 2}
+        return {"message_us": 1e6 * (cluster.cpu_seconds()["controller"] - before) / questions / 2}
 
     measure()
     return measure

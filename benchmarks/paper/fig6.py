@@ -130,7 +130,7 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
         if options.null and hosts in _CONTROLLER_MS:
             shortest = min(here, key=lambda each: float(each.point["milliseconds"]))
             cost = median(shortest, first, "controller_us")
-            text = f"ms of the controller's processor time a gang, {hosts} hosts, {shortest.point['milliseconds']:g} ms"
+            text = f"ms of the controller's CPU time a gang, {hosts} hosts, {shortest.point['milliseconds']:g} ms"
             claims.append(at_most(text, None if cost is None else cost * hosts / 1e3, _CONTROLLER_MS[hosts]))
     return claims
 
@@ -156,7 +156,7 @@ FIGURE = Figure(
         "The computations of figure 5, op by op, each with a loop that makes it longer. From which length on does "
         f"Atoll run {PARITY} as many as multi-controller JAX, whose threads are scheduled as those of Atoll's "
         "devices are (batch threads)? JAX as users start it stands beside it. Null devices are compared with ideal "
-        "dispatch, which never keeps them waiting; beside it stands the processor time that the controller takes for "
+        "dispatch, which never keeps them waiting; beside it stands the CPU time that the controller takes for "
         "a gang and host."
     ),
     paper="2.3 ms with 16 hosts and 128 TPU cores, 35 ms with 512 hosts and 2,048.",

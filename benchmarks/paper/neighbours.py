@@ -247,7 +247,7 @@ FIGURE = Figure(
         "one of 1 ms now and then. How long it waits, by a trace: as a part of the rest of the computation that ran "
         "when it was launched, and the one after that. And steps of a tenant, as fast as they go, alone and beside "
         "another tenant's client that makes arrays without end and is refused more at its quota of memory, in turn; on "
-        "null devices alone, so that processors do not decide. And four tenants with work all the time and equal "
+        "null devices alone, so that CPUs do not decide. And four tenants with work all the time and equal "
         "shares, one of which pauses: what the others have of the devices meanwhile, and all four when it is back. And "
         "a controller that starts 1,000 gangs a second, alone and while somebody looks at the cluster as the page does."
     ),

@@ -57,7 +57,7 @@ FIGURE = Figure(
     explanation=(
         "Computations of 0.04 ms on null devices, which the controller limits, with the policy `fair` and with "
         "`first-come`, in turn, in many short rounds; throughput of all clients together, and "
-        "processor time of the controller. Eight clients launch all the time, or have so few calls that all are in "
+        "CPU time of the controller. Eight clients launch all the time, or have so few calls that all are in "
         "line before most have run, so that choosing is a larger part of what the controller does meanwhile. "
         "There are five clusters with each policy, one after the other. The claims are of the median round's ratio."
     ),

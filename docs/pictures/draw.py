@@ -209,8 +209,8 @@ LAUNCH: Picture = (
 )
 
 
-def rooms_picture() -> Picture:
-    """The rooms by layers, from the table that the tests hold (tests/test_layers.py)."""
+def packages_picture() -> Picture:
+    """Draw the packages by layer, from the table in tests/test_layers.py."""
     import sys
 
     sys.path.insert(0, str(HERE.parent.parent))
@@ -248,12 +248,14 @@ def rooms_picture() -> Picture:
     boxes: list[Box | Arrow] = []
     y = 20
     for layer in reversed(LAYERS):
-        shown = [room for room in layer if room in words]
+        shown = [package for package in layer if package in words]
         if not shown:
             continue
         width = (860 - 20 * (len(shown) - 1)) // len(shown)
-        for i, room in enumerate(shown):
-            boxes.append(Box(20 + i * (width + 20), y, width, room, (words[room],), GREEN if i % 2 else "#eef3fb"))
+        for i, package in enumerate(shown):
+            boxes.append(
+                Box(20 + i * (width + 20), y, width, package, (words[package],), GREEN if i % 2 else "#eef3fb")
+            )
         y += 75
     return 900, y, tuple(boxes)
 
@@ -277,7 +279,7 @@ def svg(picture: Picture) -> str:
 
 
 def pictures() -> dict[str, Picture]:
-    return {"processes.svg": PROCESSES, "launch.svg": LAUNCH, "rooms.svg": rooms_picture()}
+    return {"processes.svg": PROCESSES, "launch.svg": LAUNCH, "packages.svg": packages_picture()}
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ def test_a_callback_may_compute_on_the_device_that_waits_for_it(atoll_python: Re
 
 
 def results_of_callbacks_that_start_others_which_wait_for_one_another() -> int:
-    count = 12  # more than a host here has processors
+    count = 12  # more than a host here has CPUs
     barrier = threading.Barrier(count)
 
     def meet(x: Any) -> Any:

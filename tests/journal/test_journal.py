@@ -138,7 +138,7 @@ def test_a_process_whose_first_snapshot_fails_does_not_begin(directory, error, e
     assert str(error) in capfd.readouterr().err
 
 
-def test_a_snapshot_is_wanted_after_so_much_processor_time(directory):
+def test_a_snapshot_is_wanted_after_so_much_cpu_time(directory):
     taken = [1.0]
     found = Journal(directory, 1, 1, lambda: "a state", lambda: taken[0])
     found.begin()

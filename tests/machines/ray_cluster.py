@@ -40,7 +40,7 @@ def is_address(line: str) -> bool:
 
 
 class RayMachines(Commands):
-    """Ray's head on m0, with no processor to offer, and a node on each other machine."""
+    """Ray's head on m0, with no CPU to offer, and a node on each other machine."""
 
     def __init__(self, bed: Machines) -> None:
         # Ray's own wait for dead nodes is a minute, and that of nodes for a dead head another.
@@ -66,7 +66,7 @@ class RayMachines(Commands):
             self.rays[name].line(lambda line: "Ray runtime started" in line, seconds=90)
 
     def start_node(self, name: str, *options: str) -> None:
-        """Makes a machine a node of the Ray cluster, for the first time or again; with two processors unless told."""
+        """Makes a machine a node of the Ray cluster, for the first time or again; with two CPUs unless told."""
         head = f"{self.bed.address(self.bed.names[0])}:{PORT}"
         self._ray_on(name, "--address", head, *(options or ("--num-cpus", "2")))
 

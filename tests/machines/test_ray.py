@@ -38,7 +38,7 @@ UP = ("up", "--engine", "ray", "--lease", str(LEASE), "--islands")
 
 @pytest.fixture
 def ray(machines: Machines) -> Iterator[RayMachines]:  # noqa: F811
-    """Ray's head on m0, and a node with two processors on m1 and m2."""
+    """Ray's head on m0, and a node with two CPUs on m1 and m2."""
     with RayMachines(machines) as ray:
         yield ray
         print(ray.log())  # which pytest shows where the test failed

@@ -3,7 +3,7 @@
 What was appended survives the process, however it ends. It survives its machine where the kernel has written it, which
 it is asked to once a second: nothing waits for that.
 
-With a snapshot older events are of no use. There is one after each `SNAPSHOT_SECONDS` of processor time, and after
+With a snapshot older events are of no use. There is one after each `SNAPSHOT_SECONDS` of CPU time, and after
 `SNAPSHOT_BYTES`: to replay what is newer takes a new controller no longer than it took this one.
 """
 
@@ -35,7 +35,7 @@ _RETRY_SECONDS = 10.0
 class Journal:
     """Appends to the directory's newest segment. For one thread; `tick` is to be called once a second.
 
-    `state()` is what a snapshot has: it is called in a copy of this process, and does no I/O. `processor_time()` is
+    `state()` is what a snapshot has: it is called in a copy of this process, and does no I/O. `cpu_time()` is
     what this process has taken, in seconds.
     """
 
@@ -45,7 +45,7 @@ class Journal:
         term: int,
         number: int,
         state: Callable[[], Any],
-        processor_time: Callable[[], float] = time.process_time,
+        cpu_time: Callable[[], float] = time.process_time,
     ) -> None:
         self.term = term
         self.snapshots = 0  # that were finished
@@ -54,10 +54,10 @@ class Journal:
         self._number = number
         self._segment: Segment | None = None
         self._cipher: FileCipher | None = None  # of its turns
-        self._processor_time = processor_time
+        self._cpu_time = cpu_time
         self._events = self._bytes = 0  # since the last snapshot was begun
         # A process that begins with a replay has taken what that took: killed again, it is back sooner.
-        self._began = 0.0  # the last snapshot, by the processor time
+        self._began = 0.0  # the last snapshot, by the CPU time
         self._is_due = False
         self._synced = True
         self._syncing: threading.Thread | None = None
@@ -97,11 +97,11 @@ class Journal:
         """Writes the first snapshot of this process, while nothing waits yet. Raises OSError.
 
         In a child, as the others: Python (3.11) reads and writes the attributes of objects that it has pickled once
-        more slowly ever after, which was a tenth of the processor time of a controller.
+        more slowly ever after, which was a tenth of the CPU time of a controller.
         """
         wait_for_snapshot(self._start_snapshot(self._number))
         self._directory.forget_before(self._number)
-        self._began = self._processor_time()
+        self._began = self._cpu_time()
         self.go_on()
 
     def go_on(self, events: int = 0) -> None:
@@ -138,7 +138,7 @@ class Journal:
     def snapshot(self) -> None:
         """Has a child write what is now, and goes on in a new segment."""
         self._events = self._bytes = 0
-        self._began, self._is_due = self._processor_time(), False
+        self._began, self._is_due = self._cpu_time(), False
         number = self._number + 1
         try:
             self._turn_to(*self._directory.open_segment(number, self.term))
@@ -155,7 +155,7 @@ class Journal:
         """Looks for a child that has ended, whether a snapshot is due, and has the kernel write what it has."""
         if self._child:
             self._reap(os.WNOHANG)
-        self._is_due = self._events > 0 and self._processor_time() - self._began >= SNAPSHOT_SECONDS
+        self._is_due = self._events > 0 and self._cpu_time() - self._began >= SNAPSHOT_SECONDS
         if not self._synced and not self._is_broken and (self._syncing is None or not self._syncing.is_alive()):
             self._synced = True
             assert self._segment is not None

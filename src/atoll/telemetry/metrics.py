@@ -218,7 +218,7 @@ def _events(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _controller(snapshot: Snapshot) -> Iterator[Metric]:
     load, functions = snapshot.load, snapshot.functions
-    yield _counter("controller_cpu_seconds", "Processor time of the controller.", rows=[(load.cpu_seconds,)])
+    yield _counter("controller_cpu_seconds", "CPU time of the controller.", rows=[(load.cpu_seconds,)])
     lag = HistogramMetricFamily(
         "atoll_controller_loop_lag_seconds", "How late the controller's event loop was at most, second by second."
     )

@@ -23,7 +23,7 @@ from atoll.transfers.contents import read_file
 from atoll.transfers.landing_memory import LANDING
 
 FORMAT = 1
-# Checked and written at a time: it is still in the processor's cache for the second of the two.
+# Checked and written at a time: it is still in the CPU's cache for the second of the two.
 _CHUNK = 1 << 20
 
 

@@ -22,7 +22,7 @@ from atoll.protocol import messages as m
 # With so many short units in flight the next completion need not be known at once: the watcher polls now and then, and
 # waits on none. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message. The
 # next poll comes when a quarter of them should have completed, by how long the last ones took. Longer runs are waited
-# for: to poll meanwhile would take the processor from them.
+# for: to poll meanwhile would take the CPU from them.
 _BUSY = 3
 _SHORT_SECONDS = 7e-4
 _MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 8e-4, 2e-3

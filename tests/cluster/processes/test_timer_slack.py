@@ -24,7 +24,7 @@ def test_threads_made_in_the_block_keep_its_slack_and_their_maker_does_not():
     assert slack() == before
 
 
-def test_a_client_that_waits_leaves_the_processor_alone(run_script: RunScript):
+def test_a_client_that_waits_leaves_the_cpu_alone(run_script: RunScript):
     script = """
         import time
         from pathlib import Path

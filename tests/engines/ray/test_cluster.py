@@ -22,7 +22,7 @@ RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 
 @dataclass(frozen=True)
 class OneNode:
-    """A Ray cluster of one node with two processors: where it is, and its directory, which every user can read."""
+    """A Ray cluster of one node with two CPUs: where it is, and its directory, which every user can read."""
 
     address: str
     directory: Path

@@ -17,7 +17,7 @@ PAUSE = 0.002  # between two calls: it is to notice stalls, not to keep the mach
 
 
 def waited() -> float:
-    """Return the seconds for which this thread was ready and had no processor."""
+    """Return the seconds for which this thread was ready and had no CPU."""
     with open("/proc/thread-self/schedstat") as file:
         return int(file.read().split()[1]) / 1e9
 

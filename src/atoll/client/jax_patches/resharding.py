@@ -103,7 +103,7 @@ def _program(target: Any) -> Callable[[Any], Any]:
     def reshard(x: Any) -> Any:
         return jax.device_put(x, target)
 
-    # By the package's door, which opens rooms above this one at their first use.
+    # Through `atoll`, which imports packages above this one at their first use.
     program: Callable[[Any], Any] = importlib.import_module("atoll").program(reshard)
     return program
 

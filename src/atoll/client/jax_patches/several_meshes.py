@@ -58,7 +58,7 @@ def _program(
         return _put(call(*_put(arguments, in_shardings)), out_shardings)
 
     run.__name__ = run.__qualname__ = name
-    # By the package's door, which opens rooms above this one at their first use.
+    # Through `atoll`, which imports packages above this one at their first use.
     return importlib.import_module("atoll").program(run, donate_argnums=donated)
 
 

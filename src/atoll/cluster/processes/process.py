@@ -52,7 +52,7 @@ def own_environment() -> dict[str, str]:
 
 
 # XLA's CPU client and NumPy take an array's memory afresh each time. In large pages, and kept by glibc instead of given
-# back as soon as 128 KiB of it are free, it takes a third of the processor time to touch.
+# back as soon as 128 KiB of it are free, it takes a third of the CPU time to touch.
 _ARRAYS = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 
 

@@ -35,14 +35,14 @@ def session_of(pid: int) -> int:
     return int(fields[3]) if fields else -1
 
 
-def processor_ticks(pid: int) -> int:
-    """The processor time that a process has used, in ticks of 10 ms as a rule; 0 for one that has ended."""
+def cpu_ticks(pid: int) -> int:
+    """The CPU time that a process has used, in ticks of 10 ms as a rule; 0 for one that has ended."""
     fields = _stat(pid)
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
 def switches(pid: int) -> int:
-    """How often the main thread of a process has given up its processor, or lost it; 0 for one that has ended."""
+    """How often the main thread of a process has given up its CPU, or lost it; 0 for one that has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
 """A child process that starts, and gives signs of life until it is ready.
 
-A sign is a word of its own, or processor time. Who imports computes; and who waits for something that takes as long as
+A sign is a word of its own, or CPU time. Who imports computes; and who waits for something that takes as long as
 it takes, such as XLA for the other hosts of an island, says so each second, from a thread. A process that does neither
 hangs: it is stopped, say, or an import does not return. Nobody else would miss it: it is connected to nothing yet.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.local_process import LocalProcess
-from atoll.cluster.processes.process_table import processor_ticks
+from atoll.cluster.processes.process_table import cpu_ticks
 
 SIGN_SECONDS = 1.0  # between two words of a process that waits
 LOOK_SECONDS = 0.25  # between two looks at a process
@@ -131,7 +131,7 @@ class StartingProcess(LocalProcess):
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
         has_spoken, self._has_spoken = self._has_spoken, False
-        if self._watch.is_silent(self._loop.time(), processor_ticks(self.pid), has_spoken=has_spoken):
+        if self._watch.is_silent(self._loop.time(), cpu_ticks(self.pid), has_spoken=has_spoken):
             seconds = f"{self._watch.seconds:.0f} s"
             self.give_up(f"it gave no sign of life for {seconds} while it {self._did}, and was killed")
 

@@ -2,7 +2,7 @@
 
 These threads are the devices, several for each, and one computation wakes most of them, for a few microseconds each. By
 default a thread that wakes preempts one that runs: the next device, the thread that enqueues, the controller. As batch
-threads (SCHED_BATCH) they wait until a processor is free, and there are fewer switches.
+threads (SCHED_BATCH) they wait until a CPU is free, and there are fewer switches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Misses a host agent that hangs: the actor that has started it is the only one who could start another.
 
-An agent looks at its lease four times a second, so a process that uses no processor time, and that the kernel never
+An agent looks at its lease four times a second, so a process that uses no CPU time, and that the kernel never
 switches to, does not run: it is stopped, say. The engine has given it up by then, and its worker with it.
 """
 
@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 
-from atoll.cluster.processes.process_table import processor_ticks, switches
+from atoll.cluster.processes.process_table import cpu_ticks, switches
 from atoll.cluster.processes.starting import LOOK_SECONDS, StartWatch
 
 
@@ -26,7 +26,7 @@ class AgentWatch:
     def _run(self) -> None:
         pid = self._process.pid
         while self._process.poll() is None:
-            used = processor_ticks(pid) + switches(pid)
+            used = cpu_ticks(pid) + switches(pid)
             if self._watch.is_silent(time.monotonic(), used, has_spoken=False):
                 self.silence = f"it did not run for {self._watch.seconds:.0f} s, and was killed"
                 self._process.kill()

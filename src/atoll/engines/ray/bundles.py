@@ -14,7 +14,7 @@ from atoll.devices.kinds import kind_of
 from atoll.errors import SettingsError
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
-# Ray's name for the devices of a platform; those of others are the processor.
+# Ray's name for the devices of a platform; those of others are the CPU.
 _DEVICES = {"cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
 
 

@@ -20,7 +20,7 @@ class Limits:
     max_frame_bytes: int = 1 << 20
     stream_window_bytes: int = 256 << 10
     """How far a client may be ahead of the handler of a stream: a thousand small messages. With fewer, one that gets no
-    processor for a while has no work in line, and others its share; with more, jaxlib's client begins more threads."""
+    CPU for a while has no work in line, and others its share; with more, jaxlib's client begins more threads."""
     message_window_bytes: int = 8 << 20
     """The same within a message whose length is known, beside that."""
     connection_window_bytes: int = 64 << 20

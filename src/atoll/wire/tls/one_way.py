@@ -1,7 +1,7 @@
 """TLS on a blocking socket that one thread only sends on: OpenSSL writes to the socket itself.
 
 `TlsStream` takes what is encrypted out of a buffer in memory, because two threads share it. Here there is one, so those
-copies are saved: a quarter of a sender's processor time.
+copies are saved: a quarter of a sender's CPU time.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from atoll.wire.sockets import send_without_delay
 from atoll.wire.tls.errors import ALERT, explained, not_admitted
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, name_of, role_of, server_name
 
-# So many bytes are encrypted at a time, and then sent: they are still in the processor's cache.
+# So many bytes are encrypted at a time, and then sent: they are still in the CPU's cache.
 _SEND_BYTES = 256 * 1024
 _READ_BYTES = 256 * 1024
 

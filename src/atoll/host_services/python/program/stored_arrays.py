@@ -23,7 +23,7 @@ from atoll.ir.types import Box, Shape, shard_boxes
 from atoll.protocol.messages import python as m
 from atoll.transfers.dtypes import numpy_dtype
 
-# Of shards that are asked for and not yet written. More memory than it needs to keep all processors busy would be fresh
+# Of shards that are asked for and not yet written. More memory than it needs to keep all CPUs busy would be fresh
 # each time, and fresh memory is slow.
 WINDOW_BYTES = 256 << 20
 _LEAST_WINDOW = 64 << 20

@@ -1,8 +1,8 @@
-"""Which process takes how much processor time for a computation of (b), (j) or figure 5: where a rate goes.
+"""Which process takes how much CPU time for a computation of (b), (j) or figure 5: where a rate goes.
 
-    python -m benchmarks.micro.processor_time > benchmarks/results/processor-time.json
+    python -m benchmarks.micro.cpu_time > benchmarks/results/cpu-time.json
 
-Rates mean little on a machine that does other things, too; processor time means more.
+Rates mean little on a machine that does other things, too; CPU time means more.
 """
 
 import json
@@ -54,17 +54,17 @@ CASES = (
 
 
 def measure(case: Case) -> dict[str, object]:
-    """Microseconds of processor time for a computation, by process."""
+    """Microseconds of CPU time for a computation, by process."""
     settings = Settings(backend=case.backend, point=case.point)
     if settings.has_batch_threads:
         become_batch()
     run = pkgutil.resolve_name(case.prepare)(settings)
     run()
-    before, started = processor_seconds(), time.perf_counter()
+    before, started = cpu_seconds(), time.perf_counter()
     for _ in range(ROUNDS):
         run()
     seconds = time.perf_counter() - started
-    after = processor_seconds()
+    after = cpu_seconds()
     total = ROUNDS * case.computations
     each = {name: round(1e6 * (after[name] - before.get(name, 0.0)) / total, 1) for name in after}
     return {
@@ -77,7 +77,7 @@ def measure(case: Case) -> dict[str, object]:
     }
 
 
-def processor_seconds() -> dict[str, float]:
+def cpu_seconds() -> dict[str, float]:
     """Of this process and all that it started, so far, by what they are."""
     found: dict[str, float] = {}
     me = psutil.Process()
@@ -95,7 +95,7 @@ def main() -> None:
         os._exit(0)  # a peer's processes would wait for one another
     results = []
     for number, case in enumerate(CASES):
-        command = [sys.executable, "-m", "benchmarks.micro.processor_time", str(number)]
+        command = [sys.executable, "-m", "benchmarks.micro.cpu_time", str(number)]
         environment = environment_of(Settings(case.backend, point=case.point))
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
         results.append(json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("{"))))
