@@ -40,4 +40,4 @@ def test_a_client_that_waits_leaves_the_cpu_alone(run_script: RunScript):
         print((wake_ups() - before) / 2)
     """
     a_second = float(run_script(script, islands="1x1x1").check().stdout)
-    assert a_second < 3000, "one of jaxlib's threads wakes 8,000 times a second by itself"
+    assert a_second < 300, "with a slack of 2 ms, one of jaxlib's threads wakes 500 times per second"
