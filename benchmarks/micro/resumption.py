@@ -23,8 +23,8 @@ from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect, listen
-from atoll.wire.resumption.dialing import dial
-from atoll.wire.resumption.table import ResumableConnections
+from atoll.wire.resumption.dialed_connection import dial
+from atoll.wire.resumption.resumable_connections import ResumableConnections
 from benchmarks.harness.machine import describe
 
 ROUNDS = 15
@@ -58,13 +58,13 @@ class Dialed:
             nonlocal count, connection
             count += 1
             if connection is None:
-                connection = self._table.grant(1, leg, on_message, _ignore) if self._grants else leg
+                connection = self._table.grant(1, transport, on_message, _ignore) if self._grants else transport
             if not count % BATCH:
                 for _ in range(BATCH):
                     connection.send(message)
 
-        leg = Connection(Message, on_message, _ignore)
-        return leg
+        transport = Connection(Message, on_message, _ignore)
+        return transport
 
 
 def _ignore(it: Any) -> None:

@@ -21,7 +21,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.messages.standbys import BasisPart
 from atoll.security.tokens import Tokens
 from atoll.wire.framing import HEADER_BYTES
-from atoll.wire.resumption.messages import Acknowledge
+from atoll.wire.resumption.link_messages import Acknowledge
 
 PART = 1 << 10
 # Of a controller without peers.

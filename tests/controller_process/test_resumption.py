@@ -20,7 +20,8 @@ from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect, listen
-from atoll.wire.resumption.dialing import DialedConnection, dial
+from atoll.wire.resumption.dialed_connection import DialedConnection, dial
+from atoll.wire.resumption.resumable_connection import ResumableConnection
 from tests.controller.play import ready
 
 SETTINGS = ClusterSettings("1x1x1", grace_seconds=20.0)
@@ -87,8 +88,8 @@ class Process:
         self.shell._handle = lambda event: None  # type: ignore[method-assign]
         self.shell._flush = lambda: None  # type: ignore[method-assign]
         for connection in self.shell._connections.values():
-            leg = getattr(connection, "_leg", connection)
-            leg._transport.abort()
+            transport = connection._transport if isinstance(connection, ResumableConnection) else connection
+            transport._transport.abort()
         return events
 
 

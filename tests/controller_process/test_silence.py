@@ -28,10 +28,10 @@ class Peer:
     def statistics(self) -> Any:
         return self
 
-    def cork(self) -> None:
+    def fence(self) -> None:
         self.is_corked = True
 
-    def uncork(self) -> None:
+    def unfence(self) -> None:
         self.is_corked = False
 
 
@@ -57,7 +57,7 @@ class Scene:
         self.silence._cork_or_not(self.now)
 
     @property
-    def corked(self) -> list[int]:
+    def fenced(self) -> list[int]:
         return [number for number, peer in self.peers.items() if peer.is_corked]
 
 
@@ -95,12 +95,12 @@ def test_it_falls_silent_where_it_hears_neither_its_standby_nor_most_of_its_host
     def scene(play: Scene) -> None:
         play.hears(*HOSTS, ENGINE, PROXY)
         play.hears(1, ENGINE, after=LATER)
-        assert play.corked == [], "the standby is heard"
+        assert play.fenced == [], "the standby is heard"
         play.in_doubt = True
         play.hears(1, 2, ENGINE, PROXY, after=0.5)
-        assert play.corked == [], "most hosts are heard: the standby has not got them"
+        assert play.fenced == [], "most hosts are heard: the standby has not got them"
         play.hears(1, ENGINE, after=LATER)
-        assert play.corked == [1, ENGINE, PROXY], "whom it does not hear it goes on asking"
+        assert play.fenced == [1, ENGINE, PROXY], "whom it does not hear it goes on asking"
 
     play(scene)
 
@@ -110,11 +110,11 @@ def test_it_speaks_again_when_enough_hosts_answer(play):
         play.hears(*HOSTS)
         play.in_doubt = True
         play.hears(1, after=LATER)
-        assert 1 in play.corked
+        assert 1 in play.fenced
         play.hears(ENGINE, after=2 * LATER)
-        assert play.corked == [1, ENGINE, PROXY], "of one to whom nothing is said nothing is expected"
+        assert play.fenced == [1, ENGINE, PROXY], "of one to whom nothing is said nothing is expected"
         play.hears(2)
-        assert play.corked == []
+        assert play.fenced == []
 
     play(scene)
 
@@ -124,10 +124,10 @@ def test_it_speaks_again_when_there_is_no_doubt_any_more(play):
         play.in_doubt = True
         play.hears(after=LATER)
         play.hears(after=LATER)
-        assert play.corked == [ENGINE, PROXY]
+        assert play.fenced == [ENGINE, PROXY]
         play.in_doubt = False
         play.hears()
-        assert play.corked == []
+        assert play.fenced == []
 
     play(scene)
 
@@ -137,7 +137,7 @@ def test_without_hosts_there_is_nobody_whom_a_standby_could_have(play):
         play.hosts, play.in_doubt = (), True
         play.hears(after=LATER)
         play.hears(after=LATER)
-        assert play.corked == []
+        assert play.fenced == []
 
     play(scene)
 
@@ -148,14 +148,14 @@ def test_where_another_has_taken_over_what_it_had_to_say_is_not_said(play):
         play.hears(after=LATER)
         play.hears(after=LATER)
         play.silence.stop()
-        assert play.corked == [ENGINE, PROXY]
+        assert play.fenced == [ENGINE, PROXY]
 
     play(scene)
 
 
 def test_it_looks_for_as_long_as_there_may_be_another_and_more_often_while_peers_wait(monkeypatch):
     monkeypatch.setattr(silence, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(silence, "_CORKED_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(silence, "_FENCED_LOOK_SECONDS", 0.001)
     monkeypatch.setattr(silence, "LEASE_SECONDS", 0.0)
 
     async def main() -> None:
@@ -163,17 +163,17 @@ def test_it_looks_for_as_long_as_there_may_be_another_and_more_often_while_peers
         play.in_doubt = True
         play.silence.begin()
         async with asyncio.timeout(30):
-            while not play.corked:
+            while not play.fenced:
                 await asyncio.sleep(0.001)
             play.in_doubt = False
-            while play.corked:
+            while play.fenced:
                 await asyncio.sleep(0.001)
             play.in_doubt = True
-            while not play.corked:
+            while not play.fenced:
                 await asyncio.sleep(0.001)
         play.silence.end()
-        assert play.corked == []
+        assert play.fenced == []
         await asyncio.sleep(0.05)
-        assert play.corked == [], "it does not look any more"
+        assert play.fenced == [], "it does not look any more"
 
     asyncio.run(main())

@@ -22,7 +22,8 @@ from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.pieces import PIECE_BYTES
-from atoll.wire.resumption.messages import Acknowledge
+from atoll.wire.resumption.link_messages import Acknowledge
+from atoll.wire.resumption.resumable_connection import ResumableConnection
 from tests.controller.play import ready
 from tests.controller_process.test_resumption import SETTINGS, Peer
 
@@ -56,15 +57,15 @@ class Pair:
         await self.proxy.next_of(WELCOME)
         self.running = asyncio.get_running_loop().create_task(self.standby.run())
         await until(lambda: self.standby._is_relied_on, self.running)
-        assert self.shell.resumable.elsewhere == (str(self.second),)
+        assert self.shell.resumable.alternate_addresses == (str(self.second),)
 
     def kill(self) -> None:
         """The controller's process is gone."""
         self.servers[0].close()
         self.freeze()
         for connection in self.shell._connections.values():
-            leg = getattr(connection, "_leg", connection)
-            leg._transport.abort()
+            transport = connection._transport if isinstance(connection, ResumableConnection) else connection
+            transport._transport.abort()
         standby = self.shell._following._standby
         assert standby is not None
         assert standby._transport is not None
@@ -79,8 +80,8 @@ class Pair:
         """Whether the standby knows of each message that the controller has sent."""
         copy = self.standby._shell
         assert copy is not None
-        sent = {each.number: each.ledger.sent for each in self.shell.resumable.all()}
-        return sent == {each.number: each.ledger.sent for each in copy.resumable.all()}
+        sent = {each.number: each.retransmit_buffer.sent for each in self.shell.resumable.all()}
+        return sent == {each.number: each.retransmit_buffer.sent for each in copy.resumable.all()}
 
     def end(self) -> None:
         self.running.cancel()
@@ -192,7 +193,7 @@ def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over
         await until(pair.is_followed_closely)
         pair.shell._following._drop(standby, "the test")
         pair.freeze()
-        await until(lambda: pair.shell.resumable.elsewhere == ())
+        await until(lambda: pair.shell.resumable.alternate_addresses == ())
         worker = pair.worker.connection
         worker._addresses._address = pair.second  # type: ignore[union-attr]
         worker._addresses._answered = ()  # type: ignore[union-attr]
@@ -212,7 +213,7 @@ def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over
 
 async def cut_off(pair: Pair, is_cut_off: bool = True) -> None:
     """The controller hears its standby and its host no more, and its proxy only; or all of them again."""
-    standby, worker = pair.shell._following._standby, pair.shell.resumable.all()[0]._leg
+    standby, worker = pair.shell._following._standby, pair.shell.resumable.all()[0]._transport
     for each in (standby, worker):
         assert each is not None
         assert each._transport is not None
@@ -220,7 +221,7 @@ async def cut_off(pair: Pair, is_cut_off: bool = True) -> None:
             each._transport.pause_reading()
         else:
             each._transport.resume_reading()
-    await until(lambda: bool(pair.shell._following._silence._corked) == is_cut_off)
+    await until(lambda: bool(pair.shell._following._silence._fenced) == is_cut_off)
 
 
 def ready_of(peer: Peer) -> list[int]:
@@ -307,7 +308,7 @@ def test_a_standby_that_is_silent_is_none_any_more(play, monkeypatch):
     async def scene(pair: Pair) -> None:
         monkeypatch.setattr(following, "_SILENT_SECONDS", -1.0)
         monkeypatch.setattr(following, "_CATCH_UP_SECONDS", -1.0)
-        await until(lambda: pair.shell.resumable.elsewhere == ())
+        await until(lambda: pair.shell.resumable.alternate_addresses == ())
         pair.shell.stop()
 
     play(scene)

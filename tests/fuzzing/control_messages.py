@@ -16,14 +16,14 @@ import msgspec
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Transfer
 from atoll.protocol import messages as m
 from atoll.wire.framing import encode, frame_header, link_header, piece_header
-from atoll.wire.resumption.messages import (
+from atoll.wire.resumption.link_messages import (
     Acknowledge,
-    Bye,
-    Elsewhere,
-    Granted,
-    NotResumed,
+    AlternateAddresses,
+    Close,
     Resume,
     Resumed,
+    ResumeRefused,
+    ResumeToken,
     encode_link,
 )
 from tests.controller.play import on, single
@@ -188,11 +188,11 @@ class ControlFuzzer:
             (
                 Resume(number, secret, source.randint(0, 5), count, count, source.randint(0, 3)),
                 Acknowledge(count, count),
-                Granted(number, secret, 1, 1.0),
+                ResumeToken(number, secret, 1, 1.0),
                 Resumed(1, count, count),
-                NotResumed("x", source.random() < 0.5),
-                Elsewhere(("unix:/nowhere",)),
-                Bye(),
+                ResumeRefused("x", source.random() < 0.5),
+                AlternateAddresses(("unix:/nowhere",)),
+                Close(),
             )
         )
 

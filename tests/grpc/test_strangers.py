@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from atoll.grpc import Call
+from atoll.grpc.grpc_server import FIRST_CALLS, FIRST_MESSAGE_BYTES
 from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ErrorCode
-from atoll.grpc.server import FIRST_CALLS, FIRST_MESSAGE_BYTES
 from atoll.grpc.status import StatusCode
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 from tests.grpc.http2.http2_peer import REQUEST, Peer, frame, message, request, served

@@ -21,8 +21,8 @@ from atoll.transfers.inbox import Inbox
 from atoll.transfers.shared_memory import BlockReturned
 from atoll.transfers.sockets import SocketPiece
 from atoll.wire.address import Address
+from atoll.wire.pending_connections import MAX_PER_ADDRESS, PendingConnections
 from atoll.wire.sockets import dial
-from atoll.wire.unopened import MAX_PER_ADDRESS, Unopened
 from tests.conftest import gone
 from tests.transfers.ends import SECONDS, content, descriptors, frame, is_closed
 
@@ -194,7 +194,7 @@ def test_who_waits_for_a_session_that_never_opens_is_closed_for_others(port):
 
 
 def test_a_connection_that_does_not_open_in_time_is_closed(short_directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(listener, "Unopened", lambda: Unopened(seconds=0.2))
+    monkeypatch.setattr(listener, "PendingConnections", lambda: PendingConnections(seconds=0.2))
     data_port = DataPort(Address(path=str(short_directory / "data")), Inbox(lambda *_: None))
     with dial(data_port.address) as sock:
         sock.settimeout(SECONDS)

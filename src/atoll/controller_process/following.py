@@ -26,8 +26,8 @@ from atoll.protocol.messages.standbys import STANDBY, BasisPart, Pulse, TurnPart
 from atoll.security.roles import may_say
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
-from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye
-from atoll.wire.resumption.table import ResumableConnections
+from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close
+from atoll.wire.resumption.resumable_connections import ResumableConnections
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Following:
 
     def _send_pulse(self, standby: Connection) -> None:
         self._pulses.append(self._loop.time())
-        acknowledged = ((each.number, *each.ledger.acknowledged) for each in self._connections.all())
+        acknowledged = ((each.number, *each.retransmit_buffer.acknowledged) for each in self._connections.all())
         standby.send(Pulse(tuple(acknowledged) if self._basis else (), self._is_followed))
 
     def _begin_basis(self, standby: Connection, journal: Journal) -> bool:
@@ -255,7 +255,7 @@ class Following:
         self._silence.end()
         standby, self._standby = self._standby, None
         if standby is not None:
-            standby.send_link(Bye())
+            standby.send_link(Close())
             standby.close()
 
     def drop(self) -> None:

@@ -39,8 +39,8 @@ from atoll.security.tokens import digest
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
 from atoll.wire.framing import MAX_FIRST_FRAME, MAX_FRAME, FrameLimits, encode
-from atoll.wire.resumption.messages import AnyLinkMessage, Elsewhere, Resume
-from atoll.wire.resumption.table import AcceptedConnection, LinkState, ResumableConnections
+from atoll.wire.resumption.link_messages import AlternateAddresses, AnyLinkMessage, Resume
+from atoll.wire.resumption.resumable_connections import AcceptedConnection, LinkState, ResumableConnections
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class ControllerShell:
         )
         self.resumable.on_superseded = self._end_superseded
         self._own = (options.advertise or options.listen,) if options.standby else ()  # not the one that peers dialed
-        self.resumable.elsewhere = self._own
+        self.resumable.alternate_addresses = self._own
         self._following = Following(self.controller, lambda: self.journal, self._report, self._announce, self.resumable)
         self.resumable.doubt = self._following.doubt
         self._resumes = grace_seconds > 0
@@ -171,7 +171,7 @@ class ControllerShell:
             if isinstance(connection, AcceptedConnection):
                 connection.hand_over(there)
             else:
-                connection.close_with(Elsewhere(there))
+                connection.close_with(AlternateAddresses(there))
         self._stop.set()
 
     def accept(self) -> Connection:
@@ -416,7 +416,7 @@ class ControllerShell:
 
     def _announce(self, addresses: tuple[str, ...]) -> None:
         """To all peers: a controller may be found there, too."""
-        self.resumable.elsewhere = (*self._own, *addresses)
+        self.resumable.alternate_addresses = (*self._own, *addresses)
 
     def _send(self, action: a.Send) -> None:
         connection = self._connections.get(action.connection)

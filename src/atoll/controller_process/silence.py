@@ -14,10 +14,10 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 from atoll.controller_process.takeover import LEASE_SECONDS
-from atoll.wire.resumption.table import ResumableConnections
+from atoll.wire.resumption.resumable_connections import ResumableConnections
 
 _LOOK_SECONDS = 0.5
-_CORKED_LOOK_SECONDS = 0.1  # while peers wait for what is kept
+_FENCED_LOOK_SECONDS = 0.1  # while peers wait for what is kept
 
 
 class Hearing:
@@ -38,9 +38,9 @@ class Hearing:
         _, when = self._heard.get(connection, (0, -math.inf))
         return now - when <= LEASE_SECONDS
 
-    def lacks_most(self, now: float, hosts: Collection[int], corked: Collection[int]) -> bool:
-        """Whether more than half of the hosts are not heard. Those that are `corked` were, and are asked nothing."""
-        silent = [each for each in hosts if each not in corked and not self.hears(now, each)]
+    def lacks_most(self, now: float, hosts: Collection[int], fenced: Collection[int]) -> bool:
+        """Return whether more than half of the hosts are silent. The hosts that are `fenced` do not count as silent."""
+        silent = [each for each in hosts if each not in fenced and not self.hears(now, each)]
         return 2 * len(silent) > len(hosts)
 
 
@@ -59,7 +59,7 @@ class Silence:
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._hearing = Hearing()
-        self._corked: set[int] = set()
+        self._fenced: set[int] = set()
         self._looks: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -80,22 +80,22 @@ class Silence:
 
     def _look(self) -> None:
         self._cork_or_not(self._loop.time())
-        self._looks = self._loop.call_later(_CORKED_LOOK_SECONDS if self._corked else _LOOK_SECONDS, self._look)
+        self._looks = self._loop.call_later(_FENCED_LOOK_SECONDS if self._fenced else _LOOK_SECONDS, self._look)
 
     def _cork_or_not(self, now: float) -> None:
         hearing, hosts = self._hearing, set(self._hosts())
         connections = self._connections.all()
         hearing.counted(now, {each.number: each.statistics().bytes_in for each in connections})
-        if not self._doubt() or not hearing.lacks_most(now, hosts, self._corked):
+        if not self._doubt() or not hearing.lacks_most(now, hosts, self._fenced):
             self._uncork()
             return
         for each in connections:
-            if each.number not in self._corked and (each.number not in hosts or hearing.hears(now, each.number)):
-                self._corked.add(each.number)
-                each.cork()
+            if each.number not in self._fenced and (each.number not in hosts or hearing.hears(now, each.number)):
+                self._fenced.add(each.number)
+                each.fence()
 
     def _uncork(self) -> None:
-        corked, self._corked = self._corked, set()
-        for each in self._connections.all() if corked else ():
-            if each.number in corked:
-                each.uncork()
+        fenced, self._fenced = self._fenced, set()
+        for each in self._connections.all() if fenced else ():
+            if each.number in fenced:
+                each.unfence()

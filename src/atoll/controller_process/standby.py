@@ -31,8 +31,8 @@ from atoll.security.start import load_authority
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
-from atoll.wire.resumption.ledger import Counts
-from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye, NotResumed, Resume
+from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close, Resume, ResumeRefused
+from atoll.wire.resumption.retransmit_buffer import Counts
 from atoll.wire.tls.identity import Identity
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
@@ -134,7 +134,7 @@ class Standby:
                 self._handle(connection, message)
 
         def on_link(message: AnyLinkMessage) -> None:
-            if isinstance(message, Bye) and not self._is_over.done():
+            if isinstance(message, Close) and not self._is_over.done():
                 _log.warning("the cluster of the controller at %s has ended", self._address)
                 self._is_over.set_result(False)
 
@@ -212,7 +212,7 @@ class Standby:
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
-                connection.send_link(NotResumed("it stands by, and has not taken over", False))
+                connection.send_link(ResumeRefused("it stands by, and has not taken over", False))
                 connection.close()
                 self._asked(message)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from atoll.wire.resumption.table import LinkState
+from atoll.wire.resumption.resumable_connections import LinkState
 
 
 @dataclass

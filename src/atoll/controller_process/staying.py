@@ -12,7 +12,7 @@ from atoll.controller_process.state import ShellState
 from atoll.journal.kept import KeptSessions
 from atoll.journal.snapshots import pickled
 from atoll.protocol.actions import KeepSessions
-from atoll.wire.resumption.table import ResumableConnections
+from atoll.wire.resumption.resumable_connections import ResumableConnections
 
 
 def leave(
@@ -25,7 +25,7 @@ def leave(
     numbers = {number for each in kept for number in each.sessions.values()}
     for connection in resumable.all():
         if connection.number in numbers:
-            connection.leave(controller.settings.suspended_seconds)
+            connection.detach(controller.settings.suspended_seconds)
         else:
             connection.close()
     if not kept:

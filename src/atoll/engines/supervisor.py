@@ -50,7 +50,7 @@ from atoll.security.access import token_for
 from atoll.security.roles import Role
 from atoll.security.start import load_authority
 from atoll.wire.address import Address, check_may_listen, parse_address
-from atoll.wire.resumption.dialing import DialedConnection, dial
+from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)

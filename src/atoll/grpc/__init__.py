@@ -4,8 +4,8 @@ It depends on `atoll.grpc.http2` alone and can be used without the rest of Atoll
 """
 
 from atoll.grpc.call import Call
-from atoll.grpc.http2.limits import Limits
-from atoll.grpc.server import GrpcServer, GrpcStatistics, Handler
+from atoll.grpc.grpc_server import GrpcServer, GrpcStatistics, Handler
+from atoll.grpc.http2.http2_limits import Limits
 from atoll.grpc.status import GrpcError, StatusCode
 
 __all__ = ["Call", "GrpcError", "GrpcServer", "GrpcStatistics", "Handler", "Limits", "StatusCode"]

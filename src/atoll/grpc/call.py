@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from atoll.grpc.http2.stream import Buffer, Stream, ignore
-from atoll.grpc.messages import MessageReader, Traffic, message_prefix
+from atoll.grpc.http2.http2_stream import Buffer, Stream, ignore
+from atoll.grpc.message_reader import MessageReader, Traffic, message_prefix
 from atoll.grpc.metadata import RESPONSE_HEADERS, encode_metadata, status_trailers
 from atoll.grpc.status import GrpcError, StatusCode
 

@@ -25,8 +25,8 @@ from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.kinds import KINDS
 from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.wire.address import Address, parse_address
+from atoll.wire.pending_connections import OPEN_SECONDS
 from atoll.wire.tls.identity import Identity
-from atoll.wire.unopened import OPEN_SECONDS
 
 _log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import TransferEngine
 from atoll.transfers.kinds import KINDS
 from atoll.wire.address import Address
+from atoll.wire.byte_stream import accepted_stream
+from atoll.wire.pending_connections import PendingConnections
 from atoll.wire.refusals import Refusals
 from atoll.wire.sockets import bind, peer_of
-from atoll.wire.stream import accepted_stream
 from atoll.wire.tls.identity import Identity
-from atoll.wire.unopened import Unopened
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Listener:
         self._serve = serve
         self._on_shut_down = on_shut_down
         self._kinds = kinds
-        self._unopened: Unopened[DataChannel] = Unopened()
+        self._pending: PendingConnections[DataChannel] = PendingConnections()
         self._addresses: dict[DataChannel, str] = {}  # of these
         self._refusals = Refusals()
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class Listener:
         """The peer has said who it is: the connection may stay. False where its time was over before."""
         with self._lock:
             self._addresses.pop(channel, None)
-            return self._unopened.remove(channel)
+            return self._pending.remove(channel)
 
     def _accept(self) -> None:
         has_failed = False
@@ -102,7 +102,7 @@ class Listener:
             return
         address = peer_of(sock)
         with self._lock:
-            evicted = self._unopened.add(channel, time.monotonic(), address)
+            evicted = self._pending.add(channel, time.monotonic(), address)
             self._addresses[channel] = address
         if evicted is not None:
             self._refuse(evicted, "too many data connections are not opened yet")
@@ -132,7 +132,7 @@ class Listener:
 
     def _end(self, channel: DataChannel) -> None:
         with self._lock:
-            self._unopened.remove(channel)
+            self._pending.remove(channel)
             self._addresses.pop(channel, None)
         channel.close()
 
@@ -148,8 +148,8 @@ class Listener:
         """Closes what has not opened in time. Returns the time until the next may have to be closed, in ms."""
         now = time.monotonic()
         with self._lock:
-            late = self._unopened.expired(now)
-            deadline = self._unopened.next_deadline()
+            late = self._pending.expired(now)
+            deadline = self._pending.next_deadline()
         for channel in late:
             self._refuse(channel, "its data connection was not opened in time")
             self._shut_down(channel)
@@ -157,9 +157,9 @@ class Listener:
 
     def _close_oldest(self) -> None:
         with self._lock:
-            oldest = self._unopened.oldest()
+            oldest = self._pending.oldest()
             if oldest is not None:
-                self._unopened.remove(oldest)
+                self._pending.remove(oldest)
         if oldest is not None:
             self._shut_down(oldest)
 

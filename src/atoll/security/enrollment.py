@@ -27,8 +27,8 @@ from atoll.security.roles import JOINING, Role
 from atoll.security.tokens import digest
 from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
 from atoll.wire.sockets import dial
-from atoll.wire.tls.errors import explained
 from atoll.wire.tls.identity import Certificate, Identity, server_name
+from atoll.wire.tls.tls_errors import explained
 
 _log = logging.getLogger(__name__)
 

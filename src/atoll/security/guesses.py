@@ -6,7 +6,7 @@ at, whether they are right or not, so that a guess tells nothing.
 
 from __future__ import annotations
 
-from atoll.wire.unopened import address_key
+from atoll.wire.pending_connections import address_key
 
 BURST = 20
 PER_SECOND = 1.0

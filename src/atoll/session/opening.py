@@ -24,7 +24,7 @@ from atoll.session.controller_lease import ControllerLease
 from atoll.session.outgoing import Outgoing
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
-from atoll.wire.resumption.dialing import DialedConnection, dial
+from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)

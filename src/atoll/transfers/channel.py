@@ -32,8 +32,8 @@ from atoll.transfers.shared_chunks import SharedChunksEngine
 from atoll.transfers.sockets import SocketEngine
 from atoll.transfers.streams import STREAMS, StreamEngine
 from atoll.wire.address import Address
+from atoll.wire.byte_stream import Stream, dial_stream
 from atoll.wire.framing import MAX_FIRST_FRAME
-from atoll.wire.stream import Stream, dial_stream
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)

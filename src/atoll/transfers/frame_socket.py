@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
+from atoll.wire.byte_stream import SocketStream, Stream
 from atoll.wire.framing import HEADER_BYTES, NO_MESSAGE, frame_header, frame_length
-from atoll.wire.stream import SocketStream, Stream
 
 MAX_HEADER = 1 << 20
 _BUFFER_BYTES = 1 << 20

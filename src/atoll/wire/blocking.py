@@ -18,30 +18,30 @@ import msgspec
 
 from atoll.errors import AccessError, ConnectError, FrameError
 from atoll.wire.address import Address, parse_address
+from atoll.wire.byte_stream import SocketStream, Stream, dial_stream
 from atoll.wire.framing import HEADER_BYTES, FrameDecoder, frame_header, link_length
-from atoll.wire.resumption.ledger import Counts, Ledger
-from atoll.wire.resumption.messages import (
-    Acknowledge,
-    AnyLinkMessage,
-    Bye,
-    Elsewhere,
-    Granted,
-    NotResumed,
-    NotResumedError,
-    Resume,
-    Resumed,
-    decode_link,
-    encode_link,
-)
-from atoll.wire.resumption.pace import (
+from atoll.wire.resumption.acknowledgment_pace import (
     ACKNOWLEDGE_BYTES,
     ACKNOWLEDGE_MESSAGES,
     FIRST_PAUSE_SECONDS,
     MOST_PAUSE_SECONDS,
     SILENT_SECONDS,
 )
+from atoll.wire.resumption.link_messages import (
+    Acknowledge,
+    AlternateAddresses,
+    AnyLinkMessage,
+    Close,
+    Resume,
+    Resumed,
+    ResumeRefused,
+    ResumeRefusedError,
+    ResumeToken,
+    decode_link,
+    encode_link,
+)
+from atoll.wire.resumption.retransmit_buffer import Counts, RetransmitBuffer
 from atoll.wire.sockets import NEXT_SECONDS
-from atoll.wire.stream import SocketStream, Stream, dial_stream
 from atoll.wire.tls.identity import Identity
 
 _READ_SIZE = 64 * 1024
@@ -71,8 +71,9 @@ class BlockingConnection:
         self._addresses = tuple(addresses)
         self._elsewhere: tuple[Address, ...] = ()  # more of them, by the peer's word
         self._answered: tuple[Address, ...] = ()  # the one at which somebody has answered last: it is tried first
-        self._ledger = Ledger() if redial is not None else None  # until the first message says that it is not needed
-        self._grant: Granted | None = None
+        # until the first message says that it is not needed
+        self._retransmit_buffer = RetransmitBuffer() if redial is not None else None
+        self._resume_token: ResumeToken | None = None
         self._term = self._attempt = 0
         self._received = 0  # by this stream
         self._is_away = self._is_over = False
@@ -117,18 +118,18 @@ class BlockingConnection:
                 parts.append(frame_header(len(body)))
                 parts.append(body)
             content = b"".join(parts)
-            if self._ledger is not None and not self._keep(parts, content):
+            if self._retransmit_buffer is not None and not self._retain(parts, content):
                 self._give_up()
             elif not self._is_away:
                 self._write(content)
 
-    def _keep(self, parts: list[bytes], content: bytes) -> bool:
-        assert self._ledger is not None
+    def _retain(self, parts: list[bytes], content: bytes) -> bool:
+        assert self._retransmit_buffer is not None
         if len(parts) == 2:  # the header and body of one message, as a rule
-            return self._ledger.keep(content)
+            return self._retransmit_buffer.retain(content)
         is_within_bounds = True
         for header, body in zip(parts[::2], parts[1::2], strict=True):
-            is_within_bounds = self._ledger.keep(header + body)
+            is_within_bounds = self._retransmit_buffer.retain(header + body)
         return is_within_bounds
 
     def _write(self, content: bytes) -> None:
@@ -149,7 +150,7 @@ class BlockingConnection:
             try:
                 count = self._stream.receive_into(buffer)
             except AccessError:
-                if self._grant is None:
+                if self._resume_token is None:
                     raise
                 count = 0
             except OSError:
@@ -161,13 +162,13 @@ class BlockingConnection:
             try:
                 for message in self._decoder.feed(buffer[:count]):
                     self._received += 1
-                    if self._grant is None and self._ledger is not None:
+                    if self._resume_token is None and self._retransmit_buffer is not None:
                         with self._lock:
-                            self._ledger = None
+                            self._retransmit_buffer = None
                     yield message
             except FrameError as error:
                 raise FrameError(f"{self.name} sent what we do not understand: {error}") from None
-            if self._ledger is not None:
+            if self._retransmit_buffer is not None:
                 self._read(count)
 
     def _read(self, count: int) -> None:
@@ -179,8 +180,8 @@ class BlockingConnection:
     @property
     def _counts(self) -> Counts:
         """Of the peer's messages, over all streams."""
-        assert self._ledger is not None
-        whole, pieced = self._ledger.received
+        assert self._retransmit_buffer is not None
+        whole, pieced = self._retransmit_buffer.received
         return Counts(whole + self._received - self._decoder.pieced, pieced + self._decoder.pieced)
 
     def _acknowledge(self) -> None:
@@ -194,18 +195,18 @@ class BlockingConnection:
     def _link(self, content: memoryview) -> None:
         message = decode_link(content)
         match message:
-            case Granted(term=term) if self._ledger is not None:
-                self._grant, self._term = message, term
+            case ResumeToken(term=term) if self._retransmit_buffer is not None:
+                self._resume_token, self._term = message, term
                 _bound_silence(self._stream)
-            case Acknowledge(whole=whole, pieced=pieced) if self._ledger is not None:
+            case Acknowledge(whole=whole, pieced=pieced) if self._retransmit_buffer is not None:
                 with self._lock:
-                    self._ledger.acknowledge(Counts(whole, pieced))
+                    self._retransmit_buffer.acknowledge(Counts(whole, pieced))
                 self._acknowledge()
-            case Elsewhere(addresses=addresses):
+            case AlternateAddresses(addresses=addresses):
                 self._elsewhere = tuple(map(parse_address, addresses))
                 if self._identity is not None:
                     self._identity.elsewhere = self._elsewhere
-            case Bye():
+            case Close():
                 self._is_over = True
 
     # ---- resuming
@@ -213,7 +214,7 @@ class BlockingConnection:
     @property
     def can_resume(self) -> bool:
         """Whether that was granted; not before the first message has come."""
-        return self._grant is not None
+        return self._resume_token is not None
 
     def drop(self) -> None:
         """The socket is of no use any more, whatever the network thinks of it. For any thread; does not wait."""
@@ -221,25 +222,25 @@ class BlockingConnection:
 
     def _resume(self) -> bool:
         """The stream has ended: whether there is another, after having waited for it."""
-        grant = self._grant
+        token = self._resume_token
         self._stream.shut_down()  # who waits in `send`, with the lock, comes out
-        if grant is None or self._redial is None or self._is_over:
+        if token is None or self._redial is None or self._is_over:
             return False
         with self._lock:
             self._is_away = True
-            assert self._ledger is not None
-            self._ledger.received = self._counts
+            assert self._retransmit_buffer is not None
+            self._retransmit_buffer.received = self._counts
             self._received, self._due, self._unacknowledged = 0, ACKNOWLEDGE_MESSAGES, 0
             self._decoder = FrameDecoder(self._message_type, on_link=self._link)
         self._stream.close()
-        deadline, pause = time.monotonic() + grant.seconds, FIRST_PAUSE_SECONDS
+        deadline, pause = time.monotonic() + token.seconds, FIRST_PAUSE_SECONDS
         while not self._is_over and time.monotonic() < deadline:
             for address in dict.fromkeys((*self._answered, *self._addresses, *self._elsewhere)):
                 try:
-                    self._resume_on(self._redial(address, NEXT_SECONDS), grant)
+                    self._resume_on(self._redial(address, NEXT_SECONDS), token)
                     self._answered = (address,)
                     return True
-                except NotResumedError as error:
+                except ResumeRefusedError as error:
                     if error.final:
                         return False
                     self._answered = (address,)
@@ -249,27 +250,27 @@ class BlockingConnection:
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
         return False
 
-    def _resume_on(self, stream: Stream, grant: Granted) -> None:
+    def _resume_on(self, stream: Stream, token: ResumeToken) -> None:
         """Raises ConnectError, or OSError, where it is not resumed there."""
-        assert self._ledger is not None
+        assert self._retransmit_buffer is not None
         try:
             _bound_silence(stream, NEXT_SECONDS)
             self._attempt += 1
-            resume = Resume(grant.number, grant.secret, self._term, *self._ledger.received, self._attempt)
+            resume = Resume(token.number, token.secret, self._term, *self._retransmit_buffer.received, self._attempt)
             stream.send((encode_link(resume),))
             answer = _read_link(stream)
-            if isinstance(answer, NotResumed):
-                raise NotResumedError(answer.reason, answer.final)
+            if isinstance(answer, ResumeRefused):
+                raise ResumeRefusedError(answer.reason, answer.final)
             if not isinstance(answer, Resumed) or answer.term < self._term:
                 raise ConnectError(f"{self.name} does not resume the connection")
             _bound_silence(stream)
             with self._lock:
                 try:
-                    self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
+                    self._retransmit_buffer.acknowledge(Counts(answer.whole, answer.pieced))
                 except FrameError as error:
-                    raise NotResumedError(str(error), True) from None
+                    raise ResumeRefusedError(str(error), True) from None
                 self._stream, self._term, self._is_away = stream, answer.term, False
-                self._write(b"".join(frame for frame, _ in self._ledger.unacknowledged()))
+                self._write(b"".join(frame for frame, _ in self._retransmit_buffer.unacknowledged()))
         except BaseException:
             stream.close()
             raise
@@ -282,8 +283,8 @@ class BlockingConnection:
 
     def close(self) -> None:
         self._is_over = True
-        if self._grant is not None and not self._is_away:
-            self._write(encode_link(Bye()))
+        if self._resume_token is not None and not self._is_away:
+            self._write(encode_link(Close()))
         self._stream.close()
 
 

@@ -23,12 +23,12 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.wire.framing import HEADER_BYTES, MAX_FIRST_FRAME, MAX_FRAME, FrameDecoder, FrameLimits, encode, piece_header
 from atoll.wire.pieces import PIECE_BYTES, PieceQueue
-from atoll.wire.resumption.ledger import Counts
-from atoll.wire.resumption.messages import AnyLinkMessage, decode_link, encode_link
+from atoll.wire.resumption.link_messages import AnyLinkMessage, decode_link, encode_link
+from atoll.wire.resumption.retransmit_buffer import Counts
 from atoll.wire.sockets import credentials, keep_little_unsent, peer_of, read_what_is_left, send_without_delay
-from atoll.wire.tls.errors import explained
 from atoll.wire.tls.identity import name_of, role_of
 from atoll.wire.tls.layer import TlsLayer
+from atoll.wire.tls.tls_errors import explained
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)

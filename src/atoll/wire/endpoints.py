@@ -15,7 +15,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.sockets import attempts, bind, none_answered
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.layer import TlsLayer
-from atoll.wire.tls.stream import no_identity
+from atoll.wire.tls.tls_stream import no_identity
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.wire.unopened import address_key
+from atoll.wire.pending_connections import address_key
 
 QUIET_SECONDS = 60.0
 MAX_ADDRESSES = 1024

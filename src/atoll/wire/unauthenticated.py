@@ -11,8 +11,8 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+from atoll.wire.pending_connections import PendingConnections
 from atoll.wire.refusals import Refusals
-from atoll.wire.unopened import Unopened
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class UnauthenticatedConnections:
         most_per_address: int = MAX_PER_ADDRESS,
         seconds: float = AUTHENTICATE_SECONDS,
     ) -> None:
-        self._unopened: Unopened[Accepted] = Unopened(most, seconds, most_per_address)
+        self._pending: PendingConnections[Accepted] = PendingConnections(most, seconds, most_per_address)
         self._most_per_address = most_per_address
         self._seconds = seconds
         self._refusals = Refusals()
@@ -60,7 +60,7 @@ class UnauthenticatedConnections:
     def add(self, connection: Accepted, address: str) -> None:
         """Add an accepted connection; close another one if there are too many."""
         loop = asyncio.get_running_loop()
-        evicted = self._unopened.add(connection, loop.time(), address)
+        evicted = self._pending.add(connection, loop.time(), address)
         self._addresses[connection] = address
         if evicted is not None:
             self._close(evicted, "too many connections are not authenticated yet")
@@ -69,7 +69,7 @@ class UnauthenticatedConnections:
 
     def remove(self, connection: Accepted) -> None:
         """The connection is authenticated, or has ended. Does nothing if it is not in the table."""
-        self._unopened.remove(connection)
+        self._pending.remove(connection)
         self._addresses.pop(connection, None)
 
     def refused(self, address: str, reason: str) -> None:
@@ -84,13 +84,11 @@ class UnauthenticatedConnections:
 
     def _close_expired(self) -> None:
         loop = asyncio.get_running_loop()
-        for connection in self._unopened.expired(loop.time()):
+        for connection in self._pending.expired(loop.time()):
             self._expired += 1
             self._close(connection, f"it did not authenticate within {self._seconds:.0f} s")
-        deadline = self._unopened.next_deadline()
+        deadline = self._pending.next_deadline()
         self._sweep = None if deadline is None else loop.call_at(deadline, self._close_expired)
 
     def statistics(self) -> UnauthenticatedStatistics:
-        return UnauthenticatedStatistics(
-            len(self._unopened), self._unopened.evicted, self._expired, self._refusals.total
-        )
+        return UnauthenticatedStatistics(len(self._pending), self._pending.evicted, self._expired, self._refusals.total)

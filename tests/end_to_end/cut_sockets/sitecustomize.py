@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 if any("atoll.controller_process.main" in argument for argument in getattr(sys, "orig_argv", [])):
-    from atoll.wire.resumption.table import ResumableConnections
+    from atoll.wire.resumption.resumable_connections import ResumableConnections
 
     PERIOD_SECONDS = 0.03
     path = os.environ["ATOLL_CUTS"]
@@ -26,7 +26,7 @@ if any("atoll.controller_process.main" in argument for argument in getattr(sys, 
             connection = connections[turn % len(connections)]
             with open(path, "a") as file:
                 file.write(f"{connection.name}\n")
-            connection._leg._transport.abort()  # type: ignore[union-attr]
+            connection._transport._transport.abort()  # type: ignore[union-attr]
         asyncio.get_running_loop().call_later(PERIOD_SECONDS, cut, self, turn + 1)
 
     ResumableConnections.__init__ = make_and_cut  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from atoll.protocol import messages as m
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import listen
-from atoll.wire.resumption.messages import Elsewhere
+from atoll.wire.resumption.link_messages import AlternateAddresses
 from tests.cluster_process import free_port
 
 SECONDS = 60.0
@@ -74,7 +74,7 @@ class Dialed:
         self.connection.send(m.TellAgent(0, m.agent_content(message)))
 
     def elsewhere(self, *addresses: Address) -> None:
-        self.connection.send_link(Elsewhere(tuple(map(str, addresses))))
+        self.connection.send_link(AlternateAddresses(tuple(map(str, addresses))))
 
     def end(self) -> None:
         self._server.close()

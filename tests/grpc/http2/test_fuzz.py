@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from atoll.grpc import Call, GrpcServer, Limits
 from atoll.grpc.http2 import frames
-from atoll.grpc.http2.connection import Http2Connection
 from atoll.grpc.http2.frames import PREFACE, ConnectionFailure, ErrorCode, HeaderList
 from atoll.grpc.http2.headers import HeaderBlocks
-from atoll.grpc.http2.stream import Stream
+from atoll.grpc.http2.http2_connection import Http2Connection
+from atoll.grpc.http2.http2_stream import Stream
 from tests.grpc.http2.http2_peer import REQUEST, Peer, frame, message, request, served
 from tests.grpc.serving import Serving, echo
 from tests.thoroughness import examples

@@ -31,7 +31,7 @@ SECONDS = 60.0
 _SERVER = """
 import asyncio, sys, time
 from atoll.grpc import GrpcServer
-from atoll.grpc.http2.connection import Http2Connection
+from atoll.grpc.http2.http2_connection import Http2Connection
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 from tests.grpc.serving import echo
 
@@ -111,7 +111,7 @@ class Honest:
 
     def __init__(self, path: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.grpc.http2.honest", path],
+            [sys.executable, "-m", "tests.grpc.http2.honest_peer", path],
             cwd=Path(__file__).parents[3],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

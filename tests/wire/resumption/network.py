@@ -1,4 +1,4 @@
-"""A network in memory: legs between a dialed connection and a table, cut wherever a test says, in time of its own."""
+"""A network in memory between a dialed connection and a table, which cuts transports as a test asks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from atoll.errors import ConnectError
 from atoll.wire.connection import Connection
-from atoll.wire.resumption import dialing
-from atoll.wire.resumption.messages import AnyLinkMessage, Resume
-from atoll.wire.resumption.table import AcceptedConnection, ResumableConnections
+from atoll.wire.resumption import dialed_connection
+from atoll.wire.resumption.link_messages import AnyLinkMessage, Resume
+from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
 
 PATIENCE_SECONDS = 60.0  # in which something happens on any machine, however busy
 _OWN_PATIENCE_SECONDS = 10.0  # the same, in a test's own time
@@ -64,7 +64,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class End:
-    """One end of a leg: the transport of its connection."""
+    """One end of a transport: the `asyncio` transport of its connection."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -106,13 +106,13 @@ class End:
 
 
 class Network:
-    """Carries bytes in parts of at most `part`; after each of the numbers of bytes in `cuts`, the leg is cut there."""
+    """Carries bytes in parts of at most `part`, and cuts the transport after each of the byte counts in `cuts`."""
 
     def __init__(self, cuts: Sequence[int], part: int = 4096) -> None:
         self.part = part
         self.can_dial = True
-        self.legs = 0
-        self.ends: list[End] = []  # of the newest leg, the dialer's first
+        self.transports = 0
+        self.ends: list[End] = []  # of the newest transport, the dialer's first
         self.listener: Listener
         self.others: dict[str, Listener] = {}  # by where they listen, for dialers that know several addresses
         self.cut_after(cuts)
@@ -144,7 +144,7 @@ class Network:
         listener = self.others.get(address.path, self.listener)
         if not self.can_dial:
             raise ConnectError("nobody listens there")
-        self.legs += 1
+        self.transports += 1
         self.ends = [End(self), End(self)]
         (here, there), (dialed, accepted) = (
             self.ends,
@@ -190,25 +190,25 @@ class Listener:
 
     def refuse(self) -> Connection:
         """As a process that is about to end."""
-        leg = Connection(Hello | Note, self.messages.append, lambda reason: None)
-        asyncio.get_running_loop().call_soon(leg.abort)
-        return leg
+        transport = Connection(Hello | Note, self.messages.append, lambda reason: None)
+        asyncio.get_running_loop().call_soon(transport.abort)
+        return transport
 
     def accept(self) -> Connection:
         def first(message: Any) -> None:
-            leg.on_message, leg.on_lost = self.messages.append, self.lost
-            self.connection = leg
+            transport.on_message, transport.on_lost = self.messages.append, self.lost
+            self.connection = transport
             if self.grants:
-                self.connection = self.table.grant(1, leg, self.messages.append, self.lost)
+                self.connection = self.table.grant(1, transport, self.messages.append, self.lost)
 
         def on_link(message: AnyLinkMessage) -> None:
             assert isinstance(message, Resume)
-            leg.on_lost = lambda reason: None
-            self.table.resume(leg, message)
+            transport.on_lost = lambda reason: None
+            self.table.resume(transport, message)
 
-        leg = Connection(Hello | Note, first, lambda reason: None, name="the worker")
-        leg.on_link = on_link
-        return leg
+        transport = Connection(Hello | Note, first, lambda reason: None, name="the worker")
+        transport.on_link = on_link
+        return transport
 
 
 class Dialer:
@@ -217,16 +217,18 @@ class Dialer:
     def __init__(self) -> None:
         self.messages: list[Any] = []
         self.lost: list[str] = []
-        self.connection: dialing.DialedConnection
+        self.connection: dialed_connection.DialedConnection
 
     @classmethod
     async def open(cls, network: Network, listener: Listener, monkeypatch: pytest.MonkeyPatch, *others: str) -> Dialer:
         """Has said Hello; knows other addresses, too."""
         network.listener = listener
-        monkeypatch.setattr(dialing, "connect", network.connect)
+        monkeypatch.setattr(dialed_connection, "connect", network.connect)
         self = cls()
-        self.connection = await dialing.dial(
-            dialing.Address(path="/there", others=tuple(dialing.Address(path=each) for each in others)),
+        self.connection = await dialed_connection.dial(
+            dialed_connection.Address(
+                path="/there", others=tuple(dialed_connection.Address(path=each) for each in others)
+            ),
             Note,
             self.messages.append,
             self.lost.append,

@@ -6,9 +6,9 @@ import asyncio
 import pickle
 
 from atoll.wire.connection import Connection
-from atoll.wire.resumption.ledger import Counts
-from atoll.wire.resumption.messages import Resume
-from atoll.wire.resumption.table import AcceptedConnection, LinkState
+from atoll.wire.resumption.link_messages import Resume
+from atoll.wire.resumption.resumable_connections import AcceptedConnection, LinkState
+from atoll.wire.resumption.retransmit_buffer import Counts
 from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until
 
 
@@ -58,8 +58,8 @@ def test_a_later_term_is_not_believed_of_who_knows_no_secret(monkeypatch):
         listener.table.on_superseded = superseded.append
         dialer = await Dialer.open(network, listener, monkeypatch)
         await until(lambda: dialer.connection.can_resume)
-        leg = Connection(Note, listener.messages.append, listener.lost)
-        listener.table.resume(leg, Resume(1, "0" * 64, 9, 0, 0, 1))
+        transport = Connection(Note, listener.messages.append, listener.lost)
+        listener.table.resume(transport, Resume(1, "0" * 64, 9, 0, 0, 1))
         assert superseded == []
         dialer.connection.close()
 
@@ -94,11 +94,11 @@ def test_each_term_s_beginning_is_kept_until_the_peer_is_back(monkeypatch):
         second = successor(state_of(first), 2)
         second.connection.send(Note(1))
         third = successor(state_of(second), 3)
-        assert state_of(third).begun == [(2, Counts(0, 0)), (3, Counts(1, 0))]
+        assert state_of(third).term_history == [(2, Counts(0, 0)), (3, Counts(1, 0))]
         network.listener = third
         network.cut(network.ends[0])
         await until(lambda: dialer.messages == [Note(1)])
-        assert state_of(third).begun == []
+        assert state_of(third).term_history == []
         assert not dialer.lost
         dialer.connection.close()
         for each in (first, second):
@@ -116,7 +116,7 @@ def test_a_process_that_leaves_has_its_peer_wait_for_the_next_for_longer(monkeyp
         first.connection.send(Note(1))
         state = state_of(first)
         assert isinstance(first.connection, AcceptedConnection)
-        first.connection.leave(60.0)
+        first.connection.detach(60.0)
         assert first.table.all() == []
         await until(lambda: dialer.connection.is_away)
         dialer.connection.send(Note(2))
@@ -127,9 +127,9 @@ def test_a_process_that_leaves_has_its_peer_wait_for_the_next_for_longer(monkeyp
         await until(lambda: second.messages == [Note(2)])
         assert dialer.messages == [Note(1)]
         # From here on it waits no longer than others do.
-        grant = dialer.connection._grant
-        assert grant is not None
-        assert (grant.term, grant.seconds) == (2, second.table.seconds)
+        token = dialer.connection._resume_token
+        assert token is not None
+        assert (token.term, token.seconds) == (2, second.table.seconds)
         dialer.connection.close()
 
     play(main)

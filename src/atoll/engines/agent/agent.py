@@ -34,8 +34,8 @@ from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
-from atoll.wire.resumption.addresses import PeerAddresses
-from atoll.wire.resumption.messages import AnyLinkMessage, Elsewhere
+from atoll.wire.resumption.link_messages import AlternateAddresses, AnyLinkMessage
+from atoll.wire.resumption.peer_addresses import PeerAddresses
 from atoll.wire.sockets import NEXT_SECONDS, free_address
 from atoll.wire.tls.identity import Identity
 
@@ -175,7 +175,7 @@ class HostAgent:
         self._link = None
 
     def _handle_link(self, message: AnyLinkMessage) -> None:
-        if isinstance(message, Elsewhere):
+        if isinstance(message, AlternateAddresses):
             self._addresses.told(message, self._identity)
 
     def _unheard(self) -> None:

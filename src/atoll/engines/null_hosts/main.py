@@ -28,7 +28,7 @@ from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.resumption.dialing import DialedConnection, dial
+from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 from atoll.worker.executor_thread import READ_THREADS
 from atoll.worker.host_group import decoded

@@ -13,7 +13,7 @@ import hpack
 
 from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode, HeaderList
-from atoll.grpc.http2.limits import Limits
+from atoll.grpc.http2.http2_limits import Limits
 
 
 class MalformedRequest(Exception):

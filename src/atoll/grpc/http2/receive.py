@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
-from atoll.grpc.http2.limits import Limits, NuisanceCredit
+from atoll.grpc.http2.http2_limits import Limits, NuisanceCredit
+from atoll.grpc.http2.http2_stream import Stream
 from atoll.grpc.http2.send import Sender
-from atoll.grpc.http2.stream import Stream
 
 READ_BUFFER_BYTES = 256 << 10
 DIRECT_READ_BYTES = 64 << 10

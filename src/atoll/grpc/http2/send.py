@@ -15,7 +15,7 @@ import hpack
 
 from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ErrorCode, HeaderList
-from atoll.grpc.http2.stream import Buffer, Stream
+from atoll.grpc.http2.http2_stream import Buffer, Stream
 
 QUANTUM_BYTES = 256 << 10
 """What one stream may send before the others, with their small messages, come next."""

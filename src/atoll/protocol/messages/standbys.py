@@ -1,7 +1,7 @@
 """What a controller says to the standby that follows it: a snapshot once, and all that it handles after that.
 
     standby    -> controller   Hello, and about the connection: Acknowledge, of turns
-    controller -> standby      Refused, BasisPart, TurnPart, Pulse; Bye where the cluster has ended
+    controller -> standby      Refused, BasisPart, TurnPart, Pulse; Close where the cluster has ended
 
 Turns come in order, those that come before the last part of the basis included: all of them are after the snapshot.
 """

@@ -13,8 +13,8 @@ from typing import Any
 
 from atoll.errors import ConnectError
 from atoll.wire.sockets import peer_of, read_what_is_left, send_without_delay
-from atoll.wire.tls.errors import ALERT, explained, not_admitted
 from atoll.wire.tls.identity import server_name
+from atoll.wire.tls.tls_errors import ALERT, explained, not_admitted
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _READ_SIZE = 64 * 1024

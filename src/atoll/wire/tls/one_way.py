@@ -13,8 +13,8 @@ import ssl
 import time
 from collections.abc import Sequence
 
-from atoll.wire.tls.errors import ALERT, explained
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, role_of, server_name
+from atoll.wire.tls.tls_errors import ALERT, explained
 
 
 class TlsSender:

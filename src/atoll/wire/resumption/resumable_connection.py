@@ -1,7 +1,7 @@
 """One end of a control connection that may have several sockets in a row, on an event loop.
 
-Each socket's `wire.connection.Connection` is a *leg*. Between two legs the connection is away: what is sent then is
-kept, and leaves with the next. Whoever sends and receives notices nothing.
+Each socket's `wire.connection.Connection` is a *transport*. Between two transports the connection is away: what is sent
+then is kept, and leaves with the next. Whoever sends and receives notices nothing.
 
 Invariant: each message arrives once, in order, or the connection is lost, and both ends are told so.
 """
@@ -14,15 +14,15 @@ from typing import Any
 
 from atoll.wire.connection import Connection, ConnectionStatistics
 from atoll.wire.framing import encode
-from atoll.wire.resumption.ledger import MAX_RETAINED, NONE, Counts, Ledger
-from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye
-from atoll.wire.resumption.pace import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_MESSAGES
+from atoll.wire.resumption.acknowledgment_pace import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_MESSAGES
+from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close
+from atoll.wire.resumption.retransmit_buffer import MAX_RETAINED, NONE, Counts, RetransmitBuffer
 
 
 class ResumableConnection:
     """As `wire.connection.Connection`, whose methods and callbacks it has. `on_lost` comes when it is lost for good.
 
-    A subclass says what happens when a leg is lost (`_went_away`), and adopts the next.
+    A subclass says what happens when a transport is lost (`_went_away`), and adopts the next.
     """
 
     def __init__(
@@ -30,18 +30,18 @@ class ResumableConnection:
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
         name: str,
-        ledger: Ledger | None = None,
+        retransmit_buffer: RetransmitBuffer | None = None,
     ) -> None:
         self.on_lost = on_lost
-        self.ledger = ledger or Ledger()
+        self.retransmit_buffer = retransmit_buffer or RetransmitBuffer()
         self._name = name
         self._on_message = on_message
-        self._leg: Connection | None = None
-        self._out: Connection | None = None  # the leg, while something is to be said on it
+        self._transport: Connection | None = None
+        self._out: Connection | None = None  # the transport, while something is to be said on it
         self._closed = False
         self._acknowledged = Counts()  # to the peer
-        self._due = (0, 0)  # messages and bytes of this leg, after which they are acknowledged
-        self._before = [0, 0, 0, 0]  # what earlier legs have counted
+        self._due = (0, 0)  # messages and bytes of this transport, after which they are acknowledged
+        self._before = [0, 0, 0, 0]  # what earlier transports have counted
 
     # ---- sending
 
@@ -53,10 +53,10 @@ class ResumableConnection:
     def send_encoded(self, frame: bytes) -> None:
         if self._closed:
             return
-        ledger = self.ledger  # as its `keep`: this is on the path of every message
-        ledger.whole.append(frame)
-        ledger.nbytes += len(frame)
-        if ledger.nbytes > MAX_RETAINED:
+        retransmit_buffer = self.retransmit_buffer  # as its `retain`: this is on the path of every message
+        retransmit_buffer.whole.append(frame)
+        retransmit_buffer.nbytes += len(frame)
+        if retransmit_buffer.nbytes > MAX_RETAINED:
             self._give_up()
         if self._out is not None:
             self._out.send_encoded(frame)
@@ -64,7 +64,7 @@ class ResumableConnection:
     def send_in_pieces(self, frame: bytes) -> None:
         if self._closed:
             return
-        if not self.ledger.keep_pieced(frame):
+        if not self.retransmit_buffer.retain_pieced(frame):
             self._give_up()
         if self._out is not None:
             self._out.send_in_pieces(frame)
@@ -74,63 +74,68 @@ class ResumableConnection:
         reason = f"{self._name} has not acknowledged {MAX_RETAINED >> 20} MiB that were sent to it"
         asyncio.get_running_loop().call_soon(self._lose, reason)
 
-    # ---- legs
+    # ---- transports
 
     @property
     def is_away(self) -> bool:
-        return self._leg is None and not self._closed
+        return self._transport is None and not self._closed
 
     @property
     def received(self) -> Counts:
-        """How many of the peer's messages have come, over all legs."""
-        if self._leg is None:
-            return self.ledger.received
-        before, here = self.ledger.received, self._leg.received
+        """Return the counts of the peer's messages over all transports."""
+        if self._transport is None:
+            return self.retransmit_buffer.received
+        before, here = self.retransmit_buffer.received, self._transport.received
         return Counts(before.whole + here.whole, before.pieced + here.pieced)
 
-    def adopt(self, leg: Connection) -> None:
-        """The connection goes on with this leg."""
-        self._leg = self._out = leg
+    def adopt(self, transport: Connection) -> None:
+        """Continue the connection on `transport`."""
+        self._transport = self._out = transport
         self._due = ACKNOWLEDGE_MESSAGES, ACKNOWLEDGE_BYTES
-        leg.name = self._name
-        leg.on_message, leg.on_lost, leg.on_link, leg.on_read = self._on_message, self._leg_lost, self._link, self._read
+        transport.name = self._name
+        transport.on_message, transport.on_lost, transport.on_link, transport.on_read = (
+            self._on_message,
+            self._transport_lost,
+            self._link,
+            self._read,
+        )
 
     def _send_again(self, beyond: Counts = NONE) -> None:
-        """What the peer has not acknowledged, on a leg that is new; what was kept beyond that, on one that is not."""
-        assert self._leg is not None
-        for frame, in_pieces in self.ledger.unacknowledged(beyond):
+        """Send the frames after `beyond` that the peer has not acknowledged."""
+        assert self._transport is not None
+        for frame, in_pieces in self.retransmit_buffer.unacknowledged(beyond):
             if in_pieces:
-                self._leg.send_in_pieces(frame)
+                self._transport.send_in_pieces(frame)
             else:
-                self._leg.send_encoded(frame)
+                self._transport.send_encoded(frame)
 
     def drop(self, reason: str) -> None:
-        """The leg is of no use any more, whatever the network thinks of it. Does nothing where there is none."""
-        leg = self._release()
-        if leg is not None:
-            leg.abort()
+        """Abort the current transport, if there is one."""
+        transport = self._release()
+        if transport is not None:
+            transport.abort()
             self._went_away(reason)
 
     def _release(self) -> Connection | None:
-        """There is no leg any more; returns the one that was."""
-        leg = self._leg
-        if leg is not None:
-            self.ledger.received = self.received
-            counts = leg.statistics()
+        """Remove the current transport and return it."""
+        transport = self._transport
+        if transport is not None:
+            self.retransmit_buffer.received = self.received
+            counts = transport.statistics()
             here = counts.messages_in, counts.messages_out, counts.bytes_in, counts.bytes_out
             self._before = [a + b for a, b in zip(self._before, here, strict=True)]
-            self._leg = self._out = None
-        return leg
+            self._transport = self._out = None
+        return transport
 
-    def _leg_lost(self, reason: str) -> None:
-        leg = self._release()
-        if leg is None or leg.is_broken:
+    def _transport_lost(self, reason: str) -> None:
+        transport = self._release()
+        if transport is None or transport.is_broken:
             self._lose(reason)
         else:
             self._went_away(reason)
 
     def _went_away(self, reason: str) -> None:
-        """The leg is lost, and the connection is not."""
+        """The transport is lost, and the connection is not."""
         raise NotImplementedError
 
     # ---- acknowledgements
@@ -138,14 +143,14 @@ class ResumableConnection:
     def _link(self, message: AnyLinkMessage) -> None:
         match message:
             case Acknowledge(whole=whole, pieced=pieced):
-                self.ledger.acknowledge(Counts(whole, pieced))
-            case Bye():
+                self.retransmit_buffer.acknowledge(Counts(whole, pieced))
+            case Close():
                 self._lose(f"{self._name} closed the connection")
 
     def _read(self) -> None:
-        leg = self._leg
-        if leg is not None and (leg.messages_in >= self._due[0] or leg.bytes_in >= self._due[1]):
-            self._due = leg.messages_in + ACKNOWLEDGE_MESSAGES, leg.bytes_in + ACKNOWLEDGE_BYTES
+        transport = self._transport
+        if transport is not None and (transport.messages_in >= self._due[0] or transport.bytes_in >= self._due[1]):
+            self._due = transport.messages_in + ACKNOWLEDGE_MESSAGES, transport.bytes_in + ACKNOWLEDGE_BYTES
             self._acknowledge_soon()
 
     def _acknowledge_soon(self) -> None:
@@ -164,9 +169,9 @@ class ResumableConnection:
         if self._closed:
             return
         self._closed = True
-        leg = self._release()
-        if leg is not None:
-            leg.abort()
+        transport = self._release()
+        if transport is not None:
+            transport.abort()
         self._over()
         self.on_lost(reason)
 
@@ -175,15 +180,15 @@ class ResumableConnection:
         if self._closed:
             return
         self._closed = True
-        leg = self._release()
-        if leg is not None:
-            leg.send_link(Bye())
-            leg.close()
+        transport = self._release()
+        if transport is not None:
+            transport.send_link(Close())
+            transport.close()
         self._over()
 
     def _over(self) -> None:
         """It is lost or closed: nothing is kept any more."""
-        self.ledger = Ledger()
+        self.retransmit_buffer = RetransmitBuffer()
 
     # ---- what a connection tells
 
@@ -194,8 +199,8 @@ class ResumableConnection:
     @name.setter
     def name(self, name: str) -> None:
         self._name = name
-        if self._leg is not None:
-            self._leg.name = name
+        if self._transport is not None:
+            self._transport.name = name
 
     @property
     def on_message(self) -> Callable[[Any], None]:
@@ -204,16 +209,20 @@ class ResumableConnection:
     @on_message.setter
     def on_message(self, on_message: Callable[[Any], None]) -> None:
         self._on_message = on_message
-        if self._leg is not None:
-            self._leg.on_message = on_message
+        if self._transport is not None:
+            self._transport.on_message = on_message
 
     @property
     def is_closed(self) -> bool:
         return self._closed
 
     def statistics(self) -> ConnectionStatistics:
-        """Over all legs; what is sent again counts again. While it is away, all that is kept is unsent."""
-        here = self._leg.statistics() if self._leg is not None else ConnectionStatistics(0, 0, 0, 0, self.ledger.nbytes)
+        """Over all transports; what is sent again counts again. While it is away, all that is kept is unsent."""
+        here = (
+            self._transport.statistics()
+            if self._transport is not None
+            else ConnectionStatistics(0, 0, 0, 0, self.retransmit_buffer.nbytes)
+        )
         a, b, c, d = self._before
         return ConnectionStatistics(
             a + here.messages_in, b + here.messages_out, c + here.bytes_in, d + here.bytes_out, here.unsent_bytes

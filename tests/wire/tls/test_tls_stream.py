@@ -14,10 +14,10 @@ from atoll.errors import AccessError, ConnectError
 from atoll.security.authority import Authority
 from atoll.security.roles import Role
 from atoll.wire.address import Address
-from atoll.wire.stream import SocketStream, dial_stream
+from atoll.wire.byte_stream import SocketStream, dial_stream
 from atoll.wire.tls.identity import Identity
 from atoll.wire.tls.one_way import TlsSender
-from atoll.wire.tls.stream import TlsStream
+from atoll.wire.tls.tls_stream import TlsStream
 from tests.certificates import clock_ahead_by, identity
 from tests.transfers.ends import tcp_pair
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Generic, TypeVar
 
-MAX_UNOPENED = 128
+MAX_PENDING = 128
 MAX_PER_ADDRESS = 64
 OPEN_SECONDS = 10.0
 
@@ -35,11 +35,11 @@ def address_key(host: str) -> str:
     return str(ipaddress.ip_network((address, _IPV6_NETWORK_BITS), strict=False))
 
 
-class Unopened(Generic[Connection]):
+class PendingConnections(Generic[Connection]):
     """The connections, in the order in which they were accepted. Times are in seconds of the caller's clock."""
 
     def __init__(
-        self, most: int = MAX_UNOPENED, seconds: float = OPEN_SECONDS, most_per_address: int = MAX_PER_ADDRESS
+        self, most: int = MAX_PENDING, seconds: float = OPEN_SECONDS, most_per_address: int = MAX_PER_ADDRESS
     ) -> None:
         self._most = most
         self._most_per_address = most_per_address

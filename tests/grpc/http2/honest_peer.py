@@ -1,4 +1,4 @@
-"""Runs an honest client beside hostile ones, in a separate process: `python -m tests.grpc.http2.honest PATH`.
+"""Runs an honest client beside hostile ones, in a separate process: `python -m tests.grpc.http2.honest_peer PATH`.
 
 The server echoes its messages. For each line that it reads, it prints the number of calls since the line before, and
 two times of the longest call in milliseconds: all of it, and that in which this process was ready and had no CPU.

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.grpc import GrpcError, StatusCode
-from atoll.grpc.http2.stream import Stream
-from atoll.grpc.messages import SMALL_MESSAGE_BYTES, MessageReader, Traffic
+from atoll.grpc.http2.http2_stream import Stream
+from atoll.grpc.message_reader import SMALL_MESSAGE_BYTES, MessageReader, Traffic
 from tests.grpc.http2.http2_peer import message
 
 WINDOW = 1 << 24
@@ -145,7 +145,7 @@ def test_memory_that_is_not_to_be_had_is_an_error_of_the_call(monkeypatch: pytes
         reader = reader_for(Stream(_Sender(), 1, WINDOW, WINDOW), traffic, errors.append)
         feed(reader, (100_000).to_bytes(5, "big"), False)
 
-    monkeypatch.setattr("atoll.grpc.messages.np.empty", no_memory)
+    monkeypatch.setattr("atoll.grpc.message_reader.np.empty", no_memory)
     asyncio.run(run())
     assert [str(error) for error in errors] == ["RESOURCE_EXHAUSTED: no memory for a message of 100000 bytes"]
     assert traffic.incomplete_bytes == 0

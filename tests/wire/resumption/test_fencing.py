@@ -6,14 +6,14 @@ import asyncio
 
 from atoll.wire.framing import encode
 from atoll.wire.pieces import PIECE_BYTES
-from atoll.wire.resumption.ledger import Counts
-from atoll.wire.resumption.table import AcceptedConnection
+from atoll.wire.resumption.resumable_connections import AcceptedConnection
+from atoll.wire.resumption.retransmit_buffer import Counts
 from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until
 
 LARGE = Note(9, b"x" * PIECE_BYTES)
 
 
-async def corked(network: Network, listener: Listener, monkeypatch) -> tuple[AcceptedConnection, Dialer]:
+async def fenced(network: Network, listener: Listener, monkeypatch) -> tuple[AcceptedConnection, Dialer]:
     """Has sent one message before, which is acknowledged, and another, which is not."""
     dialer = await Dialer.open(network, listener, monkeypatch)
     await until(lambda: dialer.connection.can_resume)
@@ -22,17 +22,17 @@ async def corked(network: Network, listener: Listener, monkeypatch) -> tuple[Acc
     connection.send(Note(1))
     await until(lambda: dialer.messages == [Note(1)])
     dialer.connection.acknowledge()
-    await until(lambda: connection.ledger.acknowledged == (1, 0))
+    await until(lambda: connection.retransmit_buffer.acknowledged == (1, 0))
     connection.send(Note(2))
     await until(lambda: dialer.messages == [Note(1), Note(2)])
-    connection.cork()
+    connection.fence()
     return connection, dialer
 
 
 def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked(monkeypatch):
     async def main() -> None:
         listener = Listener()
-        connection, dialer = await corked(Network([]), listener, monkeypatch)
+        connection, dialer = await fenced(Network([]), listener, monkeypatch)
         connection.send(Note(3))
         connection.send_in_pieces(encode(LARGE))
         connection.send(Note(4))
@@ -42,14 +42,14 @@ def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked(monkeyp
         dialer.connection.acknowledge()
         await asyncio.sleep(1)
         assert dialer.messages == [Note(1), Note(2)], "nothing is said"
-        assert connection.ledger.acknowledged == (2, 0), "what is heard counts"
-        assert len(dialer.connection.ledger.whole) == 2, "nothing is acknowledged, nor was Hello before"
+        assert connection.retransmit_buffer.acknowledged == (2, 0), "what is heard counts"
+        assert len(dialer.connection.retransmit_buffer.whole) == 2, "nothing is acknowledged, nor was Hello before"
         assert listener.events == ["away"], "its silence is none of its peer's"
-        connection.uncork()
+        connection.unfence()
         await until(lambda: len(dialer.messages) == 5)
         assert dialer.messages == [Note(1), Note(2), Note(3), Note(4), LARGE]
         connection.acknowledge()
-        await until(lambda: not dialer.connection.ledger.whole)
+        await until(lambda: not dialer.connection.retransmit_buffer.whole)
         assert listener.events == ["away", "back"]
         assert not dialer.lost
         dialer.connection.close()
@@ -60,11 +60,11 @@ def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked(monkeyp
 def test_what_was_corked_arrives_once_where_the_socket_is_lost_meanwhile(monkeypatch):
     async def main() -> None:
         listener, network = Listener(), Network([])
-        connection, dialer = await corked(network, listener, monkeypatch)
+        connection, dialer = await fenced(network, listener, monkeypatch)
         connection.send(Note(3))
         network.cut(network.ends[0])
         await until(lambda: len(dialer.messages) == 3)
-        connection.uncork()
+        connection.unfence()
         connection.send(Note(4))
         await until(lambda: len(dialer.messages) == 4)
         assert dialer.messages == [Note(number) for number in (1, 2, 3, 4)]
@@ -77,11 +77,11 @@ def test_what_was_corked_arrives_once_where_the_socket_is_lost_meanwhile(monkeyp
 def test_one_that_was_lost_and_is_not_back_yet_may_be_uncorked(monkeypatch):
     async def main() -> None:
         listener, network = Listener(), Network([])
-        connection, dialer = await corked(network, listener, monkeypatch)
+        connection, dialer = await fenced(network, listener, monkeypatch)
         network.can_dial = False
         network.cut(network.ends[0])
         connection.send(Note(3))
-        connection.uncork()
+        connection.unfence()
         assert connection.is_away
         assert "back" not in listener.events
         network.can_dial = True
@@ -95,13 +95,13 @@ def test_one_that_was_lost_and_is_not_back_yet_may_be_uncorked(monkeypatch):
 def test_a_corked_connection_is_closed_with_its_last_words_when_it_is_uncorked(monkeypatch):
     async def main() -> None:
         listener = Listener()
-        connection, dialer = await corked(Network([]), listener, monkeypatch)
+        connection, dialer = await fenced(Network([]), listener, monkeypatch)
         connection.send(Note(3))
         connection.close()
         await asyncio.sleep(1)
         assert dialer.messages == [Note(1), Note(2)]
         assert not dialer.lost
-        connection.uncork()
+        connection.unfence()
         await until(lambda: bool(dialer.lost))
         assert dialer.messages == [Note(number) for number in (1, 2, 3)]
         assert listener.table.all() == []
@@ -112,13 +112,13 @@ def test_a_corked_connection_is_closed_with_its_last_words_when_it_is_uncorked(m
 def test_where_a_later_term_has_begun_meanwhile_nothing_of_it_was_said(monkeypatch):
     async def main() -> None:
         listener, network = Listener(), Network([])
-        connection, dialer = await corked(network, listener, monkeypatch)
+        connection, dialer = await fenced(network, listener, monkeypatch)
         state = connection.state()
         connection.send(Note(3))  # of which the other knows nothing
         other = Listener(term=1)
         other.connection = other.table.add(state, other.messages.append, other.lost)
         other.table.begin(1000)
-        assert other.connection.begun == [(1000, Counts(2, 0))]
+        assert other.connection.term_history == [(1000, Counts(2, 0))]
         network.listener = other
         dialer.connection.drop("it hears nothing")
         other.connection.send(Note(4))

@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from atoll.grpc.call import Call
-from atoll.grpc.http2.connection import Http2Connection
 from atoll.grpc.http2.frames import ErrorCode, HeaderList
-from atoll.grpc.http2.limits import Limits
-from atoll.grpc.http2.stream import Stream
-from atoll.grpc.messages import Traffic
+from atoll.grpc.http2.http2_connection import Http2Connection
+from atoll.grpc.http2.http2_limits import Limits
+from atoll.grpc.http2.http2_stream import Stream
+from atoll.grpc.message_reader import Traffic
 from atoll.grpc.metadata import check_grpc_request, parse_metadata
 from atoll.grpc.status import GrpcError, StatusCode
 

@@ -15,7 +15,7 @@ from atoll.wire.address import Address
 from atoll.wire.sockets import dial, send_without_delay
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.one_way import TlsSender
-from atoll.wire.tls.stream import TlsStream, no_identity
+from atoll.wire.tls.tls_stream import TlsStream, no_identity
 
 _MAX_PARTS = 512  # of one system call, which takes 1,024 at most
 

@@ -19,8 +19,8 @@ from typing import Any
 from atoll.errors import AccessError
 from atoll.wire.address import Address
 from atoll.wire.sockets import send_without_delay
-from atoll.wire.tls.errors import ALERT, explained, not_admitted
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, name_of, role_of, server_name
+from atoll.wire.tls.tls_errors import ALERT, explained, not_admitted
 
 # So many bytes are encrypted at a time, and then sent: they are still in the CPU's cache.
 _SEND_BYTES = 256 * 1024

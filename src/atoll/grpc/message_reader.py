@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from atoll.grpc.http2.stream import Stream, ignore
+from atoll.grpc.http2.http2_stream import Stream, ignore
 from atoll.grpc.status import GrpcError, StatusCode
 
 SMALL_MESSAGE_BYTES = 64 << 10

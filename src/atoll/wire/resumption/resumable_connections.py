@@ -3,9 +3,9 @@
 It grants them, lets peers resume them on new sockets, and gives up those that are away for too long, or whose process
 is known to have ended. All are for the loop's thread.
 
-Invariant: a connection has one leg at most, the newest that its peer has dialed; none but who knows its secret resumes
-it, and nobody that has seen a later term is served. What a peer has got under an earlier term is what this process
-knows to have been sent then: who has more has it from a process that went on unseen, and is not served either.
+Invariant: a connection has one transport at most, the newest that its peer has dialed; none but who knows its secret
+resumes it, and nobody that has seen a later term is served. What a peer has got under an earlier term is what this
+process knows to have been sent then: who has more has it from a process that went on unseen, and is not served either.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 from atoll.errors import FrameError
 from atoll.wire.connection import Connection
-from atoll.wire.resumption.connection import ResumableConnection
-from atoll.wire.resumption.ledger import Counts, Ledger
-from atoll.wire.resumption.messages import Elsewhere, Granted, NotResumed, Resume, Resumed
+from atoll.wire.resumption.link_messages import AlternateAddresses, Resume, Resumed, ResumeRefused, ResumeToken
+from atoll.wire.resumption.resumable_connection import ResumableConnection
+from atoll.wire.resumption.retransmit_buffer import Counts, RetransmitBuffer
 
 
 @dataclass
@@ -33,8 +33,9 @@ class LinkState:
     number: int
     role: str  # by the peer's certificate
     name: str
-    ledger: Ledger = field(default_factory=Ledger)
-    begun: list[tuple[int, Counts]] = field(default_factory=list)  # terms, and what had been sent when each began
+    retransmit_buffer: RetransmitBuffer = field(default_factory=RetransmitBuffer)
+    # terms, and what had been sent when each began
+    term_history: list[tuple[int, Counts]] = field(default_factory=list)
 
 
 class AcceptedConnection(ResumableConnection):
@@ -47,23 +48,29 @@ class AcceptedConnection(ResumableConnection):
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        super().__init__(on_message, on_lost, state.name, state.ledger)
+        super().__init__(on_message, on_lost, state.name, state.retransmit_buffer)
         self.number = state.number
         self.peer_role = state.role
         self.pid = 0  # of the peer, where it is of this machine
         self.attempt = 0  # the peer's last
-        self.begun = state.begun  # since the peer was here
+        self.term_history = state.term_history  # the terms that began since the peer was here
         self._table = table
         self._peer_has_ended = False
-        self._corked: Counts | None = None  # what had been sent when it was
-        self._closes = False  # when it is uncorked
+        self._fenced: Counts | None = None  # what had been sent when it was fenced
+        self._close_when_unfenced = False  # when it is unfenced
         self._grace: asyncio.TimerHandle | None = None
 
     def state(self) -> LinkState:
         """What is to be kept of it now."""
-        ledger = self.ledger
-        kept = Ledger(self.received, ledger.acknowledged, ledger.whole.copy(), ledger.pieced.copy(), ledger.nbytes)
-        return LinkState(self.number, self.peer_role, self.name, kept, self.begun.copy())
+        retransmit_buffer = self.retransmit_buffer
+        kept = RetransmitBuffer(
+            self.received,
+            retransmit_buffer.acknowledged,
+            retransmit_buffer.whole.copy(),
+            retransmit_buffer.pieced.copy(),
+            retransmit_buffer.nbytes,
+        )
+        return LinkState(self.number, self.peer_role, self.name, kept, self.term_history.copy())
 
     def _went_away(self, reason: str) -> None:
         if self._peer_has_ended:
@@ -85,80 +92,81 @@ class AcceptedConnection(ResumableConnection):
         if self.is_away:
             self._lose("its process has ended")
 
-    def resume(self, leg: Connection, message: Resume) -> None:
-        """Goes on with this leg. Raises FrameError where the peer counts other messages than this side."""
+    def resume(self, transport: Connection, message: Resume) -> None:
+        """Continue on `transport`. Raise FrameError if the counts of the peer do not match those of this side."""
         self._check_descent(message)
-        self.ledger.acknowledge(Counts(message.whole, message.pieced))
-        self.begun = []
-        was_away = self.is_away or self._corked is not None
-        self._corked = None
+        self.retransmit_buffer.acknowledge(Counts(message.whole, message.pieced))
+        self.term_history = []
+        was_away = self.is_away or self._fenced is not None
+        self._fenced = None
         old = self._release()
         if old is not None:
             old.abort()
         if self._grace is not None:
             self._grace.cancel()
         self.attempt = message.attempt
-        leg.authenticated()
-        self.adopt(leg)
+        transport.authenticated()
+        self.adopt(transport)
         self._acknowledged = self.received
-        leg.send_link(Resumed(self._table.term, *self._acknowledged))
-        leg.send_link(self._table.granted(self.number, self._table.seconds))  # it may have been granted more before
+        transport.send_link(Resumed(self._table.term, *self._acknowledged))
+        # it may have been granted more before
+        transport.send_link(self._table.resume_token(self.number, self._table.seconds))
         self._send_again()
-        self.announce(self._table.elsewhere)
+        self.announce(self._table.alternate_addresses)
         if was_away:
             self._table.on_back(self.number)
-        if self._closes:
+        if self._close_when_unfenced:
             self.close()
 
-    def cork(self) -> None:
-        """From now on nothing is said, and nothing that comes is acknowledged, until `uncork`, or another leg."""
-        if self._corked is None:
-            self._corked, self._out = self.ledger.sent, None
+    def fence(self) -> None:
+        """Send and acknowledge nothing until `unfence` or a new transport."""
+        if self._fenced is None:
+            self._fenced, self._out = self.retransmit_buffer.sent, None
             if not self.is_away:
                 self._table.on_away(self.number)
 
-    def uncork(self) -> None:
-        """What was to be said meanwhile follows at once."""
-        corked, self._corked = self._corked, None
-        if corked is not None and self._leg is not None:
-            self._out = self._leg
-            self._send_again(corked)
-            if not self._closes:
+    def unfence(self) -> None:
+        """Send what was queued since `fence`."""
+        fenced, self._fenced = self._fenced, None
+        if fenced is not None and self._transport is not None:
+            self._out = self._transport
+            self._send_again(fenced)
+            if not self._close_when_unfenced:
                 self._table.on_back(self.number)
-        if self._closes:
+        if self._close_when_unfenced:
             self.close()
 
     def close(self) -> None:
-        if self._corked is None:
+        if self._fenced is None:
             super().close()
         else:
-            self._closes = True
+            self._close_when_unfenced = True
 
-    def leave(self, seconds: float) -> None:
-        """This process ends, and the connection does not: its peer waits for so long for one that goes on with it."""
+    def detach(self, seconds: float) -> None:
+        """Leave the connection to a later process, for which the peer waits `seconds`."""
         self._closed = True
-        leg = self._release()
-        if leg is not None:
-            leg.send_link(self._table.granted(self.number, seconds))
-            leg.close()
+        transport = self._release()
+        if transport is not None:
+            transport.send_link(self._table.resume_token(self.number, seconds))
+            transport.close()
         self._over()
 
     def hand_over(self, addresses: tuple[str, ...]) -> None:
         """Another process goes on with it, there: its peer learns that, and nothing that it has not got yet."""
         self._closed = True
-        leg = self._release()
-        if leg is not None:
-            leg.close_with(Elsewhere(addresses))
+        transport = self._release()
+        if transport is not None:
+            transport.close_with(AlternateAddresses(addresses))
         self._over()
 
     def announce(self, addresses: tuple[str, ...]) -> None:
-        """Where it may be resumed, too."""
-        if self._leg is not None:
-            self._leg.send_link(Elsewhere(addresses))
+        """Send the peer the addresses at which it may also resume the connection."""
+        if self._transport is not None:
+            self._transport.send_link(AlternateAddresses(addresses))
 
     def _check_descent(self, message: Resume) -> None:
         """Raises FrameError where the peer has messages of an earlier term of which this process knows nothing."""
-        for term, sent in self.begun:
+        for term, sent in self.term_history:
             if message.term < term and (message.whole > sent.whole or message.pieced > sent.pieced):
                 raise FrameError(
                     f"the peer has messages of term {message.term} that were not known yet when term {term} began: "
@@ -170,7 +178,7 @@ class AcceptedConnection(ResumableConnection):
         self._lose(reason)
 
     def _give_up(self) -> None:
-        if self._leg is not None or self._grace is not None:  # else it is what an earlier process has sent
+        if self._transport is not None or self._grace is not None:  # else it is what an earlier process has sent
             super()._give_up()
 
     def _acknowledge_soon(self) -> None:
@@ -187,7 +195,7 @@ class ResumableConnections:
     """The table. A connection may be away for `seconds`.
 
     `term` rises from one start of the process to the next, `key` is what its secrets are made of and the same for all
-    starts. `on_away(number)` and `on_back(number)` are called for one that loses its leg, and gets another;
+    starts. `on_away(number)` and `on_back(number)` are called for one that loses its transport, and gets another;
     `acknowledge_soon(connection)` when messages are to be acknowledged as soon as that is right; and `commit()` when
     they are to be safe at once. `watch(pid, then)` calls `then` once that process has ended.
     """
@@ -213,7 +221,7 @@ class ResumableConnections:
         self.doubt: Callable[[], str] = lambda: ""  # why nobody is to resume anything here for now; "": they may
         self._key = key
         self._watch = watch
-        self._elsewhere: tuple[str, ...] = ()
+        self._alternate_addresses: tuple[str, ...] = ()
         self._others: weakref.WeakSet[Connection] = weakref.WeakSet()  # that end with their sockets
         self._connections: dict[int, AcceptedConnection] = {}
         self._processes: dict[int, set[int]] = {}  # of this machine: numbers of connections, by pid
@@ -221,31 +229,31 @@ class ResumableConnections:
     def grant(
         self,
         number: int,
-        leg: Connection,
+        transport: Connection,
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> AcceptedConnection:
-        """The connection that has begun with this leg may be resumed."""
-        connection = self.add(LinkState(number, leg.peer_role, leg.name), on_message, on_lost)
-        connection.adopt(leg)
-        leg.send_link(self.granted(number, self.seconds))
-        if self._elsewhere:
-            leg.send_link(Elsewhere(self._elsewhere))
-        self._watch_process(connection, leg)
+        """The connection that has begun with this transport may be resumed."""
+        connection = self.add(LinkState(number, transport.peer_role, transport.name), on_message, on_lost)
+        connection.adopt(transport)
+        transport.send_link(self.resume_token(number, self.seconds))
+        if self._alternate_addresses:
+            transport.send_link(AlternateAddresses(self._alternate_addresses))
+        self._watch_process(connection, transport)
         return connection
 
-    def granted(self, number: int, seconds: float) -> Granted:
-        return Granted(number, self.secret(number), self.term, seconds)
+    def resume_token(self, number: int, seconds: float) -> ResumeToken:
+        return ResumeToken(number, self.secret(number), self.term, seconds)
 
     def introduce(self, connection: Connection) -> None:
         """One that ends with its socket: its peer dials anew, and learns where else."""
         self._others.add(connection)
-        if self._elsewhere:
-            connection.send_link(Elsewhere(self._elsewhere))
+        if self._alternate_addresses:
+            connection.send_link(AlternateAddresses(self._alternate_addresses))
 
-    def _watch_process(self, connection: AcceptedConnection, leg: Connection) -> None:
+    def _watch_process(self, connection: AcceptedConnection, transport: Connection) -> None:
         """Nobody waits for a process of this machine that has ended."""
-        pid = connection.pid = leg.peer_pid
+        pid = connection.pid = transport.peer_pid
         if not pid:
             return
         if pid not in self._processes:
@@ -256,60 +264,60 @@ class ResumableConnections:
     def add(
         self, state: LinkState, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
     ) -> AcceptedConnection:
-        """One without a leg."""
+        """Add a connection that has no transport yet."""
         connection = self._connections[state.number] = AcceptedConnection(self, state, on_message, on_lost)
         return connection
 
-    def resume(self, leg: Connection, message: Resume) -> None:
-        """A new leg says which connection it carries."""
+    def resume(self, transport: Connection, message: Resume) -> None:
+        """Resume the connection that the first message of a new transport names."""
         is_known = self.is_secret_of(message)
         if is_known and message.term > self.term:
-            self._refuse(leg, f"this is term {self.term}, and {message.term} has begun", final=False)
+            self._refuse(transport, f"this is term {self.term}, and {message.term} has begun", final=False)
             self.on_superseded(message.term)
             return
         doubt = self.doubt()
         if doubt:
-            self._refuse(leg, doubt, final=False)
+            self._refuse(transport, doubt, final=False)
             return
         self._commit()
         connection = self._connections.get(message.number)
         if connection is None or not is_known:
-            self._refuse(leg, "it is not known here, or not any more", final=True)
-        elif connection.peer_role != leg.peer_role:
-            self._refuse(leg, f"it was that of a {connection.peer_role}", final=True)
+            self._refuse(transport, "it is not known here, or not any more", final=True)
+        elif connection.peer_role != transport.peer_role:
+            self._refuse(transport, f"it was that of a {connection.peer_role}", final=True)
         elif message.attempt <= connection.attempt:  # its peer has dialed again since
-            leg.abort()
+            transport.abort()
         else:
             try:
-                connection.resume(leg, message)
-                self._watch_process(connection, leg)
+                connection.resume(transport, message)
+                self._watch_process(connection, transport)
             except FrameError as error:
-                self._refuse(leg, str(error), final=True)
+                self._refuse(transport, str(error), final=True)
                 connection.lose(str(error))
 
-    def _refuse(self, leg: Connection, reason: str, *, final: bool) -> None:
-        leg.refuse(f"its connection is not resumed: {reason}")
-        leg.send_link(NotResumed(reason, final))
-        leg.close()
+    def _refuse(self, transport: Connection, reason: str, *, final: bool) -> None:
+        transport.refuse(f"its connection is not resumed: {reason}")
+        transport.send_link(ResumeRefused(reason, final))
+        transport.close()
 
     @property
-    def elsewhere(self) -> tuple[str, ...]:
+    def alternate_addresses(self) -> tuple[str, ...]:
         """Addresses at which connections may be resumed where this process is gone."""
-        return self._elsewhere
+        return self._alternate_addresses
 
-    @elsewhere.setter
-    def elsewhere(self, addresses: tuple[str, ...]) -> None:
-        self._elsewhere = addresses
+    @alternate_addresses.setter
+    def alternate_addresses(self, addresses: tuple[str, ...]) -> None:
+        self._alternate_addresses = addresses
         for connection in self._connections.values():
             connection.announce(addresses)
         for other in self._others:
-            other.send_link(Elsewhere(addresses))
+            other.send_link(AlternateAddresses(addresses))
 
     def begin(self, term: int) -> None:
         """This term begins: what has been sent until now is all that this process knows of the earlier ones."""
         self.term = term
         for connection in self._connections.values():
-            connection.begun.append((term, connection.ledger.sent))
+            connection.term_history.append((term, connection.retransmit_buffer.sent))
 
     def is_secret_of(self, message: Resume) -> bool:
         """Whether it comes from who was granted that connection, here or where the term is another."""
@@ -336,11 +344,11 @@ class ResumableConnections:
         """An earlier process has received one more message; does nothing for a connection that is not here."""
         connection = self._connections.get(number)
         if connection is not None:
-            whole, pieced = connection.ledger.received
-            connection.ledger.received = Counts(whole + 1, pieced)
+            whole, pieced = connection.retransmit_buffer.received
+            connection.retransmit_buffer.received = Counts(whole + 1, pieced)
 
     def acknowledged(self, number: int, counts: Counts) -> None:
         """The peer has said so to an earlier process; does nothing for a connection that is not here."""
         connection = self._connections.get(number)
         if connection is not None:
-            connection.ledger.acknowledge(counts)
+            connection.retransmit_buffer.acknowledge(counts)

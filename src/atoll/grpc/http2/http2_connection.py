@@ -18,10 +18,10 @@ from typing import cast
 from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode, HeaderList, Setting
 from atoll.grpc.http2.headers import HeaderBlocks, MalformedRequest, check_request
-from atoll.grpc.http2.limits import Limits, NuisanceCredit
+from atoll.grpc.http2.http2_limits import Limits, NuisanceCredit
+from atoll.grpc.http2.http2_stream import Stream
 from atoll.grpc.http2.receive import Receiver
 from atoll.grpc.http2.send import Sender
-from atoll.grpc.http2.stream import Stream
 
 log = logging.getLogger(__name__)
 

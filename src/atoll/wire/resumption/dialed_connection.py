@@ -13,20 +13,20 @@ from atoll.errors import ConnectError, FrameError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
-from atoll.wire.resumption.addresses import PeerAddresses
-from atoll.wire.resumption.connection import ResumableConnection
-from atoll.wire.resumption.ledger import Counts, Ledger
-from atoll.wire.resumption.messages import (
+from atoll.wire.resumption.acknowledgment_pace import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS
+from atoll.wire.resumption.link_messages import (
     Acknowledge,
+    AlternateAddresses,
     AnyLinkMessage,
-    Elsewhere,
-    Granted,
-    NotResumed,
-    NotResumedError,
     Resume,
     Resumed,
+    ResumeRefused,
+    ResumeRefusedError,
+    ResumeToken,
 )
-from atoll.wire.resumption.pace import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS
+from atoll.wire.resumption.peer_addresses import PeerAddresses
+from atoll.wire.resumption.resumable_connection import ResumableConnection
+from atoll.wire.resumption.retransmit_buffer import Counts, RetransmitBuffer
 from atoll.wire.sockets import NEXT_SECONDS
 from atoll.wire.tls.identity import Identity
 
@@ -36,8 +36,8 @@ _SILENCE = 2  # seconds: the other side has a word each second
 class DialedConnection(ResumableConnection):
     """The end of who dials; see `dial`.
 
-    `on_away()` is called when it loses a leg, `on_back()` when it has the next. Before it loses one that is silent,
-    `on_silence(True)` is called, and `on_silence(False)` where something comes after all.
+    `on_away()` is called when it loses a transport, `on_back()` when it has the next. Before it loses one that is
+    silent, `on_silence(True)` is called, and `on_silence(False)` where something comes after all.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class DialedConnection(ResumableConnection):
         self.on_silence: Callable[[bool], None] = lambda is_silent: None
         self._address = address
         self._addresses = PeerAddresses(address)
-        self.where = address  # of the leg, or of the last: of several addresses, all before the first is lost
+        self.where = address  # of the transport, or of the last: of several addresses, all before the first is lost
         self.refused_at: Address | None = None  # where it was said that nobody goes on with it
         self._message_type = message_type
         self._role = role
         self._identity = identity
         self._loop = asyncio.get_running_loop()
-        self._grant: Granted | None = None
+        self._resume_token: ResumeToken | None = None
         self._term = 0
         self._attempt = 0
         self._redialing: asyncio.Task[None] | None = None
@@ -71,40 +71,40 @@ class DialedConnection(ResumableConnection):
     @property
     def can_resume(self) -> bool:
         """Whether that was granted; not before the first message has come."""
-        return self._grant is not None
+        return self._resume_token is not None
 
-    # ---- the first leg
+    # ---- the first transport
 
     async def open(self, timeout: float) -> None:
         """Raises ConnectError and its kin."""
-        leg = await self._connect(self._address, timeout, self._first, self._leg_lost)
+        transport = await self._connect(self._address, timeout, self._first, self._transport_lost)
         if not self._closed:
-            self.adopt(leg)
-            leg.on_message = self._first
+            self.adopt(transport)
+            transport.on_message = self._first
 
     def _first(self, message: Any) -> None:
         """The first message, before which it would have been granted: nothing is kept from here on."""
-        leg = self._leg
-        assert leg is not None
-        if self._grant is None:
-            self.ledger = Ledger()
-            leg.on_read = None
+        transport = self._transport
+        assert transport is not None
+        if self._resume_token is None:
+            self.retransmit_buffer = RetransmitBuffer()
+            transport.on_read = None
             # From here on all is as with one socket, what it costs included.
-            self.send, self.send_encoded = leg.send, leg.send_encoded  # type: ignore[method-assign]
-            self.send_in_pieces = leg.send_in_pieces  # type: ignore[method-assign]
-        leg.on_message = self._on_message
+            self.send, self.send_encoded = transport.send, transport.send_encoded  # type: ignore[method-assign]
+            self.send_in_pieces = transport.send_in_pieces  # type: ignore[method-assign]
+        transport.on_message = self._on_message
         self._on_message(message)
 
     def _link(self, message: AnyLinkMessage) -> None:
-        if isinstance(message, Granted):
-            is_first = self._grant is None
-            self._grant, self._term = message, message.term
-            if self._leg is not None:
-                self._leg.on_message = self._on_message
+        if isinstance(message, ResumeToken):
+            is_first = self._resume_token is None
+            self._resume_token, self._term = message, message.term
+            if self._transport is not None:
+                self._transport.on_message = self._on_message
             if is_first:
                 self._look(0, 0)
             return
-        if isinstance(message, Elsewhere):
+        if isinstance(message, AlternateAddresses):
             self._addresses.told(message, self._identity)
             return
         super()._link(message)
@@ -114,44 +114,44 @@ class DialedConnection(ResumableConnection):
     # ---- the next ones
 
     def _went_away(self, reason: str) -> None:
-        if self._grant is None:
+        if self._resume_token is None:
             self._lose(reason)
             return
         self.on_away()
         if self._redialing is None:
-            self._redialing = self._loop.create_task(self._redial(reason, self._grant))
+            self._redialing = self._loop.create_task(self._redial(reason, self._resume_token))
 
-    async def _redial(self, reason: str, grant: Granted) -> None:
-        deadline = self._loop.time() + grant.seconds
+    async def _redial(self, reason: str, token: ResumeToken) -> None:
+        deadline = self._loop.time() + token.seconds
         pause = FIRST_PAUSE_SECONDS
         try:
             while True:
-                error = await self._try_all(grant)
+                error = await self._try_all(token)
                 if error is None:
                     break
-                if isinstance(error, NotResumedError) and error.final:
+                if isinstance(error, ResumeRefusedError) and error.final:
                     self._lose(f"{reason}; {error}")
                     return
                 if self._loop.time() > deadline:
-                    self._lose(f"{reason}; for {grant.seconds:.0f} s it was not reached again: {error}")
+                    self._lose(f"{reason}; for {token.seconds:.0f} s it was not reached again: {error}")
                     return
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE_SECONDS)
         finally:
             self._redialing = None
-        if self._leg is None and not self._closed:  # it was lost again while this task had yet to hear of it
-            self._redialing = self._loop.create_task(self._redial(reason, grant))
+        if self._transport is None and not self._closed:  # it was lost again while this task had yet to hear of it
+            self._redialing = self._loop.create_task(self._redial(reason, token))
 
-    async def _try_all(self, grant: Granted) -> ConnectError | NotResumedError | None:
+    async def _try_all(self, token: ResumeToken) -> ConnectError | ResumeRefusedError | None:
         """Tries each of the addresses; the last error, where none has resumed it."""
-        last: ConnectError | NotResumedError | None = None
+        last: ConnectError | ResumeRefusedError | None = None
         for address in self._addresses.in_turn:
             try:
-                await self._resume_at(address, grant)
+                await self._resume_at(address, token)
                 return None
             except ConnectError as error:  # also where it is not trusted: a process that ends refuses in many ways
                 last = error
-            except NotResumedError as error:
+            except ResumeRefusedError as error:
                 last = error
                 if error.final:
                     self.refused_at = address
@@ -159,33 +159,37 @@ class DialedConnection(ResumableConnection):
                 self._addresses.answered(address)
         return last
 
-    async def _resume_at(self, address: Address, grant: Granted) -> None:
+    async def _resume_at(self, address: Address, token: ResumeToken) -> None:
         resumed: asyncio.Future[None] = self._loop.create_future()
 
-        def fail(error: ConnectError | NotResumedError) -> None:
+        def fail(error: ConnectError | ResumeRefusedError) -> None:
             if not resumed.done():
                 resumed.set_exception(error)
 
         def on_link(message: AnyLinkMessage) -> None:
             match message:
                 case Resumed(term=term) if term < self._term:
-                    fail(NotResumedError(f"{self._name} at {address} is of an earlier term", False))
+                    fail(ResumeRefusedError(f"{self._name} at {address} is of an earlier term", False))
                 case Resumed() if not resumed.done():
                     try:
                         self.where = address
                         self._addresses.answered(address)
-                        self._resumed(leg, message)
+                        self._resumed(transport, message)
                         resumed.set_result(None)
                     except FrameError as error:
-                        fail(NotResumedError(str(error), True))
-                case NotResumed(reason=reason, final=final):
-                    fail(NotResumedError(f"{self._name} at {address} does not resume the connection: {reason}", final))
+                        fail(ResumeRefusedError(str(error), True))
+                case ResumeRefused(reason=reason, final=final):
+                    fail(
+                        ResumeRefusedError(f"{self._name} at {address} does not resume the connection: {reason}", final)
+                    )
 
-        leg = await self._connect(address, NEXT_SECONDS, self._on_message, lambda reason: fail(ConnectError(reason)))
-        leg.on_link = on_link
+        transport = await self._connect(
+            address, NEXT_SECONDS, self._on_message, lambda reason: fail(ConnectError(reason))
+        )
+        transport.on_link = on_link
         self._attempt += 1
-        received = self.ledger.received
-        leg.send_link(Resume(grant.number, grant.secret, self._term, *received, self._attempt))
+        received = self.retransmit_buffer.received
+        transport.send_link(Resume(token.number, token.secret, self._term, *received, self._attempt))
         try:
             async with asyncio.timeout(NEXT_SECONDS):
                 await resumed
@@ -194,14 +198,14 @@ class DialedConnection(ResumableConnection):
         finally:
             if not resumed.cancel() and not resumed.cancelled():
                 resumed.exception()  # nobody else asks for it, where this task was cancelled
-            if self._leg is not leg:
-                leg.abort()
+            if self._transport is not transport:
+                transport.abort()
 
-    def _resumed(self, leg: Connection, message: Resumed) -> None:
+    def _resumed(self, transport: Connection, message: Resumed) -> None:
         """What was not sent yet follows at once, before anything that is sent from now on."""
         self._term = message.term
-        self.ledger.acknowledge(Counts(message.whole, message.pieced))
-        self.adopt(leg)
+        self.retransmit_buffer.acknowledge(Counts(message.whole, message.pieced))
+        self.adopt(transport)
         self._acknowledged = self.received
         self._send_again()
         self.on_back()
@@ -226,10 +230,10 @@ class DialedConnection(ResumableConnection):
         """Once a second."""
         if self._closed:
             return
-        leg = self._leg
-        now = leg.bytes_in if leg is not None else 0
-        before, silent = silent, silent + 1 if leg is not None and now == bytes_in else 0
-        if leg is not None and (before >= _SILENCE) != (silent >= _SILENCE):
+        transport = self._transport
+        now = transport.bytes_in if transport is not None else 0
+        before, silent = silent, silent + 1 if transport is not None and now == bytes_in else 0
+        if transport is not None and (before >= _SILENCE) != (silent >= _SILENCE):
             self.on_silence(silent >= _SILENCE)
         if silent >= SILENT_SECONDS:
             self.drop(f"nothing was heard of {self._name} for {silent} s")
@@ -245,15 +249,15 @@ class DialedConnection(ResumableConnection):
         if self._redialing is not None and self._redialing is not asyncio.current_task(self._loop):
             self._redialing.cancel()
 
-    # ---- addresses, of the leg, or of the last
+    # ---- addresses, of the transport, or of the last
 
     @property
     def local_host(self) -> str:
-        return self._leg.local_host if self._leg is not None else ""
+        return self._transport.local_host if self._transport is not None else ""
 
     @property
     def peer_host(self) -> str:
-        return self._leg.peer_host if self._leg is not None else ""
+        return self._transport.peer_host if self._transport is not None else ""
 
 
 async def dial(

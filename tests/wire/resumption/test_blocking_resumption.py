@@ -14,7 +14,7 @@ from atoll.wire import blocking
 from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.endpoints import listen
-from atoll.wire.resumption import connection as module
+from atoll.wire.resumption import resumable_connection as module
 from tests.wire.resumption.network import PATIENCE_SECONDS, Hello, Listener, Note, until
 
 COUNT = 2000
@@ -66,8 +66,8 @@ def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_pa
             listener.connection.send(Note(number))
             if draw.random() < 0.01:
                 await asyncio.sleep(0.002)
-                await until(lambda: listener.connection._leg is not None)  # type: ignore[union-attr]
-                listener.connection._leg._transport.abort()  # type: ignore[union-attr]
+                await until(lambda: listener.connection._transport is not None)  # type: ignore[union-attr]
+                listener.connection._transport._transport.abort()  # type: ignore[union-attr]
                 cuts += 1
         await until(lambda: len(listener.messages) >= COUNT and len(worker.messages) >= COUNT)
         assert [each.number for each in worker.messages] == list(range(COUNT))
@@ -94,9 +94,9 @@ def test_what_is_large_is_acknowledged_before_it_is_much(tmp_path, monkeypatch):
         server, worker = await begin(tmp_path, listener)
         for number in range(20):
             listener.connection.send(Note(number, b"x" * 30_000))
-        ledger = listener.connection.ledger  # type: ignore[union-attr]
-        await until(lambda: ledger.nbytes <= 100_000)
-        assert ledger.acknowledged.whole >= 16
+        retransmit_buffer = listener.connection.retransmit_buffer  # type: ignore[union-attr]
+        await until(lambda: retransmit_buffer.nbytes <= 100_000)
+        assert retransmit_buffer.acknowledged.whole >= 16
         listener.connection.close()
         await asyncio.to_thread(worker.receives.join)
         worker.connection.close()
@@ -110,7 +110,7 @@ def test_a_worker_that_waits_for_its_controller_ends_when_the_grace_is_over(tmp_
         listener = Listener(seconds=0.3)
         server, worker = await begin(tmp_path, listener)
         server.close()
-        listener.connection._leg._transport.abort()  # type: ignore[union-attr]
+        listener.connection._transport._transport.abort()  # type: ignore[union-attr]
         await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
@@ -124,7 +124,7 @@ def test_a_worker_that_the_controller_has_given_up_ends(tmp_path):
         listener = Listener()
         server, worker = await begin(tmp_path, listener)
         listener.table.forget(listener.connection)  # type: ignore[arg-type]
-        listener.connection._leg._transport.abort()  # type: ignore[union-attr]
+        listener.connection._transport._transport.abort()  # type: ignore[union-attr]
         await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
@@ -159,7 +159,7 @@ def test_a_peer_of_this_machine_whose_process_has_ended_is_not_waited_for(tmp_pa
         server.close()
         listener.watched[os.getpid()]()
         assert listener.events == [], "something that it has sent may still come"
-        listener.connection._leg._transport.abort()  # type: ignore[union-attr]
+        listener.connection._transport._transport.abort()  # type: ignore[union-attr]
         await until(lambda: len(listener.events) == 1)
         assert listener.events != ["away"]
         worker.connection.close()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from atoll.wire.framing import encode
 from atoll.wire.pieces import PIECE_BYTES
-from atoll.wire.resumption import connection as module
-from atoll.wire.resumption import dialing
-from atoll.wire.resumption.table import AcceptedConnection, LinkState
+from atoll.wire.resumption import dialed_connection
+from atoll.wire.resumption import resumable_connection as module
+from atoll.wire.resumption.resumable_connections import AcceptedConnection, LinkState
 from tests.thoroughness import examples
 from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until
 
@@ -46,8 +46,8 @@ SENDS = st.lists(st.tuples(st.sampled_from("dl"), st.integers(0, 3), st.integers
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_wherever_sockets_are_cut_each_message_arrives_once_and_in_order(monkeypatch, sends, cuts, part):
     monkeypatch.setattr(module, "ACKNOWLEDGE_MESSAGES", 5)
-    monkeypatch.setattr(dialing, "MOST_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(dialing, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(dialed_connection, "MOST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(dialed_connection, "FIRST_PAUSE_SECONDS", 0.0)
 
     async def main() -> None:
         network = Network([], part)
@@ -89,9 +89,9 @@ def test_what_is_acknowledged_is_not_kept(monkeypatch):
             dialer.connection.send(Note(number))
             await asyncio.sleep(0)
         await until(lambda: len(listener.messages) == 10 * module.ACKNOWLEDGE_MESSAGES)
-        await until(lambda: len(dialer.connection.ledger.whole) < module.ACKNOWLEDGE_MESSAGES)
+        await until(lambda: len(dialer.connection.retransmit_buffer.whole) < module.ACKNOWLEDGE_MESSAGES)
         listener.connection.acknowledge()
-        await until(lambda: not dialer.connection.ledger.whole)
+        await until(lambda: not dialer.connection.retransmit_buffer.whole)
         dialer.connection.close()
 
     play(main)
@@ -106,7 +106,7 @@ def test_where_it_is_not_granted_nothing_is_kept_and_a_lost_socket_is_a_lost_con
         listener.connection.send(Note(1))
         await until(lambda: dialer.messages == [Note(1)])
         dialer.connection.send(Note(2))
-        assert not dialer.connection.ledger.whole
+        assert not dialer.connection.retransmit_buffer.whole
         await until(lambda: listener.messages == [Note(2)])
         network.cut(network.ends[0])
         assert dialer.lost == ["the controller closed the connection"]
@@ -155,9 +155,9 @@ def test_who_knows_a_number_and_no_secret_gets_nothing(monkeypatch):
         await until(lambda: dialer.connection.can_resume)
         intruder = await Dialer.open(network, Listener(), monkeypatch)
         await until(lambda: intruder.connection.can_resume)
-        grant = intruder.connection._grant
-        assert grant is not None
-        intruder.connection._grant = type(grant)(1, "0" * 64, grant.term, grant.seconds)
+        token = intruder.connection._resume_token
+        assert token is not None
+        intruder.connection._resume_token = type(token)(1, "0" * 64, token.term, token.seconds)
         network.listener = listener
         intruder.connection.drop("the test")
         await until(lambda: bool(intruder.lost))
@@ -259,13 +259,13 @@ def test_what_waits_for_a_peer_is_bounded(monkeypatch):
 
 
 def test_a_leg_that_is_silent_is_given_up_for_another(monkeypatch):
-    monkeypatch.setattr(dialing, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(dialed_connection, "SILENT_SECONDS", 1)
 
     async def main() -> None:
         listener = Listener()
         network = Network([])
         dialer = await Dialer.open(network, listener, monkeypatch)
-        await until(lambda: network.legs >= 2)
+        await until(lambda: network.transports >= 2)
         await until(lambda: listener.events[:2] == ["away", "back"])
         dialer.connection.close()
 
@@ -273,7 +273,7 @@ def test_a_leg_that_is_silent_is_given_up_for_another(monkeypatch):
 
 
 def test_silence_is_said_before_the_leg_is_lost_and_so_is_its_end(monkeypatch):
-    monkeypatch.setattr(dialing, "_SILENCE", 1)
+    monkeypatch.setattr(dialed_connection, "_SILENCE", 1)
 
     async def main() -> None:
         listener = Listener()
@@ -284,7 +284,7 @@ def test_silence_is_said_before_the_leg_is_lost_and_so_is_its_end(monkeypatch):
         await until(lambda: said == [True])
         listener.connection.send(Note(1))
         await until(lambda: said == [True, False])
-        assert network.legs == 1
+        assert network.transports == 1
         dialer.connection.close()
 
     play(main)

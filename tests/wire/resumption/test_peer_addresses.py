@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from atoll.wire.address import parse_address
-from atoll.wire.resumption.addresses import PeerAddresses
-from atoll.wire.resumption.messages import Elsewhere
+from atoll.wire.resumption.link_messages import AlternateAddresses
+from atoll.wire.resumption.peer_addresses import PeerAddresses
 
 ONE, OTHER, STANDBY = (parse_address(f"10.0.0.{number}:7000") for number in (1, 2, 3))
 SEVERAL = parse_address("10.0.0.1:7000,10.0.0.2:7000")
@@ -13,13 +13,13 @@ SEVERAL = parse_address("10.0.0.1:7000,10.0.0.2:7000")
 def test_all_addresses_of_a_process_come_before_those_of_which_it_told() -> None:
     addresses = PeerAddresses(SEVERAL)
     assert addresses.in_turn == (ONE, OTHER)
-    addresses.told(Elsewhere((str(STANDBY), str(ONE))), None)
+    addresses.told(AlternateAddresses((str(STANDBY), str(ONE))), None)
     assert addresses.in_turn == (ONE, OTHER, STANDBY)
 
 
 def test_where_somebody_has_answered_last_is_dialed_first() -> None:
     addresses = PeerAddresses(ONE)
-    addresses.told(Elsewhere((str(STANDBY),)), None)
+    addresses.told(AlternateAddresses((str(STANDBY),)), None)
     addresses.answered(STANDBY)
     assert addresses.in_turn == (STANDBY, ONE)
     addresses.answered(ONE)

@@ -1,4 +1,4 @@
-"""What one end of a resumable connection has sent, and received. Pure; plain data that can be pickled.
+"""The frames that one end of a resumable connection keeps to send again, and its counts. Pure; can be pickled.
 
 Messages arrive in the order in which they were sent, so counting them on both sides says what is missing after a
 socket was lost, and no message needs a number. Those that were sent in pieces, and may be overtaken, are counted apart.
@@ -31,8 +31,8 @@ NONE = Counts()
 
 
 @dataclass
-class Ledger:
-    """Of one end. `received` is for its owner to add to; the rest is for the methods."""
+class RetransmitBuffer:
+    """The frames of one end that are not acknowledged. The owner updates `received`, the methods the rest."""
 
     received: Counts = field(default_factory=Counts)
     acknowledged: Counts = field(default_factory=Counts)  # by the peer
@@ -40,14 +40,14 @@ class Ledger:
     pieced: deque[bytes] = field(default_factory=deque)
     nbytes: int = 0  # of both
 
-    def keep(self, frame: bytes) -> bool:
-        """It is sent. False where more is kept than may be."""
+    def retain(self, frame: bytes) -> bool:
+        """Add a frame that is sent. Return False if the buffer exceeds `MAX_RETAINED`."""
         self.whole.append(frame)
         self.nbytes += len(frame)
         return self.nbytes <= MAX_RETAINED
 
-    def keep_pieced(self, frame: bytes) -> bool:
-        """The same for one that is sent in pieces."""
+    def retain_pieced(self, frame: bytes) -> bool:
+        """Add a frame that is sent in pieces. Return False if the buffer exceeds `MAX_RETAINED`."""
         self.pieced.append(frame)
         self.nbytes += len(frame)
         return self.nbytes <= MAX_RETAINED
@@ -58,7 +58,7 @@ class Ledger:
         return Counts(whole + len(self.whole), pieced + len(self.pieced))
 
     def acknowledge(self, counts: Counts) -> None:
-        """The peer has so many messages. Raises FrameError where that cannot be."""
+        """Drop the frames that the peer has. Raise FrameError if the counts are impossible."""
         if not all(
             least <= count <= most for least, count, most in zip(self.acknowledged, counts, self.sent, strict=True)
         ):
@@ -73,9 +73,9 @@ class Ledger:
         self.acknowledged = counts
 
     def unacknowledged(self, beyond: Counts = NONE) -> Iterator[tuple[bytes, bool]]:
-        """What is to be sent again, in order, and whether in pieces; but for so many that were the first of all.
+        """Yield the frames after `beyond` in order, each with whether it is sent in pieces.
 
-        Those in pieces come last: they may be overtaken, and must not overtake.
+        Frames in pieces come last: other frames may overtake them, and they must not overtake others.
         """
         for frame in islice(self.whole, max(0, beyond.whole - self.acknowledged.whole), None):
             yield frame, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.wire.address import Address, parse_address
-from atoll.wire.resumption.messages import Elsewhere
+from atoll.wire.resumption.link_messages import AlternateAddresses
 from atoll.wire.tls.identity import Identity
 
 
@@ -27,7 +27,7 @@ class PeerAddresses:
     def answered(self, address: Address) -> None:
         self._answered = (address,)
 
-    def told(self, message: Elsewhere, identity: Identity | None) -> None:
+    def told(self, message: AlternateAddresses, identity: Identity | None) -> None:
         """Whoever is there renews the certificate, too."""
         self._elsewhere = tuple(map(parse_address, message.addresses))
         if identity is not None:

@@ -1,4 +1,4 @@
-"""The ledger of a connection: what is kept until it is acknowledged, against a list of all that was sent."""
+"""The retransmit buffer of a connection, compared with a list of all that was sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import FrameError
-from atoll.wire.resumption.ledger import Counts, Ledger
+from atoll.wire.resumption.retransmit_buffer import Counts, RetransmitBuffer
 
 STEPS = st.lists(
     st.one_of(
@@ -23,34 +23,34 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_what_is_not_acknowledged_is_kept_in_order_and_nothing_else(steps):
-    ledger = Ledger()
+    buffer = RetransmitBuffer()
     sent: dict[str, list[bytes]] = {"whole": [], "pieced": []}
     done = [0, 0]
     for kind, value in steps:
         if kind == "acknowledge":
             kinds = zip(done, sent.values(), value, strict=True)
             done = [have + int(part * (len(frames) - have)) for have, frames, part in kinds]
-            ledger.acknowledge(Counts(*done))
+            buffer.acknowledge(Counts(*done))
         elif kind == "whole":
-            ledger.keep(value)
+            buffer.retain(value)
             sent[kind].append(value)
         else:
-            ledger.keep_pieced(value)
+            buffer.retain_pieced(value)
             sent[kind].append(value)
         left = [(frame, False) for frame in sent["whole"][done[0] :]]
         left += [(frame, True) for frame in sent["pieced"][done[1] :]]
-        assert list(ledger.unacknowledged()) == left
-        assert ledger.nbytes == sum(len(frame) for frame, _ in left)
-        assert ledger.sent == (len(sent["whole"]), len(sent["pieced"]))
-    assert pickle.loads(pickle.dumps(ledger)) == ledger
+        assert list(buffer.unacknowledged()) == left
+        assert buffer.nbytes == sum(len(frame) for frame, _ in left)
+        assert buffer.sent == (len(sent["whole"]), len(sent["pieced"]))
+    assert pickle.loads(pickle.dumps(buffer)) == buffer
 
 
 @pytest.mark.parametrize("counts", [Counts(3, 0), Counts(2, 2), Counts(0, 1), Counts(1, 0)])
 def test_a_peer_that_says_it_has_more_than_was_sent_or_less_than_it_had_is_refused(counts):
-    ledger = Ledger()
+    buffer = RetransmitBuffer()
     for _ in range(2):
-        ledger.keep(b"a message")
-    ledger.keep_pieced(b"a large one")
-    ledger.acknowledge(Counts(1, 1))
+        buffer.retain(b"a message")
+    buffer.retain_pieced(b"a large one")
+    buffer.acknowledge(Counts(1, 1))
     with pytest.raises(FrameError, match="of which there were 2 \\+ 1, and it had 1 \\+ 1 before"):
-        ledger.acknowledge(counts)
+        buffer.acknowledge(counts)
