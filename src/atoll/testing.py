@@ -5,7 +5,7 @@ every message between them. What is modelled: time. Devices compute nothing and 
 a message takes a latency, and each process is busy with it for a while (`Costs`); networks are those of a `NullModel`.
 Nothing depends on the machine that this runs on: the same run gives the same times, to the last bit.
 
-A policy decides which of an island's ready tickets goes next (`Policy`). In this one, the
+A policy decides which of an island's ready nodes goes next (`Policy`). In this one, the
 session that was opened last goes first:
 
 >>> from atoll.testing import FirstComeFirstServed, NullProgram, VirtualCluster, call, program, sharded
@@ -14,14 +14,14 @@ session that was opened last goes first:
 ...     def __init__(self):
 ...         self.ready = {}
 ...
-...     def add(self, ticket):
-...         self.ready[ticket.number] = ticket
+...     def add(self, node):
+...         self.ready[node.number] = node
 ...
 ...     def take(self):
 ...         self.ready = {n: t for n, t in self.ready.items() if not t.committed and not t.dropped}
 ...         if not self.ready:
 ...             return None
-...         newest = max(self.ready.values(), key=lambda ticket: (ticket.session, -ticket.number))
+...         newest = max(self.ready.values(), key=lambda node: (node.session, -node.number))
 ...         return self.ready.pop(newest.number)
 
 A client is a coroutine. This one calls a function again and again, each time with the result of the call before, and
@@ -63,7 +63,7 @@ from atoll.devices.null.model import MODELS, NullModel
 from atoll.devices.null.program import NullProgram
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
-from atoll.scheduling.tickets import Ticket
+from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.virtual.cluster import VirtualCluster
 from atoll.virtual.costs import Costs
@@ -76,7 +76,7 @@ __all__ = [
     "NullModel",
     "NullProgram",
     "Policy",
-    "Ticket",
+    "QueuedNode",
     "VirtualCluster",
     "call",
     "program",

@@ -12,8 +12,8 @@ from atoll.cluster.slices import SliceRequest
 from atoll.cluster.topology import IslandShape
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
+from atoll.scheduling.queued_nodes import NOBODY
 from atoll.scheduling.session import Session
-from atoll.scheduling.tickets import NOBODY
 from atoll.telemetry.report import report
 from tests.controller.play import Play, joined
 

@@ -104,7 +104,7 @@ def test_a_session_that_ends_meanwhile_leaves_nothing(flushes: int):
         play.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
         play.flush()
     assert play.controller.programs.plans == {}
-    assert not play.controller.scheduler.tickets(0)
+    assert not play.controller.scheduler.nodes(0)
     assert play.controller.memory.statistics((0, 0))["bytes_in_use"] == 0
     assert not play.controller.has_work
 
@@ -120,7 +120,7 @@ def test_a_launch_whose_island_is_lost_meanwhile_fails_with_the_loss_of_its_argu
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
     assert not play.controller.launcher.in_flight
-    assert not play.controller.scheduler.tickets(0)
+    assert not play.controller.scheduler.nodes(0)
     assert not play.controller.has_work
 
 
@@ -137,7 +137,7 @@ def test_a_launch_that_fails_while_it_is_put_in_line_fails_once():
     (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]
     assert BROKEN.message in awaited.status.message
     assert sum(each.launches for each in sent if isinstance(each, m.CreditReturned)) == play.cost
-    assert not play.controller.scheduler.tickets(0)
+    assert not play.controller.scheduler.nodes(0)
     play.launch(12)
     play.proxy(play.session, m.Await(8, (12,)))
     assert m.Awaited(8, OK) in play.run()

@@ -117,7 +117,7 @@ def test_who_only_says_that_it_is_a_worker_costs_no_island_that_works(host):
 # ---- what is given up is not kept
 
 
-def test_an_island_that_was_given_up_keeps_no_tickets():
+def test_an_island_that_was_given_up_keeps_no_nodes():
     play = Play("2x1x1")
     play.with_call(arguments=0)
     play.lose(0, "killed")

@@ -211,7 +211,7 @@ def test_a_host_that_is_lost_in_a_static_run_fails_the_launch(play, lost, asked)
     messages += play.report(1 - lost, progress(left, 0, is_over=True))
     (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]
     assert status.code == Code.DATA_LOSS
-    assert all(gang.ticket.session != play.session for gang in play.controller.launcher.in_flight.values())
+    assert all(gang.node.session != play.session for gang in play.controller.launcher.in_flight.values())
 
 
 @pytest.mark.parametrize("begun", [0, 1])

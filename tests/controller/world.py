@@ -20,8 +20,8 @@ from atoll.ir.program import (
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
 from atoll.scheduling.functions import hosts_of
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun
-from atoll.scheduling.tickets import Gang
 from atoll.worker.host_group import HostGroup
 from atoll.worker.static_runs import StaticRuns
 from tests.controller.model_host import ModelHost
@@ -327,11 +327,11 @@ class World:
             return True
         sessions = self.controller.sessions.values()
         waiting = (
-            ticket
+            node
             for island in sorted(self.controller.resources.islands)
-            for ticket in self.controller.scheduler.tickets(island)
+            for node in self.controller.scheduler.nodes(island)
         )
-        runs = [each.run for each in in_flight] + [each.run for ticket in waiting for each in ticket.gangs]
+        runs = [each.run for each in in_flight] + [each.run for node in waiting for each in node.gangs]
         entries = [entry for session in sessions for entry in session.directory.entries.values()]
         entries += [entry for run in runs for entry in run.launch.entries]
         blocks = {id(block): block for entry in entries for block in entry.blocks}

@@ -15,8 +15,8 @@ from atoll.promises.client_runs import (
 from atoll.promises.promises import Promises
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.queued_nodes import Gang, Late, Promise, QueuedNode
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.tickets import Gang, Late, Promise, Ticket
 
 PYTHON, CLIENT = Late.PYTHON, Late.CLIENT
 
@@ -47,43 +47,43 @@ class Launches:
         self.scheduler = Scheduler[str](1, 100)
         self.promises = Promises[str](self.scheduler, self.scheduler.enqueue)
         self.arrays: dict[int, Entry] = {0: Entry((0,), 0)}
-        self.tickets: dict[int, tuple[Ticket[str], ...]] = {}
+        self.nodes: dict[int, tuple[QueuedNode[str], ...]] = {}
 
     def launch(
         self,
         number: int,
         *arguments: int,
         late: Late | None = None,
-        nodes: tuple[Late | None, ...] = (),
+        program_nodes: tuple[Late | None, ...] = (),
         donated: tuple[int, ...] = (),
         function: str = "",
         devices: int = 1,
         session: int = 1,
     ) -> Promise[str] | None:
-        units = [(gang_spec(each, function or f"f{number}", devices),) for each in nodes or (late,)]
-        tickets = tuple(Ticket[str](number + i, session) for i in range(len(units)))
-        for ticket, (spec,) in zip(tickets, units, strict=True):
-            ticket.gangs = (Gang(ticket.number, 0, ticket, "run", spec.experience.estimate, weight=spec.weight),)
-        self.tickets[number] = tickets
+        units = [(gang_spec(each, function or f"f{number}", devices),) for each in program_nodes or (late,)]
+        nodes = tuple(QueuedNode[str](number + i, session) for i in range(len(units)))
+        for node, (spec,) in zip(nodes, units, strict=True):
+            node.gangs = (Gang(node.number, 0, node, "run", spec.experience.estimate, weight=spec.weight),)
+        self.nodes[number] = nodes
         inputs = [self.arrays[each] for each in arguments]
         promise = None
-        if late or any(nodes) or self.promises.has_some(session):
-            promise = self.promises.order(tickets, units, inputs, [self.arrays[each] for each in donated])
+        if late or any(program_nodes) or self.promises.has_some(session):
+            promise = self.promises.order(nodes, units, inputs, [self.arrays[each] for each in donated])
         if promise is None:
-            for ticket in tickets:
-                self.scheduler.enqueue(ticket)
+            for node in nodes:
+                self.scheduler.enqueue(node)
         self.arrays[number] = Entry((0,), 0, promise=promise)
         return promise
 
     def end(self, number: int) -> None:
-        for ticket in self.tickets[number]:
-            if ticket.promise is not None:
-                self.promises.keep(ticket.promise)
+        for node in self.nodes[number]:
+            if node.promise is not None:
+                self.promises.keep(node.promise)
 
     def started(self) -> list[int]:
         found = []
         while (gang := self.scheduler.next(0)) is not None:
-            found.append(gang.ticket.number)
+            found.append(gang.node.number)
             self.scheduler.finished(gang)
         return found
 
@@ -105,7 +105,7 @@ def test_what_needs_a_late_result_lets_its_session_go_on(launches: Launches, lat
 
 def test_launches_of_several_nodes_stand_aside_together(launches: Launches):
     launches.launch(1, late=PYTHON)
-    launches.launch(2, 1, nodes=(None, None))
+    launches.launch(2, 1, program_nodes=(None, None))
     launches.launch(4)
     assert launches.started() == [1, 4]
     launches.end(1)
@@ -113,7 +113,7 @@ def test_launches_of_several_nodes_stand_aside_together(launches: Launches):
 
 
 def test_a_node_that_calls_the_client_is_awaited_by_the_next_one(launches: Launches):
-    launches.launch(1, nodes=(None, CLIENT, None))
+    launches.launch(1, program_nodes=(None, CLIENT, None))
     launches.launch(4, 1)
     launches.launch(5)
     assert launches.started() == [1, 2, 5]
@@ -262,17 +262,17 @@ def test_a_session_that_ends_takes_what_stands_aside_with_it(launches: Launches)
     launches.launch(1, late=PYTHON)
     launches.launch(2, 1)
     assert launches.started() == [1]
-    assert [ticket.number for ticket in launches.scheduler.drop_session(1)] == [2]
+    assert [node.number for node in launches.scheduler.drop_session(1)] == [2]
     launches.end(1)
     assert launches.started() == []
-    assert launches.scheduler.tickets(0) == []
+    assert launches.scheduler.nodes(0) == []
 
 
 def test_a_run_that_never_got_its_place_takes_none(launches: Launches):
     for number in range(1, MOST_OF_A_SESSION + 3):
         launches.launch(number, late=CLIENT)
-    (ticket,) = launches.tickets[MOST_OF_A_SESSION + 1]
-    launches.scheduler.drop(ticket)
+    (node,) = launches.nodes[MOST_OF_A_SESSION + 1]
+    launches.scheduler.drop(node)
     launches.end(MOST_OF_A_SESSION + 1)
     launches.started()
     launches.end(1)
@@ -283,8 +283,8 @@ def test_a_launch_aside_that_is_dropped_never_starts(launches: Launches):
     launches.launch(1, late=PYTHON)
     launches.launch(2, 1)
     launches.started()
-    (ticket,) = launches.scheduler.tickets(0)
-    launches.scheduler.drop(ticket)
+    (node,) = launches.scheduler.nodes(0)
+    launches.scheduler.drop(node)
     launches.end(1)
     assert launches.started() == []
 
@@ -305,5 +305,7 @@ def test_an_array_does_not_keep_the_launch_that_made_it(launches: Launches):
     launches.started()
     launches.end(1)
     assert promise is not None
-    assert not any(isinstance(each, Ticket) for held in gc.get_referents(promise) for each in gc.get_referents(held))
-    assert not promise.tickets
+    assert not any(
+        isinstance(each, QueuedNode) for held in gc.get_referents(promise) for each in gc.get_referents(held)
+    )
+    assert not promise.nodes

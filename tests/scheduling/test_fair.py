@@ -11,9 +11,9 @@ import pytest
 
 from atoll.cluster.tenants import TenantSettings
 from atoll.scheduling.policies.fair import FairShares
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import Gang, Ticket
 
 US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 
@@ -61,7 +61,7 @@ def tenant(name: str, share: float = 1.0, priority: int = 0) -> Tenant:
 
 
 def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) -> None:
-    """All clients keep `most` tickets in line, while they want something."""
+    """All clients keep `most` nodes in line, while they want something."""
     rng = random.Random(0)
     scheduler = Scheduler[Client](islands, 24)
     places = [Island() for _ in range(islands)]
@@ -72,12 +72,12 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) ->
             while client.wants(now) and client.in_line < (client.most or most):
                 number += 1
                 client.in_line += 1
-                ticket = Ticket[Client](number, client.session, tenant=client.tenant)
-                ticket.gangs = tuple(
-                    Gang(10 * number + island, island, ticket, client, client.expected or client.takes)
+                node = QueuedNode[Client](number, client.session, tenant=client.tenant)
+                node.gangs = tuple(
+                    Gang(10 * number + island, island, node, client, client.expected or client.takes)
                     for island in client.islands
                 )
-                scheduler.enqueue(ticket)
+                scheduler.enqueue(node)
         scheduler.touched.clear()
         for island, place in enumerate(places):
             while (gang := scheduler.next(island)) is not None:
@@ -92,7 +92,7 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) ->
             _, _, gang, took = heapq.heappop(ends)
             scheduler.finished(gang, took)
             gang.run.got.append((now, took))
-            gang.run.in_line -= gang is gang.ticket.gangs[-1]
+            gang.run.in_line -= gang is gang.node.gangs[-1]
             gang.run.idle_until = now + gang.run.latency
 
 
@@ -129,24 +129,24 @@ def test_sessions_of_the_only_tenant_share_alike_and_so_do_tenants_once_there_is
 
 
 def add(policy: FairShares, session: int, who: Tenant) -> None:
-    policy.add(Ticket[None](0, session, tenant=who))
+    policy.add(QueuedNode[None](0, session, tenant=who))
 
 
 def commit(policy: FairShares) -> Gang[None]:
     """The gang of who goes next."""
-    ticket = policy.take()
-    assert ticket is not None
-    gang = Gang[None](0, 0, ticket, None, MS)
+    node = policy.take()
+    assert node is not None
+    gang = Gang[None](0, 0, node, None, MS)
     policy.commit(gang)
     return gang
 
 
 def served(policy: FairShares, sessions: dict[int, Tenant], count: int) -> list[int]:
-    """Who goes, where each has a ticket ready at all times. A gang is expected to take a millisecond, and does."""
+    """Who goes, where each has a node ready at all times. A gang is expected to take a millisecond, and does."""
     taken = []
     for _ in range(count):
         gang = commit(policy)
-        session = gang.ticket.session
+        session = gang.node.session
         add(policy, session, sessions[session])
         policy.charge(gang, MS)
         taken.append(session)
@@ -280,11 +280,11 @@ def test_who_was_expected_to_take_far_longer_than_it_did_need_not_wait_as_long()
         add(policy, 1, sessions[1])
         add(policy, 2, sessions[2])
         for _ in range(2):
-            ticket = policy.take()
-            assert ticket is not None
-            gang = Gang[None](0, 0, ticket, None, 10 * MS if ticket.session == 1 else MS)
+            node = policy.take()
+            assert node is not None
+            gang = Gang[None](0, 0, node, None, 10 * MS if node.session == 1 else MS)
             policy.commit(gang)
-            gangs += [gang] * (ticket.session == 1)
+            gangs += [gang] * (node.session == 1)
     for session in sessions:
         add(policy, session, sessions[session])
     assert served(policy, sessions, 5) == [2] * 5

@@ -12,8 +12,8 @@ from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
 from atoll.scheduling.policies import POLICIES, find_policy
 from atoll.scheduling.policy import Policy
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.tickets import Gang, Ticket
 from tests.controller.play import Play, on, runs
 
 # Gangs that have never run: as many fill an island.
@@ -21,24 +21,24 @@ NEW_IN_FLIGHT = 3
 
 
 class LastComeFirstServed(Policy):
-    """The ticket that became ready last goes first; remembers what it was called with."""
+    """The node that became ready last goes first; remembers what it was called with."""
 
     made: list[LastComeFirstServed]
 
     def __init__(self) -> None:
-        self.ready: list[Ticket[Any]] = []
+        self.ready: list[QueuedNode[Any]] = []
         self.charged: list[tuple[int, int, int]] = []  # (island, session, nanoseconds)
         self.forgotten: list[int] = []
         self.made.append(self)
 
-    def add(self, ticket: Ticket[Any]) -> None:
-        self.ready.append(ticket)
+    def add(self, node: QueuedNode[Any]) -> None:
+        self.ready.append(node)
 
-    def take(self) -> Ticket[Any] | None:
+    def take(self) -> QueuedNode[Any] | None:
         return self.ready.pop() if self.ready else None
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        self.charged.append((gang.island, gang.ticket.session, nanoseconds))
+        self.charged.append((gang.island, gang.node.session, nanoseconds))
 
     def forget(self, session: int) -> None:
         self.forgotten.append(session)
@@ -52,10 +52,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[LastComeFirstServed]:
     return LastComeFirstServed.made
 
 
-def launch(number: int, session: int, islands: tuple[int, ...] = (0,)) -> Ticket[str]:
-    ticket = Ticket[str](number, session)
-    ticket.gangs = tuple(Gang(10 * number + island, island, ticket, "") for island in islands)
-    return ticket
+def launch(number: int, session: int, islands: tuple[int, ...] = (0,)) -> QueuedNode[str]:
+    node = QueuedNode[str](number, session)
+    node.gangs = tuple(Gang(10 * number + island, island, node, "") for island in islands)
+    return node
 
 
 def started(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
@@ -65,11 +65,11 @@ def started(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
     return found
 
 
-def test_a_policy_decides_which_ready_ticket_is_committed(made: list[LastComeFirstServed]) -> None:
+def test_a_policy_decides_which_ready_node_is_committed(made: list[LastComeFirstServed]) -> None:
     scheduler = Scheduler[str](1, 8, find_policy("lifo"))
     for number, session in enumerate((1, 2, 3)):
         scheduler.enqueue(launch(number, session))
-    assert [gang.ticket.session for gang in started(scheduler)] == [3, 2, 1]
+    assert [gang.node.session for gang in started(scheduler)] == [3, 2, 1]
 
 
 def test_whatever_a_policy_takes_islands_agree_on_one_order(made: list[LastComeFirstServed]) -> None:
@@ -77,34 +77,34 @@ def test_whatever_a_policy_takes_islands_agree_on_one_order(made: list[LastComeF
     for number, session in enumerate((1, 2, 3)):
         scheduler.enqueue(launch(number, session, islands=(0, 1)))
     assert len(made) == 2
-    first = [gang.ticket.session for gang in started(scheduler, 1)]
-    assert first == [gang.ticket.session for gang in started(scheduler, 0)] == [3, 2, 1]
+    first = [gang.node.session for gang in started(scheduler, 1)]
+    assert first == [gang.node.session for gang in started(scheduler, 0)] == [3, 2, 1]
 
 
-def test_a_ticket_that_is_added_again_after_a_pause_starts_once() -> None:
+def test_a_node_that_is_added_again_after_a_pause_starts_once() -> None:
     scheduler = Scheduler[str](2, 8)
     scheduler.enqueue(launch(1, 1, islands=(0, 1)))
     scheduler.pause(0)
-    assert started(scheduler, 1) == []  # its policy has given the ticket away, that of island 0 has not
+    assert started(scheduler, 1) == []  # its policy has given the node away, that of island 0 has not
     scheduler.resume(0)
     assert [len(started(scheduler, island)) for island in (0, 1)] == [1, 1]
 
 
-def test_a_dropped_ticket_that_a_policy_takes_is_skipped() -> None:
+def test_a_dropped_node_that_a_policy_takes_is_skipped() -> None:
     scheduler = Scheduler[str](1, 8)
-    tickets = [launch(1, 1), launch(2, 2)]
-    for ticket in tickets:
-        scheduler.enqueue(ticket)
-    scheduler.drop(tickets[0])
-    assert [gang.ticket.number for gang in started(scheduler)] == [2]
+    nodes = [launch(1, 1), launch(2, 2)]
+    for node in nodes:
+        scheduler.enqueue(node)
+    scheduler.drop(nodes[0])
+    assert [gang.node.number for gang in started(scheduler)] == [2]
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_in_the_table_serves_all_tickets(name: str) -> None:
+def test_every_policy_in_the_table_serves_all_nodes(name: str) -> None:
     scheduler = Scheduler[str](1, 8, find_policy(name))
     for number in range(1, 7):
         scheduler.enqueue(launch(number, session=number % 3))
-    assert sorted(gang.ticket.number for gang in started(scheduler)) == list(range(1, 7))
+    assert sorted(gang.node.number for gang in started(scheduler)) == list(range(1, 7))
 
 
 def test_an_unknown_policy_is_named_with_those_that_there_are(made: list[LastComeFirstServed]) -> None:

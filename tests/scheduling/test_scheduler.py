@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.scheduling.queued_nodes import UNKNOWN_NS, Gang, QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.tickets import UNKNOWN_NS, Gang, Ticket
 
 MS = 1_000_000
 
@@ -21,18 +21,18 @@ def launch(
     exclusive: bool = False,
     weight: int = 1,
     hosts: tuple[int, ...] = (0,),
-) -> Ticket[str]:
-    ticket = Ticket[str](number, session, missing)
-    ticket.gangs = tuple(
-        Gang(10 * number + island, island, ticket, f"run {number}", estimate, exclusive, weight, hosts)
+) -> QueuedNode[str]:
+    node = QueuedNode[str](number, session, missing)
+    node.gangs = tuple(
+        Gang(10 * number + island, island, node, f"run {number}", estimate, exclusive, weight, hosts)
         for island in islands
     )
-    return ticket
+    return node
 
 
 def started(scheduler: Scheduler[str], island: int = 0) -> list[int]:
     """The numbers of all launches whose gangs may start now, in order."""
-    return [gang.ticket.number for gang in gangs(scheduler, island)]
+    return [gang.node.number for gang in gangs(scheduler, island)]
 
 
 def gangs(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
@@ -42,10 +42,10 @@ def gangs(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
     return found
 
 
-def scheduler_with(*tickets: Ticket[str], islands: int = 1, window: int = 8) -> Scheduler[str]:
+def scheduler_with(*nodes: QueuedNode[str], islands: int = 1, window: int = 8) -> Scheduler[str]:
     scheduler = Scheduler[str](islands, window, busy_ns=4 * MS)
-    for ticket in tickets:
-        scheduler.enqueue(ticket)
+    for node in nodes:
+        scheduler.enqueue(node)
     return scheduler
 
 
@@ -118,7 +118,7 @@ def test_a_launch_takes_its_place_on_all_islands_when_the_first_of_them_starts_i
     assert started(scheduler, 0) == [1]
     # Island 1 has not been asked before; it follows.
     (first,) = gangs(scheduler, 1)
-    assert first.ticket.number == 1
+    assert first.node.number == 1
     scheduler.finished(first)
     assert started(scheduler, 1) == [2]
     assert started(scheduler, 0) == []
@@ -139,15 +139,15 @@ def test_a_committed_launch_goes_before_an_older_one_that_becomes_ready_later():
 def test_no_more_than_the_window_is_in_flight():
     scheduler = scheduler_with(*(launch(i) for i in range(1, 11)), window=4)
     first = gangs(scheduler)
-    assert [gang.ticket.number for gang in first] == [1, 2, 3, 4]
+    assert [gang.node.number for gang in first] == [1, 2, 3, 4]
     for gang in first:
         scheduler.finished(gang)
     assert started(scheduler) == [5, 6, 7, 8]
 
 
 def test_each_island_has_a_window_of_its_own():
-    tickets = [launch(i, session=i, islands=(i % 2,)) for i in range(20)]
-    scheduler = scheduler_with(*tickets, islands=2, window=4)
+    nodes = [launch(i, session=i, islands=(i % 2,)) for i in range(20)]
+    scheduler = scheduler_with(*nodes, islands=2, window=4)
     scheduler.set_window(1, 2)
     assert [len(started(scheduler, island)) for island in (0, 1)] == [4, 2]
     assert [scheduler.statistics(island).window for island in (0, 1)] == [4, 2]
@@ -186,7 +186,7 @@ def test_while_something_late_runs_only_the_window_bounds_what_is_in_flight():
     long = [launch(i, estimate=500 * MS) for i in range(1, 20)]
     scheduler = scheduler_with(*long, launch(20, session=2, weight=0), window=8)
     first = gangs(scheduler)
-    assert [gang.ticket.number for gang in first] == [1, 20, 2, 3, 4, 5, 6, 7, 8]
+    assert [gang.node.number for gang in first] == [1, 20, 2, 3, 4, 5, 6, 7, 8]
     scheduler.finished(first[1])  # the late one
     for gang in first[2:]:
         scheduler.finished(gang)
@@ -197,10 +197,10 @@ def test_what_a_gang_is_expected_to_take_is_asked_when_it_is_committed():
     class Learnt:
         expected = 500 * MS
 
-    learnt, tickets = Learnt(), [launch(i, estimate=0) for i in range(20)]
-    for ticket in tickets:
-        ticket.gangs[0].learnt = learnt
-    scheduler = scheduler_with(*tickets, window=24)
+    learnt, nodes = Learnt(), [launch(i, estimate=0) for i in range(20)]
+    for node in nodes:
+        node.gangs[0].learnt = learnt
+    scheduler = scheduler_with(*nodes, window=24)
     first = gangs(scheduler)
     assert len(first) == 2
     learnt.expected = 1
@@ -210,12 +210,12 @@ def test_what_a_gang_is_expected_to_take_is_asked_when_it_is_committed():
 
 
 def test_hosts_of_an_island_that_have_different_work_do_not_take_one_anothers_room():
-    tickets = [launch(2 * i + host, estimate=500 * MS, hosts=(host,)) for i in range(4) for host in (0, 1)]
+    nodes = [launch(2 * i + host, estimate=500 * MS, hosts=(host,)) for i in range(4) for host in (0, 1)]
     scheduler = Scheduler[str](1, 8, busy_ns=4 * MS, hosts=[2])
-    for ticket in tickets:
-        scheduler.enqueue(ticket)
+    for node in nodes:
+        scheduler.enqueue(node)
     first = gangs(scheduler)
-    assert [gang.ticket.number for gang in first] == [0, 1, 2, 3]
+    assert [gang.node.number for gang in first] == [0, 1, 2, 3]
     scheduler.finished(first[0])
     assert started(scheduler) == [4]
     scheduler.finished(first[1])
@@ -235,25 +235,25 @@ def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits()
     assert started(scheduler)[0] == 12
 
 
-def test_a_ticket_without_memory_holds_up_its_session_and_nobody_else():
-    tickets = [launch(1, session=1), launch(2, session=1), launch(3, session=2)]
-    scheduler, lacking = Scheduler[str](1, 8), {tickets[0]}
-    scheduler.use_memory(lambda ticket: Reason.MEMORY if ticket in lacking else None)
-    for ticket in tickets:
-        scheduler.enqueue(ticket)
+def test_a_node_without_memory_holds_up_its_session_and_nobody_else():
+    nodes = [launch(1, session=1), launch(2, session=1), launch(3, session=2)]
+    scheduler, lacking = Scheduler[str](1, 8), {nodes[0]}
+    scheduler.use_memory(lambda node: Reason.MEMORY if node in lacking else None)
+    for node in nodes:
+        scheduler.enqueue(node)
     assert started(scheduler) == [3]
     lacking.clear()
-    scheduler.retry(tickets[0])
+    scheduler.retry(nodes[0])
     assert started(scheduler) == [1, 2]
 
 
 def test_an_exclusive_gang_waits_for_the_others_and_blocks_them():
     scheduler = scheduler_with(launch(1), launch(2, exclusive=True), launch(3))
     (first,) = gangs(scheduler)
-    assert first.ticket.number == 1
+    assert first.node.number == 1
     scheduler.finished(first)
     (second,) = gangs(scheduler)
-    assert second.ticket.number == 2
+    assert second.node.number == 2
     scheduler.finished(second)
     assert started(scheduler) == [3]
 
@@ -286,10 +286,10 @@ def test_what_a_dropped_launch_waited_for_may_still_come():
 
 
 def test_the_rest_of_a_dropped_launch_does_not_start():
-    ticket = launch(1, islands=(0, 1))
-    scheduler = scheduler_with(ticket, islands=2)
+    node = launch(1, islands=(0, 1))
+    scheduler = scheduler_with(node, islands=2)
     assert started(scheduler, 0) == [1]
-    scheduler.drop(ticket)
+    scheduler.drop(node)
     assert started(scheduler, 1) == []
 
 
@@ -323,8 +323,8 @@ def test_what_is_dropped_while_it_is_held_is_not_kept():
     scheduler = Scheduler[str](1, 8)
     scheduler.pause(0)
     scheduler.exclude(0, 2)
-    for ticket in (mine, other):
-        scheduler.enqueue(ticket)
+    for node in (mine, other):
+        scheduler.enqueue(node)
     scheduler.drop(mine)
     scheduler.drop_session(2)
     assert not any(scheduler._held.values())
@@ -335,8 +335,8 @@ def test_an_island_that_is_given_up_keeps_nothing_of_what_was_dropped():
     scheduler = scheduler_with(committed, ready, islands=2)
     assert started(scheduler, 1) == [2]
     scheduler.pause(0)
-    for ticket in (ready, committed):
-        scheduler.drop(ticket)
+    for node in (ready, committed):
+        scheduler.drop(node)
     scheduler.give_up(0)
     assert scheduler.statistics(0).waiting == 0
     assert scheduler._islands[0].policy.take() is None
@@ -357,10 +357,10 @@ def test_a_dispatch_unit_that_would_exceed_the_window_waits_for_room():
     large.gangs[0].weight = 3
     scheduler = scheduler_with(launch(1, session=7), large, launch(3, session=5), window=3)
     (first,) = gangs(scheduler)
-    assert first.ticket.number == 1, "one and three are more than three, and what comes after waits, too"
+    assert first.node.number == 1, "one and three are more than three, and what comes after waits, too"
     scheduler.finished(first)
     (second,) = gangs(scheduler)
-    assert second.ticket.number == 2
+    assert second.node.number == 2
     scheduler.finished(second)
     assert started(scheduler) == [3]
 
@@ -370,6 +370,6 @@ def test_a_dispatch_unit_that_is_larger_than_the_window_runs_when_nothing_else_d
     large.gangs[0].weight = 12
     scheduler = scheduler_with(large, launch(2, session=5), window=4)
     (first,) = gangs(scheduler)
-    assert first.ticket.number == 1
+    assert first.node.number == 1
     scheduler.finished(first)
     assert started(scheduler) == [2]

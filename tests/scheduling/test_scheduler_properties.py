@@ -7,9 +7,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.scheduling.queued_nodes import UNKNOWN_NS, Gang, QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.tickets import UNKNOWN_NS, Gang, Ticket
 from tests.scheduling.test_scheduler import MS, launch
 
 
@@ -23,18 +23,18 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
     """
     rng = random.Random(seed)
     scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=[hosts] * islands)
-    order: list[list[Ticket[str]]] = [[] for _ in range(islands)]
+    order: list[list[QueuedNode[str]]] = [[] for _ in range(islands)]
     flying: list[list[Gang[str]]] = [[] for _ in range(islands)]
-    waited: list[Ticket[str]] = []
-    tickets: list[Ticket[str]] = []
+    waited: list[QueuedNode[str]] = []
+    nodes: list[QueuedNode[str]] = []
     paused: set[int] = set()
     excluded: set[tuple[int, int]] = set()
     closed: set[int] = set()
-    lacking: list[Ticket[str]] = []
+    lacking: list[QueuedNode[str]] = []
 
-    def reserve(ticket: Ticket[str]) -> Reason | None:
+    def reserve(node: QueuedNode[str]) -> Reason | None:
         if rng.random() < 0.1 and not ending:
-            lacking.append(ticket)
+            lacking.append(node)
             return Reason.MEMORY
         return None
 
@@ -44,8 +44,8 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
     def start(island: int) -> None:
         while (gang := scheduler.next(island)) is not None:
             assert island not in paused
-            assert not gang.ticket.dropped
-            order[island].append(gang.ticket)
+            assert not gang.node.dropped
+            order[island].append(gang.node)
             flying[island].append(gang)
             assert not gang.exclusive or len(flying[island]) == 1
             for host in gang.hosts:
@@ -68,7 +68,7 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
             places = tuple(sorted(rng.sample(range(islands), rng.randint(1, islands))))
             missing = rng.choice([0, 0, 1, 2])
             estimate = rng.choice([1, UNKNOWN_NS, 3 * MS, 50 * MS])
-            ticket = launch(
+            node = launch(
                 number,
                 session=session,
                 islands=places,
@@ -77,15 +77,15 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
                 exclusive=rng.random() < 0.1,
                 hosts=tuple(sorted(rng.sample(range(hosts), rng.randint(1, hosts)))),
             )
-            tickets.append(ticket)
-            waited.extend([ticket] * missing)
-            scheduler.enqueue(ticket)
+            nodes.append(node)
+            waited.extend([node] * missing)
+            scheduler.enqueue(node)
         elif event == "arrive" and waited:
             scheduler.arrived(waited.pop(rng.randrange(len(waited))))
         elif event == "finish":
             finish(island)
-        elif event == "drop" and tickets:
-            scheduler.drop(rng.choice(tickets))
+        elif event == "drop" and nodes:
+            scheduler.drop(rng.choice(nodes))
         elif event == "pause":
             if island in paused:
                 paused.discard(island)
@@ -114,10 +114,10 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
     for island, session in excluded:
         scheduler.admit(island, session)
     ending = True
-    for ticket in lacking:
-        scheduler.retry(ticket)
-    for ticket in waited:
-        scheduler.arrived(ticket)
+    for node in lacking:
+        scheduler.retry(node)
+    for node in waited:
+        scheduler.arrived(node)
     while scheduler.touched or any(flying):
         touched, scheduler.touched = scheduler.touched, set()
         for island in range(islands):
@@ -126,21 +126,21 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
             elif not touched:
                 finish(island)
 
-    for ticket in tickets:
-        for gang in ticket.gangs:
-            count = order[gang.island].count(ticket)
+    for node in nodes:
+        for gang in node.gangs:
+            count = order[gang.island].count(node)
             assert count <= 1
-            assert count == 1 or ticket.dropped, "nothing is forgotten"
+            assert count == 1 or node.dropped, "nothing is forgotten"
     for island, line in enumerate(order):
         for session in range(4):
-            numbers = [ticket.number for ticket in line if ticket.session == session]
+            numbers = [node.number for node in line if node.session == session]
             assert numbers == sorted(numbers)
         assert scheduler.statistics(island).waiting == 0
         assert scheduler.statistics(island).in_flight == 0
     assert agree(order)
 
 
-def agree(order: list[list[Ticket[str]]]) -> bool:
+def agree(order: list[list[QueuedNode[str]]]) -> bool:
     """Whether one total order has all these orders in it: takes away, again and again, what is first wherever it is."""
     lines = [list(line) for line in order]
     while any(lines):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.tickets import Gang, Ticket
 
 
-def ticket(number: int, session: int, *islands: int, missing: int = 0, exclusive: bool = False) -> Ticket[str]:
-    made: Ticket[str] = Ticket(number, session, missing)
+def node(number: int, session: int, *islands: int, missing: int = 0, exclusive: bool = False) -> QueuedNode[str]:
+    made: QueuedNode[str] = QueuedNode(number, session, missing)
     made.gangs = tuple(
         Gang(10 * number + island, island, made, f"{number} on {island}", exclusive=exclusive, hosts=(island,))
         for island in islands or (0,)
@@ -22,7 +22,7 @@ def waits(scheduler: Scheduler[str], island: int = 0) -> list[tuple[int, int, Re
 
 def test_nobody_waits_where_there_is_room():
     scheduler: Scheduler[str] = Scheduler(1, 4)
-    scheduler.enqueue(ticket(1, 1))
+    scheduler.enqueue(node(1, 1))
     assert scheduler.next(0) is not None
     assert waits(scheduler) == []
 
@@ -30,7 +30,7 @@ def test_nobody_waits_where_there_is_room():
 def test_those_behind_a_full_window_wait_for_their_turn_by_session():
     scheduler: Scheduler[str] = Scheduler(1, 1)
     for number, session in enumerate((1, 1, 2, 2, 2), start=1):
-        scheduler.enqueue(ticket(number, session))
+        scheduler.enqueue(node(number, session))
     assert scheduler.next(0) is not None
     assert scheduler.next(0) is None
     assert waits(scheduler) == [(1, 1, Reason.ORDER), (2, 3, Reason.ORDER)]
@@ -39,7 +39,7 @@ def test_those_behind_a_full_window_wait_for_their_turn_by_session():
 
 def test_what_lacks_bytes_says_so():
     scheduler: Scheduler[str] = Scheduler(1, 4)
-    scheduler.enqueue(ticket(1, 1, missing=1))
+    scheduler.enqueue(node(1, 1, missing=1))
     assert scheduler.next(0) is None
     assert waits(scheduler) == [(1, 1, Reason.BYTES)]
 
@@ -47,22 +47,22 @@ def test_what_lacks_bytes_says_so():
 def test_an_island_that_is_not_there_is_the_reason():
     scheduler: Scheduler[str] = Scheduler(2, 4)
     scheduler.pause(0)
-    scheduler.enqueue(ticket(1, 1, 0, 1))
+    scheduler.enqueue(node(1, 1, 0, 1))
     assert waits(scheduler) == [(1, 1, Reason.ISLAND)]
 
 
 def test_a_session_whose_functions_are_compiled_again_waits_for_them():
     scheduler: Scheduler[str] = Scheduler(1, 4)
     scheduler.exclude(0, 1)
-    scheduler.enqueue(ticket(1, 1))
+    scheduler.enqueue(node(1, 1))
     assert waits(scheduler) == [(1, 1, Reason.FUNCTIONS)]
 
 
 def test_a_gang_that_runs_alone_waits_until_nothing_runs_and_others_wait_for_it():
     scheduler: Scheduler[str] = Scheduler(1, 4)
-    scheduler.enqueue(ticket(1, 1))
-    scheduler.enqueue(ticket(2, 1, exclusive=True))
-    scheduler.enqueue(ticket(3, 2))
+    scheduler.enqueue(node(1, 1))
+    scheduler.enqueue(node(2, 1, exclusive=True))
+    scheduler.enqueue(node(3, 2))
     assert scheduler.next(0) is not None
     while scheduler.next(0) is not None:
         pass
@@ -71,5 +71,5 @@ def test_a_gang_that_runs_alone_waits_until_nothing_runs_and_others_wait_for_it(
 
 def test_what_stands_aside_waits_for_python():
     scheduler: Scheduler[str] = Scheduler(1, 4)
-    scheduler.stand_aside(ticket(1, 1))
+    scheduler.stand_aside(node(1, 1))
     assert waits(scheduler) == [(1, 1, Reason.PYTHON)]

@@ -22,9 +22,9 @@ def record(
     """A gang of one host ends. Of what stands behind it the trace takes no more than this."""
     launch: Any = SimpleNamespace(session=1, program=SimpleNamespace(name="f"), seconds=0.0)
     spec: Any = SimpleNamespace(kind=kind, segments=1, devices={host: devices}, title="jit_f" * (kind == "call"))
-    ticket: Any = SimpleNamespace(number=sequence)
+    node: Any = SimpleNamespace(number=sequence)
     run = SimpleNamespace(launch=launch, spec=spec, waited=(), moved=lambda hosts: 0)
-    gang: Any = SimpleNamespace(island=0, sequence=sequence, run=run, ticket=ticket)
+    gang: Any = SimpleNamespace(island=0, sequence=sequence, run=run, node=node)
     trace.record_gang(gang, (host,), (started, ended))
 
 

@@ -16,8 +16,8 @@ from atoll.errors import ClusterError, StatusError
 from atoll.ir.program import Node, Route, Switch, Unroute
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
+from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.scheduling.session import Launch
-from atoll.scheduling.tickets import Ticket
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.virtual.clock import VirtualClock
 from atoll.virtual.cluster import VirtualCluster
@@ -124,7 +124,7 @@ def test_what_launches_leave_behind_goes_without_the_garbage_collector():
     gc.disable()
     try:
         cluster.run(chain.run(100))
-        assert [each for each in gc.get_objects() if isinstance(each, Launch | Ticket)] == []
+        assert [each for each in gc.get_objects() if isinstance(each, Launch | QueuedNode)] == []
     finally:
         gc.enable()
 

@@ -102,7 +102,7 @@ class Watchdog:
         """Those with nothing before them on their hosts: the others wait for these."""
         for gang in self._launcher.foremost():
             text = _runs(gang.run.launch.program.name, gang.island, sorted(gang.run.hosts_left))
-            yield ("gang", gang.sequence), Subject(gang.ticket.session, gang.island, text)
+            yield ("gang", gang.sequence), Subject(gang.node.session, gang.island, text)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
         for island in self._resources.islands:

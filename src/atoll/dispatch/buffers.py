@@ -13,9 +13,9 @@ from atoll.errors import Status
 from atoll.protocol import messages as m
 from atoll.scheduling.asides import Aside
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tickets import Gang
 
 
 class Buffers:

@@ -23,12 +23,12 @@ from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.long_gangs import settled
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.queued_nodes import Gang, Late, QueuedNode
 from atoll.scheduling.remains import Remains
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tallies import TRANSFERS
-from atoll.scheduling.tickets import Gang, Late, Ticket
 from atoll.telemetry.trace import Trace
 
 # Buffers of a closed session that are released in one step of a flush.
@@ -59,7 +59,7 @@ class Endings:
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence
         self.trace = Trace()
         self.on_part_ended: Callable[[Launch], None]  # of what depends on data
-        self.on_large_end: Callable[[Launch], None]  # frees the memory of inner values, and what tickets refer to
+        self.on_large_end: Callable[[Launch], None]  # frees the memory of inner values, and what nodes refer to
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
@@ -118,7 +118,7 @@ class Endings:
             return
         if gang.run.spec.collective:
             gang.run.left_out += (host,)
-        if not gang.ticket.is_static:  # of which others are in flight there
+        if not gang.node.is_static:  # of which others are in flight there
             gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
             # The loss of that host is reported soon, and names the cause.
@@ -150,11 +150,11 @@ class Endings:
         launch = gang.run.launch
         # What it reads may be made together with others, and be broken before that is known to be.
         reads_unready = any(not entry.ready for entry in launch.entries[: len(launch.arguments)])
-        return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.tickets) > 1)
+        return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.nodes) > 1)
 
     def finish(self, gang: Gang[GangRun]) -> None:
         """A gang that was started has left its island, with or without success; its session is charged for it."""
-        if gang.ticket.is_static:
+        if gang.node.is_static:
             self.static_runs.finish(gang)
             return
         self.in_flight.pop(gang.sequence, None)
@@ -168,8 +168,8 @@ class Endings:
                 tally.move(run.spec.kind, run.moved(run.spec.hosts))
         self._scheduler.finished(gang, run.device_ns)
         self._memory.ended(gang)
-        promise = gang.ticket.promise
-        if promise is not None and all(other.run.started and not other.run.hosts_left for other in gang.ticket.gangs):
+        promise = gang.node.promise
+        if promise is not None and all(other.run.started and not other.run.hosts_left for other in gang.node.gangs):
             self._promises.keep(promise)
         self.gang_ended(launch)
 
@@ -201,8 +201,8 @@ class Endings:
             if len(launch.program.nodes) > LARGE_NODES:
                 self.on_large_end(launch)
                 return
-            for ticket in launch.tickets:
-                ticket.end()
+            for node in launch.nodes:
+                node.end()
 
     def launch_done(self, launch: Launch) -> None:
         """All gangs of the launch have ended: its results are ready, or errors."""
@@ -214,9 +214,9 @@ class Endings:
             for value in launch.program.inner_values:
                 self._memory.release(launch.entries[value])
         if launch.promise is not None:
-            for ticket in launch.tickets:
-                if ticket.promise is not None:
-                    self._promises.keep(ticket.promise)
+            for node in launch.nodes:
+                if node.promise is not None:
+                    self._promises.keep(node.promise)
         if session is None:
             return
         for handle in launch.results:
@@ -238,12 +238,12 @@ class Endings:
 
         Returns the gangs that had not been sent: they still count as waiting, and as users of their buffers.
         """
-        gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
-        for ticket in launch.tickets:
-            self._scheduler.drop(ticket)
-            self._memory.dropped(ticket)
+        gangs = [gang for node in launch.nodes for gang in node.gangs]
+        for node in launch.nodes:
+            self._scheduler.drop(node)
+            self._memory.dropped(node)
             if self._sequential is not None:
-                self._sequential.withdraw(ticket)
+                self._sequential.withdraw(node)
         for gang in gangs:
             if gang.run.started:
                 del self.in_flight[gang.sequence]
@@ -251,9 +251,9 @@ class Endings:
                     gang.run.tally.ended(0, 0, False)
                 self._scheduler.finished(gang)
                 self._memory.ended(gang)
-        for ticket in launch.tickets:
-            ticket.end()
-        launch.tickets, launch.pending = [], 0
+        for node in launch.nodes:
+            node.end()
+        launch.nodes, launch.pending = [], 0
         launch.begun.clear()
         return [gang for gang in gangs if not gang.run.started]
 
@@ -266,10 +266,10 @@ class Endings:
         if session is not None:
             session.has_errors = True
             session.directory.fail(launch.results, status)
-        gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
-        for ticket in launch.tickets:
-            self._scheduler.drop(ticket)
-            self._memory.dropped(ticket)
+        gangs = [gang for node in launch.nodes for gang in node.gangs]
+        for node in launch.nodes:
+            self._scheduler.drop(node)
+            self._memory.dropped(node)
         unstarted = [gang for gang in gangs if not gang.run.started]
         for gang in gangs:
             self._fail_incoming(gang, status)
@@ -282,12 +282,12 @@ class Endings:
             if session is not None:
                 self.refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
                 self._buffers.drop_uses(session, gang)
-            if gang.ticket.is_static:
+            if gang.node.is_static:
                 self.static_runs.over(gang)
         self.static_runs.failed(launch)
         if self._sequential is not None:
-            for ticket in launch.tickets:
-                self._sequential.leave(ticket)
+            for node in launch.nodes:
+                self._sequential.leave(node)
         for _ in unstarted:
             self.gang_ended(launch)
 
@@ -297,28 +297,28 @@ class Endings:
         self._promises.forget(session.number)
         if self._sequential is not None:
             self._sequential.forget(session.number)
-        tickets = self._scheduler.drop_session(session.number)
-        for ticket in tickets:
-            self._memory.dropped(ticket)
-        later = [ticket for ticket in tickets if not ticket.is_static]
-        for ticket in tickets:
-            if ticket.is_static:
-                self._end_ticket(ticket)
-        self._remains.leave(session, later, self._end_ticket)
+        nodes = self._scheduler.drop_session(session.number)
+        for node in nodes:
+            self._memory.dropped(node)
+        later = [node for node in nodes if not node.is_static]
+        for node in nodes:
+            if node.is_static:
+                self._end_node(node)
+        self._remains.leave(session, later, self._end_node)
         for gang in self.static_runs.session_closed(session.number):
             self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each somewhere
-        # After the tickets: their inputs have the memory again that these were to take over from them.
+        # After the nodes: their inputs have the memory again that these were to take over from them.
         self._remains.leave(session, session.directory.entries, self._memory.release, _ENTRIES_PER_STEP)
 
-    def _end_ticket(self, ticket: Ticket[GangRun]) -> None:
-        """End the gangs of a closed session's ticket, as far as they have not started."""
-        for gang in ticket.gangs:
+    def _end_node(self, node: QueuedNode[GangRun]) -> None:
+        """End the gangs of a closed session's node, as far as they have not started."""
+        for gang in node.gangs:
             if gang.run.started:
-                self._fail_incoming(gang, _ended(ticket.session))  # from the parts that will not start
+                self._fail_incoming(gang, _ended(node.session))  # from the parts that will not start
             else:
                 gang.run.started = True
                 self.gang_left(gang)
-                if ticket.is_static:
+                if node.is_static:
                     self.static_runs.over(gang)
                 self.gang_ended(gang.run.launch)
 
@@ -330,7 +330,7 @@ class Endings:
             return
         for host, feeds in gang.run.incoming():
             if not self._resources.is_lost(host):
-                self._outbox.to_host(host, m.FailFeeds(gang.ticket.session, feeds, status))
+                self._outbox.to_host(host, m.FailFeeds(gang.node.session, feeds, status))
 
     def refuse_feeds(
         self, session: Session, gangs: Sequence[GangSpec], feeds: tuple[int, ...], taken: bool = False

@@ -13,9 +13,9 @@ from atoll.scheduling.checks import gang_problem
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.feeds import Key
 from atoll.scheduling.offenses import Running
+from atoll.scheduling.queued_nodes import Gang, Late, QueuedNode
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import Gang, Late, Ticket
 
 # Seconds after which the end of a worker is surely known, or that its connection is away.
 LOSS_KNOWN_SECONDS = 0.5
@@ -45,7 +45,7 @@ class Failures:
             spec = gang.run.spec
             if gang.island == island and spec.late is not Late.PYTHON:
                 for name in spec.functions:
-                    found.setdefault(name, Running(gang.ticket.tenant, spec.experience.runs > 0))
+                    found.setdefault(name, Running(gang.node.tenant, spec.experience.runs > 0))
         return found
 
     def half_failed(self) -> list[Gang[GangRun]]:
@@ -83,73 +83,73 @@ class Failures:
                 continue
             # What was sent may be lost on its way, though the sender had done its part; or it could not be sent.
             depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
-            if depends_on_it and any(other.island == island for other in gang.ticket.gangs):
+            if depends_on_it and any(other.island == island for other in gang.node.gangs):
                 self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
         self._launcher.static_runs.hosts_lost(hosts)
         return survivors
 
-    def feeds_lost(self, session: Session, lost: Iterable[tuple[Key, Ticket[GangRun]]], status: Status) -> None:
+    def feeds_lost(self, session: Session, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:
         """Fail the launches that await bytes of a session's client which will not come."""
-        hosts = {id(ticket): (ticket.gangs[0].run.launch, host) for (host, _), ticket in lost}
+        hosts = {id(node): (node.gangs[0].run.launch, host) for (host, _), node in lost}
         for launch, host in hosts.values():
             text = f"{status.message} (bytes of its client were on their way to host {host}, and are not kept)"
             self._launcher.fail(launch, Status(status.code, text, status.payloads).within(launch.program.name))
 
     def _launches_of(self, island: int) -> list[Launch]:
         """Return the launches that wait for the island or were sent there, in the order in which they came."""
-        tickets = {each.number: each for each in self._scheduler.tickets(island) if not each.dropped}
+        nodes = {each.number: each for each in self._scheduler.nodes(island) if not each.dropped}
         found = {
-            gang.ticket.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.island == island
+            gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.island == island
         }
-        found.update((number, each.gangs[0].run.launch) for number, each in tickets.items())
+        found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
         launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
         return [launch for launch in launches.values() if launch.error is None]
 
     def _committed(self) -> list[Gang[GangRun]]:
         """Gangs that have their places in the order, and have not started."""
-        tickets = (ticket for island in self._resources.islands for ticket in self._scheduler.tickets(island))
-        return [gang for ticket in tickets if ticket.committed for gang in ticket.gangs if not gang.run.started]
+        nodes = (node for island in self._resources.islands for node in self._scheduler.nodes(island))
+        return [gang for node in nodes if node.committed for gang in node.gangs if not gang.run.started]
 
     def fail_doomed(self) -> None:
         """Launches in line fail now where an input of theirs is lost."""
-        for ticket in self._waiting():
-            session = self._sessions.get(ticket.session)
-            for gang in ticket.gangs:
+        for node in self._waiting():
+            session = self._sessions.get(node.session)
+            for gang in node.gangs:
                 problem = gang_problem(session, gang)
                 if problem is not None:
                     self._launcher.fail(gang.run.launch, problem)
 
     def isolate(self, suspects: Container[str]) -> None:
         """Have the gangs in line that run suspected functions run exclusively."""
-        for ticket in self._waiting():
-            for gang in ticket.gangs:
+        for node in self._waiting():
+            for gang in node.gangs:
                 if not gang.run.spec.late and any(name in suspects for name in gang.run.spec.functions):
                     gang.exclusive = True
 
     def fail_refused(self, refused: Mapping[str, Status]) -> None:
         """Fail the launches in line whose functions are refused."""
-        for ticket in self._waiting():
-            for gang in ticket.gangs:
+        for node in self._waiting():
+            for gang in node.gangs:
                 name = next((name for name in gang.run.spec.functions if name in refused), None)
                 if name is not None:
                     self._launcher.fail(gang.run.launch, refused[name].within(gang.run.launch.program.name))
 
     def fail_tenant(self, tenant: Tenant, status: Status) -> None:
         """Fail the launches of a tenant that are in line."""
-        for ticket in self._waiting():
-            if ticket.tenant is tenant:
-                self._launcher.fail(ticket.gangs[0].run.launch, status)
+        for node in self._waiting():
+            if node.tenant is tenant:
+                self._launcher.fail(node.gangs[0].run.launch, status)
 
-    def _waiting(self) -> list[Ticket[GangRun]]:
-        """Return the tickets of which some gang has not started, in the order of their launches."""
-        tickets = {each.number: each for island in self._resources.islands for each in self._scheduler.tickets(island)}
-        return [ticket for _, ticket in sorted(tickets.items()) if not ticket.dropped]
+    def _waiting(self) -> list[QueuedNode[GangRun]]:
+        """Return the nodes of which some gang has not started, in the order of their launches."""
+        nodes = {each.number: each for island in self._resources.islands for each in self._scheduler.nodes(island)}
+        return [node for _, node in sorted(nodes.items()) if not node.dropped]
 
     def fail_waiting(self, island: int, status: Status) -> None:
         """Launches in line that need the island fail."""
-        for ticket in self._scheduler.tickets(island):
-            if not ticket.dropped:
-                self._launcher.fail(ticket.gangs[0].run.launch, status)
+        for node in self._scheduler.nodes(island):
+            if not node.dropped:
+                self._launcher.fail(node.gangs[0].run.launch, status)
         self._scheduler.give_up(island)
 
     def tick(self, now: float) -> None:
@@ -175,7 +175,7 @@ class Failures:
 
     def _has_hosts_away(self, gang: Gang[GangRun]) -> bool:
         """Whether a host of its launch's islands may be lost: it comes back, or its loss is said in the end."""
-        islands = {other.island for other in gang.ticket.gangs}
+        islands = {other.island for other in gang.node.gangs}
         return any(self._connections.is_away(host) for each in islands for host in self._resources.hosts_of(each))
 
     def _fail_hopeless(self) -> None:
@@ -188,4 +188,4 @@ class Failures:
 
 def _age(launch: Launch) -> int:
     """Return the place of a launch among those of its session."""
-    return min(ticket.age for ticket in launch.tickets)
+    return min(node.age for node in launch.nodes)

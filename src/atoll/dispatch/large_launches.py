@@ -1,8 +1,9 @@
 """Launches of large programs, which are put in line, and cleared away, over several flushes.
 
-A launch has one ticket per node, or per few nodes: 65,536 tickets take hundreds of milliseconds to make. Each flush
-does some of the work for one launch, in three stages: it makes the entries of the values, then the tickets, which stand
-aside, and then the tickets join their lines in order. Meanwhile later messages of the session wait, in order.
+A launch has one queued node for each node of its program, or for a few short ones. To make 65,536 queued nodes takes
+hundreds of milliseconds, so each flush does only some of the work for one launch, in three stages: it makes the entries
+of the values, then the queued nodes, which are deferred, and then it enqueues them in order. Meanwhile later messages
+of the session wait, in order.
 
 Pure: all state is plain data, so a snapshot has it.
 """
@@ -16,9 +17,9 @@ from typing import Protocol
 from atoll.protocol import messages as m
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session
-from atoll.scheduling.tickets import Ticket
 from atoll.scheduling.turns import Turns
 
 # Launches of programs with more nodes are large.
@@ -34,20 +35,20 @@ class Parts(Protocol):
     def may_join(self, session: Session, program: RegisteredProgram) -> bool:
         """Return whether short nodes of a launch are joined."""
 
-    def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int) -> None:
-        """Append the ticket of a unit to those of the launch."""
+    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int) -> None:
+        """Append the node of a unit to those of the launch."""
 
     def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
-        """Note that all tickets are made. Return whether they join their lines now."""
+        """Note that all nodes are made. Return whether they join their lines now."""
 
-    def join_lines(self, ticket: Ticket[GangRun]) -> None:
-        """Have a ticket join its lines."""
+    def join_lines(self, node: QueuedNode[GangRun]) -> None:
+        """Have a node join its lines."""
 
     def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
         """Note that a large launch is in line, or has failed; the client needs the `released` handles no more."""
 
-    def clear(self, launch: Launch, values: Sequence[int], tickets: Sequence[Ticket[GangRun]]) -> None:
-        """Free the memory of these inner values, and what these tickets refer to, after the end of the launch."""
+    def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
+        """Free the memory of these inner values, and what these nodes refer to, after the end of the launch."""
 
 
 @dataclass(eq=False)
@@ -57,7 +58,7 @@ class _Beginning:
     message: m.Launch
     values: int = 0  # whose entries are made
     units: Sequence[Unit] | None = None
-    joined: int | None = None  # tickets; None until all are made
+    joined: int | None = None  # nodes; None until all are made
 
 
 @dataclass(eq=False)
@@ -85,7 +86,7 @@ class LargeLaunches:
 
     def end(self, launch: Launch) -> None:
         """Clear away over the next flushes what a launch without error has kept until its end."""
-        self._ended.add(launch.session, launch.tickets[0].tenant.name, _End(launch))
+        self._ended.add(launch.session, launch.nodes[0].tenant.name, _End(launch))
 
     def proceed(self, steps: int) -> None:
         """Do so many steps for one launch that begins, and for one that has ended."""
@@ -105,7 +106,7 @@ class LargeLaunches:
 
     def _is_in_line(self, each: _Beginning, steps: int) -> bool:
         session, launch, parts = each.session, each.launch, self._parts
-        if launch.error is not None:  # meanwhile, and its tickets were dropped
+        if launch.error is not None:  # meanwhile, and its nodes were dropped
             return True
         if each.values < len(launch.program.values):
             first = launch.program.arguments + each.values
@@ -119,25 +120,25 @@ class LargeLaunches:
                 each.units = builder.units(may_join=parts.may_join(session, launch.program))
             return False
         if each.joined is None:
-            made = len(launch.tickets)
+            made = len(launch.nodes)
             for unit in each.units[made : made + steps]:
-                parts.make_ticket(session, launch, unit, -1)
-                self._scheduler.stand_aside(launch.tickets[-1], own=True)
-            if len(launch.tickets) == len(each.units):
+                parts.make_node(session, launch, unit, -1)
+                self._scheduler.stand_aside(launch.nodes[-1], own=True)
+            if len(launch.nodes) == len(each.units):
                 each.joined = 0
                 return not parts.begin_lines(session, launch, each.units)
             return False
-        some = launch.tickets[each.joined : each.joined + steps]
+        some = launch.nodes[each.joined : each.joined + steps]
         each.joined += len(some)
-        for ticket in some:
-            if not ticket.dropped:
-                parts.join_lines(ticket)
-        return each.joined >= len(launch.tickets)
+        for node in some:
+            if not node.dropped:
+                parts.join_lines(node)
+        return each.joined >= len(launch.nodes)
 
     def _is_cleared(self, each: _End, steps: int) -> bool:
         launch, inner = each.launch, each.launch.program.inner_values
-        values, tickets = inner[each.values : each.values + steps], launch.tickets[-steps:]
+        values, nodes = inner[each.values : each.values + steps], launch.nodes[-steps:]
         each.values += len(values)
-        del launch.tickets[-steps:]
-        self._parts.clear(launch, values, tickets)
-        return each.values >= len(inner) and not launch.tickets
+        del launch.nodes[-steps:]
+        self._parts.clear(launch, values, nodes)
+        return each.values >= len(inner) and not launch.nodes

@@ -1,4 +1,4 @@
-"""From a client's launch to gangs that hosts start: tickets in line, memory, and messages to hosts.
+"""From a client's launch to gangs that hosts start: nodes in line, memory, and messages to hosts.
 
 A gang's inputs are checked when it is launched, and again before it starts. What follows is in `endings`, and when a
 buffer's memory goes in `buffers`.
@@ -32,6 +32,7 @@ from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.queued_nodes import Gang, Late, QueuedNode
 from atoll.scheduling.rates import TenantRates
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.remains import Remains
@@ -39,7 +40,6 @@ from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session, Undecided
 from atoll.scheduling.tallies import Tallies
-from atoll.scheduling.tickets import Gang, Late, Ticket
 
 # Until an island's hosts have said how many runs may be in flight on them.
 GANG_WINDOW = 24
@@ -164,16 +164,16 @@ class Launcher:
             if static is None and len(program.nodes) > LARGE_NODES:
                 launch = self._new_launch(session, program, message, is_large=True)
                 for entry in launch.entries[: program.arguments]:
-                    entry.uses += 1  # until its tickets are made
+                    entry.uses += 1  # until its nodes are made
                 self.large_launches.begin(session, launch, message)
                 return
             launch = self._new_launch(session, program, message, is_static=static is not None)
             if static is None:
-                self._line_up(launch, self._make_tickets(session, launch))
+                self._line_up(launch, self._make_nodes(session, launch))
             else:
                 self.static_runs.line_up(session, launch, static)
             if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
-                self.scheduler.lacks(launch.tickets[0], Reason.RATE)
+                self.scheduler.lacks(launch.nodes[0], Reason.RATE)
         self.pump()
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
@@ -186,7 +186,7 @@ class Launcher:
         launch.then = then
         for made, entry in zip(program.values, launch.entries[program.arguments :], strict=True):
             entry.hosts, entry.ready = made.hosts, False
-        self._line_up(launch, self._make_tickets(session, launch))
+        self._line_up(launch, self._make_nodes(session, launch))
         return launch
 
     def launch_part(self, whole: Undecided, program: RegisteredProgram, message: m.Launch) -> Launch:
@@ -194,19 +194,19 @@ class Launcher:
         session = self._sessions[whole.session]
         launch = self._new_launch(session, program, message, are_promised=bool(message.credits))
         launch.part_of = whole
-        units = self._make_tickets(session, launch, whole.age)
+        units = self._make_nodes(session, launch, whole.age)
         if message.credits:
             launch.promise = whole.promise
         if not (message.credits and launch.pending):
             self._line_up(launch, units)
         return launch
 
-    def _make_tickets(self, session: Session, launch: Launch, age: int = -1) -> Sequence[Unit]:
-        """The launch's dispatch units, each with its ticket."""
+    def _make_nodes(self, session: Session, launch: Launch, age: int = -1) -> Sequence[Unit]:
+        """The launch's dispatch units, each with its node."""
         may_join = len(launch.program.nodes) > 1 and self.may_join(session, launch.program)
         units = launch.program.units.next_launch(may_join=may_join)
         for unit in units:
-            self.make_ticket(session, launch, unit, age)
+            self.make_node(session, launch, unit, age)
         for i in launch.program.donated:
             launch.entries[i].consumed = True
         return units
@@ -221,7 +221,7 @@ class Launcher:
         )
 
     def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
-        """Note that all tickets of a large launch are made. Return whether they join their lines now.
+        """Note that all nodes of a large launch are made. Return whether they join their lines now.
 
         Meanwhile the launch may have become impossible, and then it fails.
         """
@@ -237,7 +237,7 @@ class Launcher:
         if program.is_late or self._promises.has_some(launch.session):
             self._order_by_promises(launch, units)
         if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
-            self.scheduler.lacks(launch.tickets[0], Reason.RATE)
+            self.scheduler.lacks(launch.nodes[0], Reason.RATE)
         return launch.promise is None
 
     def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
@@ -245,37 +245,37 @@ class Launcher:
         self._buffers.unuse(session, launch.arguments)
         self._buffers.release(session, released, delete=False)
 
-    def clear(self, launch: Launch, values: Sequence[int], tickets: Sequence[Ticket[GangRun]]) -> None:
-        """Free the memory of inner values, and what tickets refer to, after the end of a large launch."""
+    def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
+        """Free the memory of inner values, and what nodes refer to, after the end of a large launch."""
         for value in values:
             self.memory.release(launch.entries[value])
             launch.entries[value] = NO_ENTRY
-        for ticket in tickets:
-            ticket.end()
+        for node in nodes:
+            node.end()
 
     def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
-        """Its tickets join their lines, or wait until they may."""
+        """Its nodes join their lines, or wait until they may."""
         if not launch.pending:
             self._endings.launch_done(launch)
             return
         if launch.program.is_late or self._promises.has_some(launch.session):
             self._order_by_promises(launch, units)
         if launch.promise is None:
-            for ticket in launch.tickets:
-                self.join_lines(ticket)
+            for node in launch.nodes:
+                self.join_lines(node)
 
     def _order_by_promises(self, launch: Launch, units: Sequence[Unit]) -> None:
         program, entries = launch.program, launch.entries
         donated = [entries[i] for i in program.donated]
-        launch.promise = self._promises.order(launch.tickets, units, entries[: program.arguments], donated)
+        launch.promise = self._promises.order(launch.nodes, units, entries[: program.arguments], donated)
         if launch.promise is not None:
             for entry in entries[program.arguments :]:
                 entry.promise = launch.promise
 
-    def join_lines(self, ticket: Ticket[GangRun]) -> None:
+    def join_lines(self, node: QueuedNode[GangRun]) -> None:
         if self._sequential is not None:
-            self._sequential.join(ticket)
-        self.scheduler.enqueue(ticket)
+            self._sequential.join(node)
+        self.scheduler.enqueue(node)
 
     def _new_launch(
         self,
@@ -339,7 +339,7 @@ class Launcher:
         The memory of all of them goes before the first of them asks for some: later ones may have taken it over from
         earlier ones.
         """
-        places = [min(ticket.age for ticket in launch.tickets) for launch in launches]
+        places = [min(node.age for node in launch.nodes) for launch in launches]
         unstarted = [self._endings.withdraw(launch) for launch in launches]
         for launch in launches:
             for entry in launch.entries[launch.program.arguments :]:
@@ -349,26 +349,26 @@ class Launcher:
             for handle, entry in launch.named_entries():
                 if handle not in session.directory.entries:  # it was released, and freed when the last use had started
                     session.directory.add(handle, entry)
-            self._make_tickets(session, launch, age)
+            self._make_nodes(session, launch, age)
             for gang in gangs:
                 launch.program.waiting -= 1
                 self._buffers.drop_uses(session, gang)
-        tickets = [ticket for launch in launches for ticket in launch.tickets]
+        nodes = [node for launch in launches for node in launch.nodes]
         if self._sequential is not None:
-            self._sequential.precede(tickets)
-        for ticket in tickets:
-            self.scheduler.enqueue(ticket)
+            self._sequential.precede(nodes)
+        for node in nodes:
+            self.scheduler.enqueue(node)
 
     def await_again(self, launch: Launch, hosts: set[int]) -> None:
         """Have a launch in line wait for all bytes that its client sends to these hosts, which have lost them."""
         feeds = self._sessions[launch.session].feeds
-        for ticket in launch.tickets:
-            for gang in ticket.gangs:
+        for node in launch.nodes:
+            for gang in node.gangs:
                 for host, feed in gang.run.spec.awaited:
                     key = (host, launch.feeds[feed])
                     if host in hosts and key not in feeds.awaited:
-                        feeds.awaited[key] = ticket
-                        self.scheduler.lacks(ticket, Reason.BYTES)
+                        feeds.awaited[key] = node
+                        self.scheduler.lacks(node, Reason.BYTES)
 
     def reserve_numbers(self, count: int = 1) -> int:
         """The first of so many sequence numbers."""
@@ -387,21 +387,22 @@ class Launcher:
                 return True
         return False
 
-    def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int, first: int = 0) -> None:
-        """A dispatch unit of the launch gets its ticket. Notes what it waits for, and the buffers that it needs. Its
+    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int = 0) -> None:
+        """A dispatch unit of the launch gets its node. Notes what it waits for, and the buffers that it needs. Its
         gangs have the numbers from `first` on, or new ones.
         """
         first = first or self.reserve_numbers(len(unit))
-        ticket: Ticket[GangRun] = Ticket(first, session.number, tenant=session.tenant, age=age, since=launch.seconds)
-        launch.tickets.append(ticket)
+        tenant, since = session.tenant, launch.seconds
+        node: QueuedNode[GangRun] = QueuedNode(first, session.number, tenant=tenant, age=age, since=since)
+        launch.nodes.append(node)
         handles, entries = launch.handles, session.directory.entries
         gangs = []
         for sequence, spec in enumerate(unit, start=first):
             for host, feed in spec.awaited:
                 key = (host, launch.feeds[feed])
                 if not session.feeds.claim(key):
-                    session.feeds.awaited[key] = ticket
-                    ticket.missing += 1
+                    session.feeds.awaited[key] = node
+                    node.missing += 1
             # A result that is released before its gang starts must not be freed before it: it is counted, too.
             for position in spec.handles:
                 entries[handles[position]].uses += 1
@@ -411,22 +412,22 @@ class Launcher:
                 session.python_gangs.add(sequence)
             run = GangRun(launch, spec, set(spec.hosts))
             gangs.append(
-                Gang(sequence, spec.island, ticket, run, 0, exclusive, spec.weight, spec.hosts, spec.device_count, spec)
+                Gang(sequence, spec.island, node, run, 0, exclusive, spec.weight, spec.hosts, spec.device_count, spec)
             )
-        ticket.gangs = tuple(gangs)
+        node.gangs = tuple(gangs)
         program = launch.program
         # On one island, all others are behind the first.
-        if program.is_large and (len(launch.tickets) == 1 or len(program.islands) > 1 or program.is_late):
-            self.large_plans.hold(program.number, ticket)
+        if program.is_large and (len(launch.nodes) == 1 or len(program.islands) > 1 or program.is_late):
+            self.large_plans.hold(program.number, node)
         launch.pending += len(gangs)
         program.waiting += len(gangs)
 
     def feed_arrived(self, session: Session, host: int, feed: int) -> bool:
         """A client's feed is complete at a host's data port; True where a launch waited for it."""
-        ticket = session.feeds.awaited.pop((host, feed), None)
-        if ticket is None:
+        node = session.feeds.awaited.pop((host, feed), None)
+        if node is None:
             return False
-        self.scheduler.arrived(ticket)
+        self.scheduler.arrived(node)
         return True
 
     def enqueued(self, sequence: int) -> None:
@@ -443,8 +444,8 @@ class Launcher:
     def release_delayed(self) -> None:
         """Let the launches compete for devices that were delayed by the limits of their tenants, and are due."""
         if self._rates.delayed:
-            for ticket in self._rates.due(self._outbox.seconds):
-                self.scheduler.arrived(ticket)
+            for node in self._rates.due(self._outbox.seconds):
+                self.scheduler.arrived(node)
 
     def name_frees(self) -> None:
         """Hosts learn which memory goes, before anything that is sent to them later."""
@@ -483,9 +484,9 @@ class Launcher:
         if self.memory.ledger.is_tight:
             self.name_frees()
         run.started = True
-        run.waited = gang.ticket.waited_until(self._outbox.seconds)
+        run.waited = gang.node.waited_until(self._outbox.seconds)
         self.in_flight[gang.sequence] = gang
-        if gang.ticket.is_static:
+        if gang.node.is_static:
             self.static_runs.start(gang)
             return
         tally = run.tally = self.tallies[gang.island, session.tenant.name]

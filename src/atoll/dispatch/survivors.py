@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from atoll.cluster.locations import HostDevice
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun, Launch, Session
-from atoll.scheduling.tickets import Gang
 
 
 class Survivors:
@@ -59,7 +59,7 @@ class Survivors:
     def judge(self, launches: Iterable[Launch]) -> None:
         """Decide which of these launches survive. An earlier launch of a session comes before a later one."""
         for launch in launches:
-            was_sent = any(ticket.committed or gang.run.started for ticket in launch.tickets for gang in ticket.gangs)
+            was_sent = any(node.committed or gang.run.started for node in launch.nodes for gang in node.gangs)
             was_sent = was_sent or bool(launch.begun)
             reason = self._loss(launch, was_sent)
             if reason:
@@ -101,7 +101,7 @@ class Survivors:
         if not was_sent:
             return ""
         if launch.is_static:
-            sequences = {gang.sequence for ticket in launch.tickets for gang in ticket.gangs}
+            sequences = {gang.sequence for node in launch.nodes for gang in node.gangs}
             may_run = self._has_begun(launch, self._island) or not self._running.isdisjoint(sequences)
             return "its hosts had started it" if may_run else ""
         return self._loss_of_sent(session, launch)
@@ -112,7 +112,7 @@ class Survivors:
             return "hosts of other islands may have begun it"
         if program.is_late or launch.promise is not None or launch.part_of is not None:
             return "it was sent there, and depends on Python or on data"
-        for gang in (gang for ticket in launch.tickets for gang in ticket.gangs):
+        for gang in (gang for node in launch.nodes for gang in node.gangs):
             left = gang.run.hosts_left
             if gang.run.started and (
                 gang.sequence in self._running or gang.sequence not in self._in_flight or len(left) < len(gang.hosts)

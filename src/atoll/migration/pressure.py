@@ -1,9 +1,9 @@
 """Room for those who lack it, where the settings of a cluster allow that: arrays that nobody uses spill to host memory,
 and sessions of a lower priority are suspended.
 
-A ticket that waits for device memory gets it in this order. Idle arrays of sessions of a lower priority spill, the
+A node that waits for device memory gets it in this order. Idle arrays of sessions of a lower priority spill, the
 largest first, as far as `spill_bytes` of each host's memory go. Where that is not enough, the session of the lowest
-priority that holds most of the device is suspended, if sessions may be. And where the ticket would fail for want of
+priority that holds most of the device is suspended, if sessions may be. And where the node would fail for want of
 memory, idle arrays of its own session and of others of its priority spill, too. What has spilled comes back when it is
 used (`migration.asides`); who was suspended goes on when there is room (`migration.suspensions`).
 
@@ -24,9 +24,9 @@ from atoll.errors import Status, StatusError
 from atoll.migration.asides import Asides
 from atoll.migration.suspensions import Suspensions
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tickets import Ticket
 
 # Until a session that could not be suspended, or an array that could not spill, is asked again.
 RETRY_SECONDS = 30.0
@@ -69,23 +69,23 @@ class Pressure:
 
     # ---- memory
 
-    def relieve(self, ticket: Ticket[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
-        """Whether memory of the device is about to become free for the ticket. With `is_last`, it fails otherwise."""
+    def relieve(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
+        """Whether memory of the device is about to become free for the node. With `is_last`, it fails otherwise."""
         missing = nbytes - self._memory.ledger.free(device)
         if missing <= 0:
             return True
         missing -= sum(_bytes_on(entry, device) for entry in self._spilling.values())
         if missing > 0 and self._spill_bytes:
-            missing -= self._spill(ticket, device, missing, is_last)
+            missing -= self._spill(node, device, missing, is_last)
         if missing <= 0 or self._is_suspending(device):
             return True
-        return self._suspend_one(ticket, device)
+        return self._suspend_one(node, device)
 
-    def _spill(self, ticket: Ticket[GangRun], device: HostDevice, missing: int, is_last: bool) -> int:
+    def _spill(self, node: QueuedNode[GangRun], device: HostDevice, missing: int, is_last: bool) -> int:
         """Begins to put idle arrays aside that have memory there; the bytes of the device that this will free."""
         room = self._room()
         freed = 0
-        priority = ticket.tenant.settings.priority
+        priority = node.tenant.settings.priority
         for session in sorted(self._sessions.values(), key=lambda each: (each.tenant.settings.priority, each.number)):
             own = session.tenant.settings.priority
             if own > priority or (own == priority and not is_last) or session.suspended:
@@ -139,8 +139,8 @@ class Pressure:
         coming = self._suspensions.coming()
         return any(_holds(session, device) for session in coming)
 
-    def _suspend_one(self, ticket: Ticket[GangRun], device: HostDevice) -> bool:
-        lower = [each for each in self._lower(ticket.tenant.settings.priority) if _holds(each, device)]
+    def _suspend_one(self, node: QueuedNode[GangRun], device: HostDevice) -> bool:
+        lower = [each for each in self._lower(node.tenant.settings.priority) if _holds(each, device)]
         if not lower:
             return False
         lowest = min(each.tenant.settings.priority for each in lower)

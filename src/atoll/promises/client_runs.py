@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Generic
 
-from atoll.scheduling.tickets import Payload, Promise
+from atoll.scheduling.queued_nodes import Payload, Promise
 
 # On each host of an island. XLA's CPU client takes 32 runs on a device, and lets more wait: the rest is for all others.
 MOST_OF_AN_ISLAND = 24
@@ -33,17 +33,17 @@ class Places(Generic[Payload]):
         self._of_island: Counter[int] = Counter()
 
     def has_room(self, run: Promise[Payload]) -> bool:
-        (ticket,) = run.tickets
-        return self._of_session[ticket.session] < self._most_of_a_session and all(
-            self._of_island[gang.island] < self._most_of_an_island for gang in ticket.gangs
+        (node,) = run.nodes
+        return self._of_session[node.session] < self._most_of_a_session and all(
+            self._of_island[gang.island] < self._most_of_an_island for gang in node.gangs
         )
 
     def count(self, run: Promise[Payload], change: int) -> None:
-        (ticket,) = run.tickets
-        self._of_session[ticket.session] += change
-        if not self._of_session[ticket.session]:
-            del self._of_session[ticket.session]
-        for gang in ticket.gangs:
+        (node,) = run.nodes
+        self._of_session[node.session] += change
+        if not self._of_session[node.session]:
+            del self._of_session[node.session]
+        for gang in node.gangs:
             self._of_island[gang.island] += change
 
 

@@ -36,7 +36,7 @@ class Parts(Protocol):
 
     def launch_part(self, whole: Undecided, program: RegisteredProgram, message: m.Launch) -> Launch:
         """Launches a part whose arguments are there, or promised. With credits it is the last one: it gives the whole's
-        results, and its tickets are in no line yet. `part_ended` is called at its end.
+        results, and its nodes are in no line yet. `part_ended` is called at its end.
         """
 
     def settle(self, session: Session, handle: int, error: Status | None) -> None: ...
@@ -160,7 +160,7 @@ class IrregularNodes:
             return
         if launch.error is not None:
             self._fail(session, whole, launch.error)
-        elif any(gang.sequence == whole.awaited[1] for ticket in launch.tickets for gang in ticket.gangs):
+        elif any(gang.sequence == whole.awaited[1] for node in launch.nodes for gang in node.gangs):
             self._ended[whole.awaited] = None
 
     def island_lost(self, island: int, status: Status) -> None:
@@ -193,7 +193,7 @@ class IrregularNodes:
         launch = self._parts.launch_part(whole, program, message)
         for handle in results:
             session.directory.entries[handle].uses += 1
-        (reporter,) = [gang for ticket in launch.tickets for gang in ticket.gangs if gang.run.spec.kind == "report"]
+        (reporter,) = [gang for node in launch.nodes for gang in node.gangs if gang.run.spec.kind == "report"]
         (host,) = reporter.hosts
         whole.awaited = host, reporter.sequence
         self._awaited[whole.awaited] = whole
@@ -208,7 +208,7 @@ class IrregularNodes:
         launch = self._parts.launch_part(whole, program, message)
         self._over(whole)
         self._forget(session, whole)
-        self._promises.decided(whole.promise, launch.tickets)
+        self._promises.decided(whole.promise, launch.nodes)
 
     def _problem(self, session: Session, program: RegisteredProgram, arguments: tuple[int, ...]) -> Status | None:
         for handle in arguments:

@@ -1,7 +1,7 @@
 """Plans that go to their hosts in pieces, behind everything else: which hosts do not have them yet, and who waits.
 
 What is sent to a host later may overtake a large plan. A gang must not: were it to wait at one of its hosts, what is
-behind it would, too, and elsewhere not. So its ticket waits here, and is not committed before all hosts of its program
+behind it would, too, and elsewhere not. So its node waits here, and is not committed before all hosts of its program
 have said that they have their plans. Meanwhile the islands run what others have launched.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from atoll.cluster.resources import ResourceManager
+from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun
-from atoll.scheduling.tickets import Ticket
 
 
 class LargePlans:
@@ -23,7 +23,7 @@ class LargePlans:
         self._resources = resources
         self._scheduler = scheduler
         self._missing: dict[int, set[int]] = {}  # hosts that do not have them
-        self._held: dict[int, dict[Ticket[GangRun], None]] = {}
+        self._held: dict[int, dict[QueuedNode[GangRun], None]] = {}
 
     def __contains__(self, plan: int) -> bool:
         return plan in self._missing
@@ -32,13 +32,13 @@ class LargePlans:
         """The plan is on its way to these hosts."""
         self._missing.setdefault(plan, set()).update(hosts)
 
-    def hold(self, plan: int, ticket: Ticket[GangRun]) -> None:
-        """The ticket waits while a host lacks the plan."""
+    def hold(self, plan: int, node: QueuedNode[GangRun]) -> None:
+        """The node waits while a host lacks the plan."""
         if self._missing.get(plan):
             held = self._held.setdefault(plan, {})
-            if ticket not in held:
-                held[ticket] = None
-                self._scheduler.lacks(ticket, Reason.PLAN)
+            if node not in held:
+                held[node] = None
+                self._scheduler.lacks(node, Reason.PLAN)
 
     def arrived(self, host: int, plan: int) -> bool:
         """Whether the host has said so for the first time."""
@@ -47,8 +47,8 @@ class LargePlans:
             return False
         missing.discard(host)
         if not missing:
-            for ticket in self._held.pop(plan, ()):
-                self._scheduler.arrived(ticket)
+            for node in self._held.pop(plan, ()):
+                self._scheduler.arrived(node)
         return True
 
     def dropped(self, plan: int) -> set[int]:
@@ -68,6 +68,6 @@ class LargePlans:
                 missing -= hosts
                 if not missing:
                     del self._missing[plan]
-        for ticket in self._scheduler.tickets(island):
-            if not ticket.committed:
-                self.hold(ticket.gangs[0].run.launch.program.number, ticket)
+        for node in self._scheduler.nodes(island):
+            if not node.committed:
+                self.hold(node.gangs[0].run.launch.program.number, node)

@@ -27,14 +27,14 @@ from typing import Generic
 from atoll.promises.client_runs import ClientRuns
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.queued_nodes import Late, Payload, Promise, QueuedNode
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.tickets import Late, Payload, Promise, Ticket
 
 
 class Promises(Generic[Payload]):
-    """`join(ticket)` puts a ticket in its lines, when it may be there."""
+    """`join(node)` puts a node in its lines, when it may be there."""
 
-    def __init__(self, scheduler: Scheduler[Payload], join: Callable[[Ticket[Payload]], None]) -> None:
+    def __init__(self, scheduler: Scheduler[Payload], join: Callable[[QueuedNode[Payload]], None]) -> None:
         self._scheduler = scheduler
         self._join = join
         self._unkept: Counter[int] = Counter()  # by session
@@ -47,25 +47,25 @@ class Promises(Generic[Payload]):
 
     def order(
         self,
-        tickets: Sequence[Ticket[Payload]],
+        nodes: Sequence[QueuedNode[Payload]],
         units: Sequence[tuple[GangSpec, ...]],
         arguments: Sequence[Entry],
         donated: Sequence[Entry],
     ) -> Promise[Payload] | None:
-        """Orders a new launch: its tickets, with what each of them does. Those that may join their lines have done so.
+        """Orders a new launch: its nodes, with what each of them does. Those that may join their lines have done so.
 
-        Returns the promise of its results, the last of the launch's to be kept; None where it needs none: its tickets
+        Returns the promise of its results, the last of the launch's to be kept; None where it needs none: its nodes
         are in no line then.
         """
-        session = tickets[0].session
+        session = nodes[0].session
         late = [unit[0].late for unit in units]
         if any(late):
-            promises = [Promise(session, (ticket,), each) for ticket, each in zip(tickets, late, strict=True)]
+            promises = [Promise(session, (node,), each) for node, each in zip(nodes, late, strict=True)]
             for promise, unit in zip(promises, units, strict=True):
                 promise.alone = frozenset(name for gang in unit if gang.spans_devices for name in gang.functions)
             promises[0].has_thread = len(promises) == 1 and not promises[0].alone and not donated  # as workers have it
         else:
-            promises = [Promise(session, tuple(tickets), None)]
+            promises = [Promise(session, tuple(nodes), None)]
         first, last = promises[0], promises[-1]
         self._find_what_it_awaits(first, arguments, donated)
         if first.late is None and last is first and not first.awaited:
@@ -74,9 +74,9 @@ class Promises(Generic[Payload]):
             _await(after, before.after_keep)
         self._unkept[session] += len(promises)
         for promise in promises:
-            for ticket in promise.tickets:
-                ticket.promise = promise
-                self._scheduler.stand_aside(ticket)
+            for node in promise.nodes:
+                node.promise = promise
+                self._scheduler.stand_aside(node)
         if first.late is not Late.PYTHON or first.awaited:
             for entry in arguments:
                 entry.readers = [*(each for each in entry.readers or () if not each.is_kept), last]
@@ -85,7 +85,7 @@ class Promises(Generic[Payload]):
         return last
 
     def of_undecided(self, session: int, arguments: Sequence[Entry]) -> Promise[Payload]:
-        """The promise of a launch that reads these, and whose tickets are not known before `decided`."""
+        """The promise of a launch that reads these, and whose nodes are not known before `decided`."""
         promise: Promise[Payload] = Promise(session, (), None, awaited=1)
         self._find_what_it_awaits(promise, arguments, ())
         self._unkept[session] += 1
@@ -93,12 +93,12 @@ class Promises(Generic[Payload]):
             entry.readers = [*(each for each in entry.readers or () if not each.is_kept), promise]
         return promise
 
-    def decided(self, promise: Promise[Payload], tickets: Sequence[Ticket[Payload]]) -> None:
-        """These are its tickets; they are in no line yet."""
-        promise.tickets = tuple(tickets)
-        for ticket in tickets:
-            ticket.promise = promise
-            self._scheduler.stand_aside(ticket)
+    def decided(self, promise: Promise[Payload], nodes: Sequence[QueuedNode[Payload]]) -> None:
+        """These are its nodes; they are in no line yet."""
+        promise.nodes = tuple(nodes)
+        for node in nodes:
+            node.promise = promise
+            self._scheduler.stand_aside(node)
         promise.awaited -= 1
         if not promise.awaited:
             self._start(deque([promise]))
@@ -127,7 +127,7 @@ class Promises(Generic[Payload]):
                 self._last_python[first.session] = first
 
     def keep(self, promise: Promise[Payload]) -> None:
-        """What its tickets do has ended, or will never be done."""
+        """What its nodes do has ended, or will never be done."""
         ready: deque[Promise[Payload]] = deque()
         self._keep(promise, ready)
         self._start(ready)
@@ -145,14 +145,14 @@ class Promises(Generic[Payload]):
             del self._unkept[promise.session]
         if promise.late is Late.CLIENT:
             ready.extend(self._client_runs.end(promise))
-        promise.tickets = ()
+        promise.nodes = ()
         _release(promise.after_keep, ready)
         if not promise.has_joined:
             promise.has_joined = True
             _release(promise.after_join, ready)
 
     def _start(self, ready: deque[Promise[Payload]]) -> None:
-        """Has tickets join that wait for no promise, and then those that waited for these; a chain of them may be as
+        """Has nodes join that wait for no promise, and then those that waited for these; a chain of them may be as
         long as a session's window.
         """
         while ready:
@@ -160,9 +160,9 @@ class Promises(Generic[Payload]):
             if promise.has_joined or (promise.late is Late.CLIENT and not self._client_runs.begin(promise)):
                 continue
             promise.has_joined = True
-            for ticket in promise.tickets:
-                if not ticket.dropped:
-                    self._join(ticket)
+            for node in promise.nodes:
+                if not node.dropped:
+                    self._join(node)
             _release(promise.after_join, ready)
             if promise.late is None:
                 self._keep(promise, ready)

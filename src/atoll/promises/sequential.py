@@ -11,39 +11,39 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic
 
+from atoll.scheduling.queued_nodes import Gang, Payload, QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.tickets import Gang, Payload, Ticket
 
 
 class SequentialDispatch(Generic[Payload]):
-    """The ticket of each session that is dispatched now, and those that wait for it.
+    """The node of each session that is dispatched now, and those that wait for it.
 
-    A ticket joins before it is enqueued with the scheduler.
+    A node joins before it is enqueued with the scheduler.
     """
 
     def __init__(self, scheduler: Scheduler[Payload]) -> None:
         self._scheduler = scheduler
-        self._current: dict[int, Ticket[Payload]] = {}
-        self._next: dict[int, deque[Ticket[Payload]]] = {}
+        self._current: dict[int, QueuedNode[Payload]] = {}
+        self._next: dict[int, deque[QueuedNode[Payload]]] = {}
         self._unacknowledged: dict[int, int] = {}  # hosts that have yet to acknowledge, by sequence
-        self._unstarted: dict[int, int] = {}  # gangs of the current ticket, by its number
+        self._unstarted: dict[int, int] = {}  # gangs of the current node, by its number
         self._joined = 0
 
-    def join(self, ticket: Ticket[Payload]) -> None:
-        """The ticket waits for all of its session that joined before it: in its lines, too, whatever its age."""
+    def join(self, node: QueuedNode[Payload]) -> None:
+        """The node waits for all of its session that joined before it: in its lines, too, whatever its age."""
         self._joined += 1
-        ticket.age = self._joined
-        if ticket.session in self._current:
-            self._scheduler.lacks(ticket, Reason.OWN)
-            self._next.setdefault(ticket.session, deque()).append(ticket)
+        node.age = self._joined
+        if node.session in self._current:
+            self._scheduler.lacks(node, Reason.OWN)
+            self._next.setdefault(node.session, deque()).append(node)
         else:
-            self._begin(ticket)
+            self._begin(node)
 
     def started(self, gang: Gang[Payload], hosts: int) -> None:
         """The gang was sent to so many hosts."""
         self._unacknowledged[gang.sequence] = hosts
-        self._unstarted[gang.ticket.number] -= 1
+        self._unstarted[gang.node.number] -= 1
 
     def enqueued(self, gang: Gang[Payload]) -> None:
         """One of its hosts has enqueued the gang."""
@@ -56,34 +56,34 @@ class SequentialDispatch(Generic[Payload]):
     def ended(self, gang: Gang[Payload]) -> None:
         """All hosts of the gang have enqueued it, or it has ended: no more is reported of it."""
         self._unacknowledged.pop(gang.sequence, None)
-        ticket = gang.ticket
-        is_dispatched = not any(other.sequence in self._unacknowledged for other in ticket.gangs)
-        if is_dispatched and self._unstarted.get(ticket.number) == 0:
-            self.leave(ticket)
+        node = gang.node
+        is_dispatched = not any(other.sequence in self._unacknowledged for other in node.gangs)
+        if is_dispatched and self._unstarted.get(node.number) == 0:
+            self.leave(node)
 
-    def leave(self, ticket: Ticket[Payload]) -> None:
-        """The ticket has been dispatched, or never will be: the next of its session follows."""
-        if self._current.get(ticket.session) is not ticket:
+    def leave(self, node: QueuedNode[Payload]) -> None:
+        """The node has been dispatched, or never will be: the next of its session follows."""
+        if self._current.get(node.session) is not node:
             return
-        del self._current[ticket.session], self._unstarted[ticket.number]
-        self._go_on(ticket.session)
+        del self._current[node.session], self._unstarted[node.number]
+        self._go_on(node.session)
 
-    def withdraw(self, ticket: Ticket[Payload]) -> None:
-        """Forget a dropped ticket, which others will replace: see `precede`."""
-        for gang in ticket.gangs:
+    def withdraw(self, node: QueuedNode[Payload]) -> None:
+        """Forget a dropped node, which others will replace: see `precede`."""
+        for gang in node.gangs:
             self._unacknowledged.pop(gang.sequence, None)
-        if self._current.get(ticket.session) is ticket:
-            del self._current[ticket.session], self._unstarted[ticket.number]
+        if self._current.get(node.session) is node:
+            del self._current[node.session], self._unstarted[node.number]
 
-    def precede(self, tickets: Sequence[Ticket[Payload]]) -> None:
-        """Dispatch these tickets, in this order, before all tickets of their sessions that are still in line.
+    def precede(self, nodes: Sequence[QueuedNode[Payload]]) -> None:
+        """Dispatch these nodes, in this order, before all nodes of their sessions that are still in line.
 
-        The tickets have the ages of those that they replace.
+        The nodes have the ages of those that they replace.
         """
-        by_session: dict[int, list[Ticket[Payload]]] = {}
-        for ticket in tickets:
-            self._scheduler.lacks(ticket, Reason.OWN)
-            by_session.setdefault(ticket.session, []).append(ticket)
+        by_session: dict[int, list[QueuedNode[Payload]]] = {}
+        for node in nodes:
+            self._scheduler.lacks(node, Reason.OWN)
+            by_session.setdefault(node.session, []).append(node)
         for session, own in by_session.items():
             line = self._next.setdefault(session, deque())
             current = self._current.get(session)
@@ -98,9 +98,9 @@ class SequentialDispatch(Generic[Payload]):
     def forget(self, session: int) -> None:
         """The session has ended."""
         self._next.pop(session, None)
-        ticket = self._current.pop(session, None)
-        if ticket is not None:
-            del self._unstarted[ticket.number]
+        node = self._current.pop(session, None)
+        if node is not None:
+            del self._unstarted[node.number]
 
     def _go_on(self, session: int) -> None:
         line = self._next.get(session)
@@ -112,6 +112,6 @@ class SequentialDispatch(Generic[Payload]):
                 return
         self._next.pop(session, None)
 
-    def _begin(self, ticket: Ticket[Payload]) -> None:
-        self._current[ticket.session] = ticket
-        self._unstarted[ticket.number] = len(ticket.gangs)
+    def _begin(self, node: QueuedNode[Payload]) -> None:
+        self._current[node.session] = node
+        self._unstarted[node.number] = len(node.gangs)

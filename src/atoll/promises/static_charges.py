@@ -14,9 +14,9 @@ from atoll.promises.static_programs import IslandPart, StaticProgram
 from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.gangs import RunGangs
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun
 from atoll.scheduling.tallies import BOUNDS, Tallies, Tally, counts_of
-from atoll.scheduling.tickets import Gang
 
 _PAIR = 16  # bytes of a segment's times
 
@@ -44,7 +44,7 @@ class StaticCharges:
             raise invalid(f"gang {gang.sequence} has times of {len(message.times)} bytes")
         if not 0 <= place <= place + count <= len(part.gangs):
             raise invalid(f"gang {gang.sequence} has no segments {place} to {place + count}")
-        tally = self._tallies[gang.island, gang.ticket.tenant.name]
+        tally = self._tallies[gang.island, gang.node.tenant.name]
         if message.ended is not None:
             self._ended(gang, part, message.ended, tally)
         if not count:

@@ -17,11 +17,11 @@ from atoll.cluster.tenants import DEFAULT_TENANT
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec, HostFeeds, RunGangs
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Launch
 from atoll.scheduling.tallies import TRANSFERS
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import Gang, Ticket
 from atoll.scheduling.usage import Account
 
 # Programs of fewer nodes are as well off with gangs of their own.
@@ -259,10 +259,10 @@ class _Memory:
                     head = beside(ledger.peak)
                 calls += 1
                 open_calls += 1
-            ticket = Ticket[GangRun](0, 0, tenant=self._tenant)
-            gang = Gang(0, spec.island, ticket, GangRun(self._launch, spec, set(spec.hosts)))
-            ticket.gangs = (gang,)
-            reservations.reserve(ticket)
+            node = QueuedNode[GangRun](0, 0, tenant=self._tenant)
+            gang = Gang(0, spec.island, node, GangRun(self._launch, spec, set(spec.hosts)))
+            node.gangs = (gang,)
+            reservations.reserve(node)
             running.append(gang)
         most, tail = beside(ledger.peak), beside(ledger.used)
         for gang in running:

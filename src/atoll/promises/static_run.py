@@ -12,10 +12,10 @@ from atoll.promises.static_programs import StaticProgram
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session
-from atoll.scheduling.tickets import Gang, Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -92,10 +92,10 @@ class Launching(Protocol):
     def number_feeds(self, program: RegisteredProgram) -> int:
         """The first of the numbers of its feeds between hosts."""
 
-    def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
+    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
         """Of a node that is launched by itself; its gangs have the numbers from `first` on."""
 
-    def join_lines(self, ticket: Ticket[GangRun]) -> None: ...
+    def join_lines(self, node: QueuedNode[GangRun]) -> None: ...
 
     def gang_left(self, gang: Gang[GangRun]) -> None:
         """It needs its program no more."""

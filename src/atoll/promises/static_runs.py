@@ -1,7 +1,7 @@
 """Static runs: launches whose gangs are granted all at once, one message to a host and few back.
 
 Where nobody else wants the islands of a launch, nothing is to be decided between its gangs: their order is that of the
-plan. So it is one ticket, with a gang on each island that stands for all of them, and memory for the most that they
+plan. So it is one node, with a gang on each island that stands for all of them, and memory for the most that they
 ever need. The hosts start one gang after another by themselves (`worker.static_runs`). As soon as another session has
 something ready on one of the islands, the run is *taken back*: its hosts say how far they have come, and the rest of
 the launch joins the lines, node by node, as that of any other launch.
@@ -27,8 +27,8 @@ from atoll.promises.static_run import Launching, StaticRun, TakenBack
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.session import GangRun, Launch, Session
-from atoll.scheduling.tickets import Gang, Ticket
 
 # How many calls may be in flight on a host, and have memory: as for long gangs that are dispatched one by one, or of
 # short ones as many as keep it busy.
@@ -36,7 +36,7 @@ _AHEAD, _AHEAD_OF_SHORT = 2, 12
 
 
 class StaticRuns:
-    """Launches from their tickets to their ends, for as far as they are static. They are where nobody else has started
+    """Launches from their nodes to their ends, for as far as they are static. They are where nobody else has started
     anything on their islands for `alone_seconds`; None: nowhere.
     """
 
@@ -58,7 +58,7 @@ class StaticRuns:
         self._charges = charges
         self._scheduler, self._memory, self._in_flight = launching.scheduler, launching.memory, launching.in_flight
         self._alone_seconds = alone_seconds
-        self._runs: dict[int, StaticRun] = {}  # by the number of their ticket
+        self._runs: dict[int, StaticRun] = {}  # by the number of their node
         self._taken_back: dict[int, TakenBack] = {}  # by session
         self._scheduler.use_static(self._may_be_committed)
 
@@ -84,9 +84,9 @@ class StaticRuns:
         return static_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight) or False
 
     def line_up(self, session: Session, launch: Launch, program: StaticProgram) -> None:
-        """One ticket for all of the launch joins its lines. Notes the buffers that it needs."""
+        """One node for all of the launch joins its lines. Notes the buffers that it needs."""
         first = self._launching.reserve_numbers(program.gangs)
-        ticket: Ticket[GangRun] = Ticket(
+        node: QueuedNode[GangRun] = QueuedNode(
             first, session.number, tenant=session.tenant, since=launch.seconds, is_static=True
         )
         gangs = {}
@@ -97,23 +97,23 @@ class StaticRuns:
             run = GangRun(launch, spec, set(spec.hosts))
             number = first + part.each.numbers[0]
             gangs[island] = Gang(
-                number, island, ticket, run, 0, weight=program.weight, hosts=spec.hosts, devices=spec.device_count
+                number, island, node, run, 0, weight=program.weight, hosts=spec.hosts, devices=spec.device_count
             )
-        ticket.gangs = tuple(gangs.values())
+        node.gangs = tuple(gangs.values())
         for position in launch.program.donated:
             launch.entries[position].consumed = True
-        launch.tickets.append(ticket)
+        launch.nodes.append(node)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)
         self._runs[first] = StaticRun(launch, program, first, gangs, len(gangs))
         if launch.program.is_large:
-            self._launching.large_plans.hold(launch.program.number, ticket)
-        self._launching.join_lines(ticket)
+            self._launching.large_plans.hold(launch.program.number, node)
+        self._launching.join_lines(node)
 
-    def _may_be_committed(self, ticket: Ticket[GangRun]) -> bool:
+    def _may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
         """Where others want an island, or there is not enough memory, its nodes join the lines instead."""
-        run = self._runs[ticket.number]
-        session = ticket.session
+        run = self._runs[node.number]
+        session = node.session
         for island, gang in run.gangs.items():
             part, before = run.program.parts[island], self._before(run, island)
             if before is part:
@@ -131,8 +131,8 @@ class StaticRuns:
         if not may:
             run.make_entries()
             self._launch_rest(run, dict.fromkeys(run.gangs, 0))
-            self._scheduler.drop(ticket)
-            for gang in ticket.gangs:
+            self._scheduler.drop(node)
+            for gang in node.gangs:
                 gang.run.started = True
                 self._end(gang)
         return may
@@ -150,7 +150,7 @@ class StaticRuns:
         """A run there has ended: the one behind it has all of its memory for itself."""
         for run in self._runs.values():
             gang = run.gangs.get(island)
-            if gang is None or (gang.ticket.dropped and not gang.run.started):  # its session has closed
+            if gang is None or (gang.node.dropped and not gang.run.started):  # its session has closed
                 continue
             if run.launch.session == session and gang.keeps_order and not run.has_ended(island):
                 whole, will_run = run.program.parts[island].whole, run.limits is None or run.limits[island]
@@ -169,8 +169,8 @@ class StaticRuns:
 
     def start(self, gang: Gang[GangRun]) -> None:
         """The gang's island has room."""
-        run = self._runs[gang.ticket.number]
-        if run.limits is None and gang.ticket.session in self._taken_back:
+        run = self._runs[gang.node.number]
+        if run.limits is None and gang.node.session in self._taken_back:
             run.held.add(gang.island)
             return
         limit = len(run.program.parts[gang.island].gangs) if run.limits is None else run.limits[gang.island]
@@ -211,7 +211,7 @@ class StaticRuns:
             run
             for run in self._runs.values()
             if run.launch.session == session and run.launch.error is None and run.limits is None
-            if next(iter(run.gangs.values())).ticket.committed
+            if next(iter(run.gangs.values())).node.committed
         ]
         for run in runs:
             run.share(run.gangs)
@@ -239,7 +239,7 @@ class StaticRuns:
 
     def has_begun(self, launch: Launch, island: int) -> bool:
         """Return whether the island's host may have started a gang of the launch."""
-        run = self._runs[launch.tickets[0].number]
+        run = self._runs[launch.nodes[0].number]
         granted = run.limits is not None and run.limits[island] > 0
         return granted or run.has_ended(island) or run.gangs[island].run.device_ns > 0
 
@@ -249,7 +249,7 @@ class StaticRuns:
         If no other island has begun such a run, all of its launch joins the lines. Otherwise the launch fails.
         """
         for launch in launches:
-            run, session = self._runs[launch.tickets[0].number], launch.session
+            run, session = self._runs[launch.nodes[0].number], launch.session
             gang = run.gangs[island]
             if run.limits is not None:
                 if gang.run.started:
@@ -334,11 +334,11 @@ class StaticRuns:
             if not limits[island]:
                 run.launch.begun.pop(gang.hosts[0], None)
         launch, session = run.launch, self._sessions[run.launch.session]
-        launch.tickets, launch.is_static = [], False
+        launch.nodes, launch.is_static = [], False
         for first, unit in units:
-            self._launching.make_ticket(session, launch, unit, run.first, first)
-        for ticket in launch.tickets:
-            self._launching.join_lines(ticket)
+            self._launching.make_node(session, launch, unit, run.first, first)
+        for node in launch.nodes:
+            self._launching.join_lines(node)
 
     # ---- ends
 
@@ -347,7 +347,7 @@ class StaticRuns:
         gang = self._in_flight.get(message.sequence)
         if gang is None or host not in gang.run.hosts_left:
             return
-        run = self._runs.get(gang.ticket.number) if gang.ticket.is_static else None
+        run = self._runs.get(gang.node.number) if gang.node.is_static else None
         if run is None:
             raise invalid(f"gang {message.sequence} is of no static run")
         self._charges.charge(gang, run.program, run.first, message)
@@ -393,7 +393,7 @@ class StaticRuns:
     def finish(self, gang: Gang[GangRun]) -> None:
         """The gang was started, and its launch has failed: nothing more is heard of it."""
         if gang.sequence in self._in_flight:
-            self._is_over(self._runs[gang.ticket.number], gang)
+            self._is_over(self._runs[gang.node.number], gang)
 
     def _end(self, gang: Gang[GangRun]) -> None:
         session = self._sessions.get(gang.run.launch.session)
@@ -405,20 +405,20 @@ class StaticRuns:
 
     def over(self, gang: Gang[GangRun]) -> None:
         """The gang has ended, or never starts, or its rest is in line."""
-        run = self._runs[gang.ticket.number]
+        run = self._runs[gang.node.number]
         run.ending -= 1
         self._scheduler.static_is_over(gang)
         self._grow(gang.island, run.launch.session)
         if not run.ending:
-            del self._runs[gang.ticket.number]
-            gang.ticket.end()
+            del self._runs[gang.node.number]
+            gang.node.end()
 
     def failed(self, launch: Launch) -> None:
         """The launch has failed: its hosts start nothing more of it, and what was to be launched anew is not.
 
         Nor do they begin what its session has launched later, until they are told that it does not need this.
         """
-        run = self._runs.get(launch.tickets[0].number) if launch.tickets else None
+        run = self._runs.get(launch.nodes[0].number) if launch.nodes else None
         if run is None or run.launch is not launch:
             return
         others = [each for each in self._runs.values() if each.launch.session == launch.session and each is not run]

@@ -15,7 +15,7 @@ from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.asides import Aside
 from atoll.scheduling.ledger import Block
-from atoll.scheduling.tickets import Promise
+from atoll.scheduling.queued_nodes import Promise
 
 
 @dataclass(slots=True)

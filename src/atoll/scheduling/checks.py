@@ -8,8 +8,8 @@ from atoll.errors import Code, Status, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tickets import Gang
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512

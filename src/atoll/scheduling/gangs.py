@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from atoll.cluster.locations import MemoryRequirement, total
 from atoll.scheduling.in_flight import NEW_NS
+from atoll.scheduling.queued_nodes import UNKNOWN_NS, Late
 from atoll.scheduling.tallies import computes
-from atoll.scheduling.tickets import UNKNOWN_NS, Late
 
 FIRST_RUNS = 2
 

@@ -9,7 +9,7 @@ from typing import Generic
 from atoll.scheduling.cells import Cell, Cells
 from atoll.scheduling.in_flight import least_in_flight
 from atoll.scheduling.policy import Policy
-from atoll.scheduling.tickets import Gang, Payload, Ticket
+from atoll.scheduling.queued_nodes import Gang, Payload, QueuedNode
 
 # Sets of hosts whose loads are remembered.
 _MOST_KNOWN = 1024
@@ -45,7 +45,7 @@ class IslandLines(Generic[Payload]):
     known_loads: dict[tuple[int, ...], list[Cell[int, HostLoad]]] = field(default_factory=dict)  # by the hosts of gangs
     loads_version: int = 0  # for which these are known
     full_hosts: int = 0
-    lines: dict[int, deque[Ticket[Payload]]] = field(default_factory=dict)  # by session
+    lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
     committed: deque[Gang[Payload]] = field(default_factory=deque)
     paused: bool = False
     excluded: set[int] = field(default_factory=set)  # sessions that may not start anything here
@@ -59,7 +59,7 @@ class IslandLines(Generic[Payload]):
     alone_since: float = float("-inf")  # that nobody else has
 
     def others_wait(self, session: int) -> bool:
-        """Whether sessions other than this one have tickets in line."""
+        """Whether sessions other than this one have nodes in line."""
         lines = self.lines
         return len(lines) > 1 or (len(lines) == 1 and session not in lines)
 

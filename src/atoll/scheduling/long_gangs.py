@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from atoll.cluster.locations import HostDevice
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun
-from atoll.scheduling.tickets import Gang
 
 
 class LongGangs:
@@ -41,7 +41,7 @@ class LongGangs:
         nanoseconds: int,
     ) -> None:
         run = gang.run
-        if run.spec.late or gang.ticket.is_static:  # hosts report what of it has ended
+        if run.spec.late or gang.node.is_static:  # hosts report what of it has ended
             return
         for device in _devices(run.spec.devices, run.hosts_left):
             if device in taken:

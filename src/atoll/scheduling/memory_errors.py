@@ -11,8 +11,8 @@ from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes, parse_bytes
 from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tickets import Gang, Ticket
 
 _NAMED_HOLDERS = 5
 
@@ -27,7 +27,7 @@ def exhausted(
 ) -> Status:
     """The gang needs so many bytes of the device and gets none: for want of memory, or of its tenant's quota."""
     text = f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
-    tenant = gang.ticket.tenant
+    tenant = gang.node.tenant
     if quota and tenant.memory is not None:
         limit = int(getattr(tenant.settings, quota))
         where, used = "", tenant.memory.total
@@ -41,7 +41,7 @@ def exhausted(
         needs, free, capacity = _amounts(nbytes, max(0, ledger.free(device)), ledger.capacity[device], adds_up=False)
         text += f"{needs}, and {free} of {capacity} are free"
         of_rest = "; the rest is held by "
-    holders, largest = _holders(sessions, gang.ticket, device)
+    holders, largest = _holders(sessions, gang.node, device)
     if largest:
         text += of_rest + ", ".join(largest)
     report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))
@@ -71,7 +71,7 @@ def holds(session: Session, device: HostDevice) -> bool:
 
 
 def _holders(
-    among: Iterable[Session], asking: Ticket[GangRun], device: HostDevice
+    among: Iterable[Session], asking: QueuedNode[GangRun], device: HostDevice
 ) -> tuple[list[m.MemoryHolder], list[str]]:
     """By program and stack for the session that asks, else by session.
 

@@ -1,7 +1,7 @@
-"""Tickets that wait for memory: which is next, which is passed for too long, and which wait in vain.
+"""Nodes that wait for memory: which is next, which is passed for too long, and which wait in vain.
 
-A ticket that gets no memory waits, and with it the rest of its session, but nobody else: others go on with what is
-free. So that what needs much is not passed for ever, a waiting ticket that others have passed with `CLAIM_NS` of device
+A node that gets no memory waits, and with it the rest of its session, but nobody else: others go on with what is
+free. So that what needs much is not passed for ever, a waiting node that others have passed with `CLAIM_NS` of device
 time *claims* the device that it lacks: what is freed there is kept for it, and those of its priority or a lower one who
 need memory there wait, too, for as long as anything is in flight that may free some.
 
@@ -20,12 +20,12 @@ from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.errors import Status
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.memory_errors import exhausted, holds
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import Gang, Ticket
 
-# Device time of others that may pass a ticket which waits for memory.
+# Device time of others that may pass a node which waits for memory.
 CLAIM_NS = 100_000_000
 # For what runs to free memory by itself, until others are made to.
 RELIEF_SECONDS = 0.1
@@ -33,12 +33,12 @@ RELIEF_SECONDS = 0.1
 
 @dataclass(slots=True, eq=False)
 class MemoryWait:
-    """A ticket that waits for memory: the gang and the device that lack it, and how much the gang needs there.
+    """A node that waits for memory: the gang and the device that lack it, and how much the gang needs there.
 
     With a `quota`, what is lacking is its tenant's.
     """
 
-    ticket: Ticket[GangRun]
+    node: QueuedNode[GangRun]
     gang: Gang[GangRun]
     device: HostDevice
     nbytes: int
@@ -56,10 +56,10 @@ class MemoryWaits:
     """Who waits for memory of the `ledger`, or for a quota of it."""
 
     def __init__(self, ledger: Ledger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun]) -> None:
-        self.waiting: dict[Ticket[GangRun], MemoryWait] = {}  # in the order in which they began to
-        # Whether a device is about to have so many bytes more for a ticket, which fails otherwise where that is asked
+        self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which they began to
+        # Whether a device is about to have so many bytes more for a node, which fails otherwise where that is asked
         # for the last time: see `migration.pressure`.
-        self.relieve: Callable[[Ticket[GangRun], HostDevice, int, bool], bool] | None = None
+        self.relieve: Callable[[QueuedNode[GangRun], HostDevice, int, bool], bool] | None = None
         self._ledger = ledger
         self._sessions = sessions
         self._scheduler = scheduler
@@ -67,23 +67,23 @@ class MemoryWaits:
     # ---- events
 
     def add(self, wait: MemoryWait) -> None:
-        """The ticket waits, or waits for something else than it did."""
-        before = self.waiting.get(wait.ticket)
+        """The node waits, or waits for something else than it did."""
+        before = self.waiting.get(wait.node)
         if before is not None:
             wait.passed_ns, wait.asked = before.passed_ns, before.asked
-        self.waiting[wait.ticket] = wait
+        self.waiting[wait.node] = wait
 
-    def forget(self, ticket: Ticket[GangRun]) -> None:
+    def forget(self, node: QueuedNode[GangRun]) -> None:
         """It waits no more."""
-        self.waiting.pop(ticket, None)
+        self.waiting.pop(node, None)
 
-    def passed_by(self, ticket: Ticket[GangRun]) -> None:
-        """The ticket has its memory, before those that wait."""
-        self.forget(ticket)
+    def passed_by(self, node: QueuedNode[GangRun]) -> None:
+        """The node has its memory, before those that wait."""
+        self.forget(node)
         for waiting in self.waiting.values():
-            if waiting.ticket.session != ticket.session:
+            if waiting.node.session != node.session:
                 island = waiting.gang.island
-                waiting.passed_ns += sum(gang.estimate for gang in ticket.gangs if gang.island == island)
+                waiting.passed_ns += sum(gang.estimate for gang in node.gangs if gang.island == island)
 
     def retry(self, island: int) -> None:
         """Memory may have become free there: those who wait are ready again, if it is enough for them."""
@@ -94,7 +94,7 @@ class MemoryWaits:
     def _offer(self, waiting: MemoryWait) -> None:
         if not waiting.is_offered and (waiting.quota or waiting.nbytes <= self._ledger.free(waiting.device)):
             waiting.is_offered = True
-            self._scheduler.retry(waiting.ticket)
+            self._scheduler.retry(waiting.node)
 
     # ---- who waits, and for what
 
@@ -103,21 +103,21 @@ class MemoryWaits:
         """When the event happened that is handled."""
         return self._scheduler.now
 
-    def claimed(self, ticket: Ticket[GangRun], wanted: Sequence[MemoryRequirement]) -> HostDevice | None:
-        """A device that the ticket needs and that is kept for another."""
+    def claimed(self, node: QueuedNode[GangRun], wanted: Sequence[MemoryRequirement]) -> HostDevice | None:
+        """A device that the node needs and that is kept for another."""
         claims = {
             each.device
             for each in self.waiting.values()
             if each.claims
-            and each.ticket.session != ticket.session
-            and each.ticket.tenant.settings.priority >= ticket.tenant.settings.priority
-            and not each.ticket.dropped
+            and each.node.session != node.session
+            and each.node.tenant.settings.priority >= node.tenant.settings.priority
+            and not each.node.dropped
         }
         return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
 
-    def lacking(self, ticket: Ticket[GangRun]) -> tuple[HostDevice, int, str] | None:
-        """Where the ticket waits for memory: a device, the bytes that it needs there, and the quota that lacks them."""
-        waiting = self.waiting.get(ticket)
+    def lacking(self, node: QueuedNode[GangRun]) -> tuple[HostDevice, int, str] | None:
+        """Where the node waits for memory: a device, the bytes that it needs there, and the quota that lacks them."""
+        waiting = self.waiting.get(node)
         return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
 
     def is_wanted(self, tenant: Tenant) -> bool:
@@ -131,20 +131,20 @@ class MemoryWaits:
 
     def is_waiting(self, session: int) -> bool:
         """Whether something of the session waits for memory."""
-        return any(ticket.session == session and not ticket.dropped for ticket in self.waiting)
+        return any(node.session == session and not node.dropped for node in self.waiting)
 
     # ---- now and then
 
     def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
         """Gangs that get no memory however long they wait, each with the error for it. To be asked now and then."""
         found = []
-        for ticket, waiting in list(self.waiting.items()):
-            if ticket.dropped:
-                del self.waiting[ticket]
+        for node, waiting in list(self.waiting.items()):
+            if node.dropped:
+                del self.waiting[node]
             elif self._is_hopeless(waiting):
                 if self._may_be_relieved(waiting, is_last=True):
                     continue
-                del self.waiting[ticket]
+                del self.waiting[node]
                 lack = waiting.device, waiting.nbytes, waiting.quota
                 found.append((waiting.gang, exhausted(self._ledger, self._sessions.values(), waiting.gang, *lack)))
             else:
@@ -154,7 +154,7 @@ class MemoryWaits:
     def seek_relief(self) -> None:
         """Who has waited for memory for a while, which what runs has not freed, may be helped."""
         for waiting in list(self.waiting.values()):
-            if not waiting.ticket.dropped and self.now - waiting.ticket.since >= RELIEF_SECONDS:
+            if not waiting.node.dropped and self.now - waiting.node.since >= RELIEF_SECONDS:
                 self._may_be_relieved(waiting, is_last=False)
 
     def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:
@@ -164,7 +164,7 @@ class MemoryWaits:
             or waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes)
         ):
             return False
-        return self.relieve(waiting.ticket, waiting.device, waiting.nbytes, is_last)
+        return self.relieve(waiting.node, waiting.device, waiting.nbytes, is_last)
 
     def _is_hopeless(self, waiting: MemoryWait) -> bool:
         if not waiting.quota and waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):
@@ -182,20 +182,20 @@ class MemoryWaits:
 
     def _may_be_helped(self, waiting: MemoryWait) -> bool:
         """Whether something runs, or is about to, that may free memory."""
-        tenant = waiting.ticket.tenant
+        tenant = waiting.node.tenant
         if waiting.quota:
             if tenant.running:
                 return True
         # Who waits elsewhere may hold what is wanted here, and go on.
         elif not all(self._scheduler.is_idle(each.gang.island) for each in self.waiting.values()):
             return True
-        stuck = {ticket.session for ticket in self.waiting}
+        stuck = {node.session for node in self.waiting}
         return any(
-            ticket.session not in stuck and (not waiting.quota or ticket.tenant is tenant)
-            for ticket in self._scheduler.tickets(waiting.gang.island)
+            node.session not in stuck and (not waiting.quota or node.tenant is tenant)
+            for node in self._scheduler.nodes(waiting.gang.island)
         )
 
     def _may_release(self, session: Session, waiting: MemoryWait) -> bool:
         if waiting.quota:
-            return session.tenant is waiting.ticket.tenant
-        return session.number == waiting.ticket.session or holds(session, waiting.device)
+            return session.tenant is waiting.node.tenant
+        return session.number == waiting.node.session or holds(session, waiting.device)

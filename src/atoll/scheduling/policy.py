@@ -1,4 +1,4 @@
-"""The seam for scheduling policies: which of an island's ready tickets is committed next.
+"""The seam for scheduling policies: which of an island's ready nodes is committed next.
 
 A policy decides fairness; it cannot break the order. Sessions' own lines, the commit order over all islands, and the
 bounds of what is in flight are the scheduler's, whatever a policy returns.
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import Gang, Ticket
 
 
 class Policy(Protocol):
-    """Chooses among the ready tickets of one island.
+    """Chooses among the ready nodes of one island.
 
     The scheduler makes one policy for each island, and is the only one that calls it, from the controller's one thread.
     All methods are pure: no I/O, clock, or randomness, no iteration over unordered sets, so that the event log replays;
@@ -25,23 +25,23 @@ class Policy(Protocol):
     To subclass it is to inherit `commit`, `charge`, `compiled` and `forget`, which do nothing here.
     """
 
-    def add(self, ticket: Ticket[Any]) -> None:
-        """The ticket is ready: it heads the lines of its session on all of its islands, and waits for no bytes.
+    def add(self, node: QueuedNode[Any]) -> None:
+        """The node is ready: it heads the lines of its session on all of its islands, and waits for no bytes.
 
-        A ticket with gangs on several islands is added to the policy of each. It may be added a second time, after an
+        A node with gangs on several islands is added to the policy of each. It may be added a second time, after an
         island was paused: the scheduler skips the copy that `take` returns later.
         """
 
-    def take(self) -> Ticket[Any] | None:
-        """Removes and returns the ticket to commit next on this island; None where there is none.
+    def take(self) -> QueuedNode[Any] | None:
+        """Removes and returns the node to commit next on this island; None where there is none.
 
-        Called when the island has room, so as late as possible. A ticket that another island has committed meanwhile,
-        or that was dropped, may be returned: the scheduler skips it and calls again. A policy must return each ticket
-        that was added, sooner or later: one that keeps a ticket back keeps back its session on all of its islands.
+        Called when the island has room, so as late as possible. A node that another island has committed meanwhile,
+        or that was dropped, may be returned: the scheduler skips it and calls again. A policy must return each node
+        that was added, sooner or later: one that keeps a node back keeps back its session on all of its islands.
         """
 
     def commit(self, gang: Gang[Any]) -> None:
-        """The gang is committed, by this policy or by that of another island of its ticket.
+        """The gang is committed, by this policy or by that of another island of its node.
 
         It is expected to keep `gang.devices` devices busy for `gang.estimate` nanoseconds.
         """
@@ -49,8 +49,8 @@ class Policy(Protocol):
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
         """The gang has ended on all of its hosts here, and took so much: nanoseconds, summed over devices.
 
-        Called once for each gang that was committed, with 0 where it did not run. `gang.ticket.session` is who pays, of
-        the tenant `gang.ticket.tenant`.
+        Called once for each gang that was committed, with 0 where it did not run. `gang.node.session` is who pays, of
+        the tenant `gang.node.tenant`.
         """
 
     def compiled(self, session: int, tenant: Tenant, nanoseconds: int) -> None:
@@ -59,5 +59,5 @@ class Policy(Protocol):
     def forget(self, session: int) -> None:
         """The session has ended: nothing more of it is added, committed or charged, and what is kept of it must go.
 
-        Its tickets that were added and not taken are dropped ones from now on.
+        Its nodes that were added and not taken are dropped ones from now on.
         """

@@ -21,7 +21,7 @@ from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.function_reports import FunctionReport, check_calls
 from atoll.scheduling.gangs import ClientFeed, Experience, GangSpec, HostFeeds, MadeValue
 from atoll.scheduling.movement import bytes_moved
-from atoll.scheduling.tickets import UNKNOWN_NS, Late
+from atoll.scheduling.queued_nodes import UNKNOWN_NS, Late
 from atoll.scheduling.usage import Account
 
 # A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed of its

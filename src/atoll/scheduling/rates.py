@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atoll.cluster.tenants import TenantSettings
+from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.scheduling.session import GangRun, Launch
 from atoll.scheduling.tenants import Tenant, Tenants
-from atoll.scheduling.tickets import Ticket
 
 BURST_SECONDS = 10.0  # of launches and uploads: a bucket holds so many seconds' worth
 COMPILE_BURST_MINUTES = 10.0
@@ -64,7 +64,7 @@ class Bucket:
 
 @dataclass(slots=True, eq=False)
 class Rates:
-    """The buckets of one tenant, and the first tickets of its launches that are delayed, in their order."""
+    """The buckets of one tenant, and the first nodes of its launches that are delayed, in their order."""
 
     tenant: Tenant
     tenants: Tenants
@@ -72,7 +72,7 @@ class Rates:
     launches: Bucket = field(init=False)
     uploads: Bucket = field(init=False)
     compiles: Bucket = field(init=False)
-    delayed: deque[Ticket[GangRun]] = field(default_factory=deque)
+    delayed: deque[QueuedNode[GangRun]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.settings = self.tenant.settings
@@ -91,26 +91,26 @@ class Rates:
         self.settings = settings
 
     def launched(self, launch: Launch, now: float) -> bool:
-        """A launch came. Return whether its first ticket may compete for devices now; otherwise it is delayed."""
+        """A launch came. Return whether its first node may compete for devices now; otherwise it is delayed."""
         if launch.program.fed:
-            gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
+            gangs = [gang for node in launch.nodes for gang in node.gangs]
             self.uploads.take(sum(launch.moved_by(each.run.spec) for each in gangs if each.run.spec.awaited), now)
-        if launch.tickets and (self.delayed or self._has_debt(now)) and self._has_others():
-            self.delayed.append(launch.tickets[0])
+        if launch.nodes and (self.delayed or self._has_debt(now)) and self._has_others():
+            self.delayed.append(launch.nodes[0])
             return False
         self.launches.take(1, now)
         return True
 
-    def due(self, now: float) -> Iterator[Ticket[GangRun]]:
-        """Take the delayed tickets that may compete for devices now, a bounded number of them."""
+    def due(self, now: float) -> Iterator[QueuedNode[GangRun]]:
+        """Take the delayed nodes that may compete for devices now, a bounded number of them."""
         for _ in range(min(len(self.delayed), _MOST_AT_ONCE)):
             if not self.delayed[0].dropped:
                 if self._has_debt(now) and self._has_others():
                     return
                 self.launches.take(1, now)
-            ticket = self.delayed.popleft()
-            if not ticket.dropped:
-                yield ticket
+            node = self.delayed.popleft()
+            if not node.dropped:
+                yield node
 
     def _has_others(self) -> bool:
         return any(each.sessions for each in self.tenants.by_name.values() if each is not self.tenant)
@@ -146,7 +146,7 @@ class TenantRates:
         return rates
 
     def launched(self, tenant: Tenant, launch: Launch, now: float) -> bool:
-        """A launch came. Return whether its first ticket may compete for devices now; otherwise it is delayed."""
+        """A launch came. Return whether its first node may compete for devices now; otherwise it is delayed."""
         if not self._tenants.are_told_apart:
             return True
         rates = self._by_name.get(tenant.name)
@@ -161,9 +161,9 @@ class TenantRates:
         self.delayed[tenant.name] = rates
         return False
 
-    def due(self, now: float) -> list[Ticket[GangRun]]:
-        """Take the delayed tickets that may compete for devices now."""
-        found: list[Ticket[GangRun]] = []
+    def due(self, now: float) -> list[QueuedNode[GangRun]]:
+        """Take the delayed nodes that may compete for devices now."""
+        found: list[QueuedNode[GangRun]] = []
         for name, rates in list(self.delayed.items()):
             found += rates.due(now)
             if not rates.delayed:

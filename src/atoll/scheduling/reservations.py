@@ -1,6 +1,6 @@
-"""Memory for tickets, in commit order: what each takes, from whom it inherits it, and what it gives back.
+"""Memory for nodes, in commit order: what each takes, from whom it inherits it, and what it gives back.
 
-A ticket takes the memory of all its gangs at once, when it is to be committed. One that gets none waits, and with it
+A node takes the memory of all its gangs at once, when it is to be committed. One that gets none waits, and with it
 the rest of its session, but nobody else: see `memory_waits`.
 """
 
@@ -15,11 +15,11 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.ledger import Block, Ledger
 from atoll.scheduling.memory_waits import MemoryWait, MemoryWaits
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Inherited, Session
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import Gang, Ticket
 
 
 class _Need(NamedTuple):
@@ -46,23 +46,23 @@ class Reservations:
 
     # ---- taking
 
-    def reserve(self, ticket: Ticket[GangRun]) -> Reason | None:
-        """Takes what the ticket's gangs need on their islands. Where it has to wait, what it lacks: memory, or quota.
+    def reserve(self, node: QueuedNode[GangRun]) -> Reason | None:
+        """Takes what the node's gangs need on their islands. Where it has to wait, what it lacks: memory, or quota.
 
         One that can never fit waits, too, until `waits.hopeless` names it.
         """
-        needs = [self._need(gang) for gang in ticket.gangs]
-        if self.ledger.capacity or ticket.tenant.memory is not None:
+        needs = [self._need(gang) for gang in node.gangs]
+        if self.ledger.capacity or node.tenant.memory is not None:
             for need in needs:
-                lacking = self._lacking(ticket, need)
+                lacking = self._lacking(node, need)
                 if lacking is not None:
                     self.waits.add(lacking)
                     return Reason.QUOTA if lacking.quota else Reason.MEMORY
         if self.waits.waiting:
-            self.waits.passed_by(ticket)
+            self.waits.passed_by(node)
         for need in needs:
-            self._take(need, ticket.tenant.memory)
-        ticket.tenant.took_memory(len(needs))
+            self._take(need, node.tenant.memory)
+        node.tenant.took_memory(len(needs))
         return None
 
     def _need(self, gang: Gang[GangRun]) -> _Need:
@@ -82,15 +82,15 @@ class Reservations:
         scratch = (spec.scratch,) if spec.scratch else ()
         return _Need(gang, fresh, (*scratch, *(requirement for _, requirement in fresh)), inherited)
 
-    def _lacking(self, ticket: Ticket[GangRun], need: _Need) -> MemoryWait | None:
+    def _lacking(self, node: QueuedNode[GangRun], need: _Need) -> MemoryWait | None:
         gang, wanted = need.gang, need.wanted
         device = self.ledger.lacking(*wanted)
         quota = ""
         if device is None and self.waits.waiting and not self._scheduler.is_idle(gang.island):
-            device = self.waits.claimed(ticket, wanted)
-        if device is None and ticket.tenant.memory is not None:
-            device, quota = self._over_quota(ticket.tenant, ticket.tenant.memory, wanted)
-        return None if device is None else MemoryWait(ticket, gang, device, dict(total(wanted))[device], quota)
+            device = self.waits.claimed(node, wanted)
+        if device is None and node.tenant.memory is not None:
+            device, quota = self._over_quota(node.tenant, node.tenant.memory, wanted)
+        return None if device is None else MemoryWait(node, gang, device, dict(total(wanted))[device], quota)
 
     def _over_quota(
         self, tenant: Tenant, memory: Ledger, wanted: Sequence[MemoryRequirement]
@@ -133,7 +133,7 @@ class Reservations:
         such a buffer for a moment.
         """
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
-        settings = gang.ticket.tenant.settings
+        settings = gang.node.tenant.settings
         counts_copies = bool(settings.memory or settings.total_memory)
         for value in gang.run.spec.consumes:
             entry = gang.run.launch.entries[value]
@@ -152,7 +152,7 @@ class Reservations:
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Its own memory goes, and what only it and those before it needed."""
-        gang.ticket.tenant.gave_back()
+        gang.node.tenant.gave_back()
         gang.run.inherited = ()
         blocks, gang.run.blocks = gang.run.blocks, []
         for value in gang.run.spec.drops:
@@ -168,9 +168,9 @@ class Reservations:
     def run_through(self, gang: Gang[GangRun], specs: Sequence[GangSpec]) -> None:
         """What the gang stands for has run, one after another: what that has left is taken."""
         for spec in specs:
-            each = Gang(0, gang.island, gang.ticket, GangRun(gang.run.launch, spec, set()))
-            self._take(self._need(each), gang.ticket.tenant.memory)
-            gang.ticket.tenant.took_memory(1)
+            each = Gang(0, gang.island, gang.node, GangRun(gang.run.launch, spec, set()))
+            self._take(self._need(each), gang.node.tenant.memory)
+            gang.node.tenant.took_memory(1)
             self.ended(each)
 
     def keep(
@@ -196,7 +196,7 @@ class Reservations:
             self._leave(blocks)
         for value, requirement in fresh:
             account = gang.run.launch.program.account
-            entries[value].blocks += (self.ledger.take(requirement, gang.ticket.tenant.memory, account),)
+            entries[value].blocks += (self.ledger.take(requirement, gang.node.tenant.memory, account),)
 
     def grow(self, gang: Gang[GangRun]) -> None:
         """The gang takes all that it needs while it runs, in place of what it has of that."""
@@ -204,22 +204,22 @@ class Reservations:
         self._release(blocks)
         if gang.run.spec.scratch:
             account = gang.run.launch.program.account
-            gang.run.blocks.append(self.ledger.take(gang.run.spec.scratch, gang.ticket.tenant.memory, account))
+            gang.run.blocks.append(self.ledger.take(gang.run.spec.scratch, gang.node.tenant.memory, account))
 
     def lies_on(self, host: int, entry: Entry) -> bool:
         """Whether the buffer has memory there."""
         return bool(_on((host,), entry))
 
-    def dropped(self, ticket: Ticket[GangRun]) -> None:
-        """What the ticket had taken goes, as far as its gangs have not started; it waits no more."""
-        self.waits.forget(ticket)
-        if not ticket.committed:
+    def dropped(self, node: QueuedNode[GangRun]) -> None:
+        """What the node had taken goes, as far as its gangs have not started; it waits no more."""
+        self.waits.forget(node)
+        if not node.committed:
             return
-        for gang in ticket.gangs:
+        for gang in node.gangs:
             run = gang.run
             if run.started:
                 continue
-            ticket.tenant.gave_back()
+            node.tenant.gave_back()
             for entry, donor, block in run.inherited:
                 if block in entry.blocks:
                     entry.blocks = tuple(other for other in entry.blocks if other is not block)

@@ -1,15 +1,15 @@
 """The commit order of gangs: one line an island, none of which contradicts another.
 
-Each node of a launch is a ticket, with one gang on each of the node's islands. A session's tickets wait in lines, one
-an island; one that is at the head of all of its lines, and lacks nothing, is *ready*. When an island has room, its
-policy (`scheduling.policy`) picks a ready ticket, and that is *committed*, if there is memory for it: at this moment
-its gangs get their positions in the order of all of its islands, whether these have room now or later. So all islands
-start their gangs in one total order, that of commitment, and what a gang awaits from another island stands earlier in
-it: no two gangs can wait for each other.
+Each node of a launch becomes a queued node, with one gang on each of the node's islands. The queued nodes of a session
+wait in lines, one line per island. A queued node is *ready* if it is at the head of all of its lines and lacks nothing.
+When an island has room, its policy (`scheduling.policy`) picks a ready node and *commits* it, if there is memory for
+it: at this moment its gangs get their positions in the order of all of its islands, whether these have room now or
+later. So all islands start their gangs in one total order, that of commitment, and what a gang awaits from another
+island stands earlier in it: no two gangs can wait for each other.
 
 Bounded, host by host: an island starts gangs while those in flight on each of their hosts keep it busy for less than
 `BUSY_NS`, at most `window` of them; one whose hosts have no room blocks what comes after it.
-Tickets are committed as late as that allows, so that a newcomer gets in within milliseconds, also between the nodes of
+Nodes are committed as late as that allows, so that a newcomer gets in within milliseconds, also between the nodes of
 a long program.
 
 Pure: `enqueue`, `arrived`, `finished`, `drop`, `pause` and their like are the events; `next` hands out the gangs to
@@ -27,9 +27,9 @@ from atoll.scheduling.in_flight import BUSY_NS
 from atoll.scheduling.island_lines import IslandLines
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
+from atoll.scheduling.queued_nodes import Gang, Payload, QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import Gang, Payload, Ticket
 from atoll.scheduling.waits import Hindrances, Wait, waits_of
 
 
@@ -60,16 +60,16 @@ class Scheduler(Generic[Payload]):
         hosts: Sequence[int] = (),
     ) -> None:
         self.window = window
-        self._reserve: Callable[[Ticket[Payload]], Reason | None] = _enough
-        self._may_be_static: Callable[[Ticket[Payload]], bool] | None = None
+        self._reserve: Callable[[QueuedNode[Payload]], Reason | None] = _enough
+        self._may_be_static: Callable[[QueuedNode[Payload]], bool] | None = None
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[IslandLines[Payload]] = [
             IslandLines(policy(), window, busy_ns, count) for count in hosts or [1] * islands
         ]
-        self._aside: dict[int, Ticket[Payload]] = {}  # in no line yet, by number
+        self._aside: dict[int, QueuedNode[Payload]] = {}  # in no line yet, by number
         # Ready, by the paused island that they need; in the order in which they were held.
-        self._held: dict[int, dict[Ticket[Payload], None]] = {}
+        self._held: dict[int, dict[QueuedNode[Payload], None]] = {}
         self.now = 0.0  # when the event happened that is handled, by the controller's clock
         self.touched: set[int] = set()  # islands that may have something to start now
         self.crowded: set[int] = set()  # sessions with static runs, where another has something ready
@@ -77,17 +77,17 @@ class Scheduler(Generic[Payload]):
     # ---- events
 
     def use_policy(self, policy: Callable[[], Policy]) -> None:
-        """Has each island choose by a policy of its own from now on. To be called before tickets are enqueued."""
+        """Has each island choose by a policy of its own from now on. To be called before nodes are enqueued."""
         self._policy = policy
         for island in self._islands:
             island.policy = policy()
 
-    def use_memory(self, reserve: Callable[[Ticket[Payload]], Reason | None]) -> None:
-        """Asks for memory before it commits a ticket. One that lacks some is not committed until `retry`."""
+    def use_memory(self, reserve: Callable[[QueuedNode[Payload]], Reason | None]) -> None:
+        """Asks for memory before it commits a node. One that lacks some is not committed until `retry`."""
         self._reserve = reserve
 
-    def use_static(self, may: Callable[[Ticket[Payload]], bool]) -> None:
-        """Asks before it commits a static ticket. Where that may not be, others have joined the lines in its place."""
+    def use_static(self, may: Callable[[QueuedNode[Payload]], bool]) -> None:
+        """Asks before it commits a static node. Where that may not be, others have joined the lines in its place."""
         self._may_be_static = may
 
     def add_island(self, hosts: int = 1) -> None:
@@ -98,55 +98,55 @@ class Scheduler(Generic[Payload]):
         """From now on at most so many gangs are in flight on each host of the island: what its devices can take."""
         self._islands[island].window = window
 
-    def enqueue(self, ticket: Ticket[Payload]) -> None:
-        """The ticket joins its session's lines, which are ordered by age."""
-        if ticket.is_aside:
-            ticket.is_aside = False
-            del self._aside[ticket.number]
-        for gang in ticket.gangs:
-            line = self._islands[gang.island].lines.setdefault(ticket.session, deque())
+    def enqueue(self, node: QueuedNode[Payload]) -> None:
+        """The node joins its session's lines, which are ordered by age."""
+        if node.is_aside:
+            node.is_aside = False
+            del self._aside[node.number]
+        for gang in node.gangs:
+            line = self._islands[gang.island].lines.setdefault(node.session, deque())
             place = len(line)
-            while place and line[place - 1].age > ticket.age:
+            while place and line[place - 1].age > node.age:
                 place -= 1
             if place:
-                ticket.behind += 1
+                node.behind += 1
             elif line:
                 line[0].behind += 1
-            line.insert(place, ticket)
-        self._offer(ticket)
+            line.insert(place, node)
+        self._offer(node)
 
-    def stand_aside(self, ticket: Ticket[Payload], own: bool = False) -> None:
-        """The ticket waits in no line, and holds up nothing of its session, until it is enqueued.
+    def stand_aside(self, node: QueuedNode[Payload], own: bool = False) -> None:
+        """The node waits in no line, and holds up nothing of its session, until it is enqueued.
 
-        With `own`, it waits for other tickets of its launch, and else for Python.
+        With `own`, it waits for other nodes of its launch, and else for Python.
         """
-        ticket.is_aside, ticket.reason = True, Reason.OWN if own else Reason.PYTHON
-        self._aside[ticket.number] = ticket
+        node.is_aside, node.reason = True, Reason.OWN if own else Reason.PYTHON
+        self._aside[node.number] = node
 
-    def arrived(self, ticket: Ticket[Payload]) -> None:
-        """One of the things that the ticket waited for has arrived."""
-        ticket.missing -= 1
-        self._offer(ticket)
+    def arrived(self, node: QueuedNode[Payload]) -> None:
+        """One of the things that the node waited for has arrived."""
+        node.missing -= 1
+        self._offer(node)
 
-    def lacks(self, ticket: Ticket[Payload], what: Reason) -> None:
-        """The ticket waits for one thing more than it did, unless its gangs have their places in the order."""
-        ticket.missing += 1
-        ticket.lacks = what
+    def lacks(self, node: QueuedNode[Payload], what: Reason) -> None:
+        """The node waits for one thing more than it did, unless its gangs have their places in the order."""
+        node.missing += 1
+        node.lacks = what
 
     def next(self, island: int) -> Gang[Payload] | None:
-        """The next gang to start there, or None while the island is full or paused, or no ticket is ready."""
+        """The next gang to start there, or None while the island is full or paused, or no node is ready."""
         state = self._islands[island]
         while not state.draining and not state.paused:
             if not state.committed:
                 if state.full_hosts == state.hosts:
                     return None
-                ticket = state.policy.take()
-                if ticket is None:
+                node = state.policy.take()
+                if node is None:
                     return None
-                self._commit(ticket)
+                self._commit(node)
                 continue
             gang = state.committed[0]
-            if gang.ticket.dropped:
+            if gang.node.dropped:
                 state.committed.popleft()
                 state.policy.charge(gang, 0)
                 continue
@@ -166,7 +166,7 @@ class Scheduler(Generic[Payload]):
             state.in_flight += gang.weight
             state.busy_ns += gang.estimate
             state.draining = gang.exclusive
-            state.note_start(gang.ticket.session, self.now)
+            state.note_start(gang.node.session, self.now)
             for cell in cells:
                 load = cell.count
                 load.in_flight += gang.weight
@@ -207,49 +207,49 @@ class Scheduler(Generic[Payload]):
         """The CPUs that are the island's devices have compiled for the session for so long: it is charged for that."""
         self._islands[island].policy.compiled(session, tenant, nanoseconds)
 
-    def retry(self, ticket: Ticket[Payload]) -> None:
-        """What the ticket lacked when it was to be committed may be there now."""
-        self._offer(ticket)
+    def retry(self, node: QueuedNode[Payload]) -> None:
+        """What the node lacked when it was to be committed may be there now."""
+        self._offer(node)
 
     def is_idle(self, island: int) -> bool:
         """Whether nothing is in flight there."""
         return not self._islands[island].in_flight
 
-    def drop(self, ticket: Ticket[Payload]) -> None:
-        """The ticket's gangs will not run, where they have not started yet."""
-        if ticket.dropped:
+    def drop(self, node: QueuedNode[Payload]) -> None:
+        """The node's gangs will not run, where they have not started yet."""
+        if node.dropped:
             return
-        in_line = not (ticket.is_aside or ticket.committed)
-        self._mark_dropped(ticket)
+        in_line = not (node.is_aside or node.committed)
+        self._mark_dropped(node)
         if in_line:
-            self._leave_lines(ticket)
+            self._leave_lines(node)
 
-    def drop_session(self, session: int) -> list[Ticket[Payload]]:
-        """The session has ended; returns its tickets of which something has not started."""
+    def drop_session(self, session: int) -> list[QueuedNode[Payload]]:
+        """The session has ended; returns its nodes of which something has not started."""
         waiting = {
-            ticket.number: ticket
+            node.number: node
             for island in range(len(self._islands))
-            for ticket in self.tickets(island)
-            if ticket.session == session
+            for node in self.nodes(island)
+            if node.session == session
         }
-        for ticket in waiting.values():
-            self._mark_dropped(ticket)
+        for node in waiting.values():
+            self._mark_dropped(node)
         for state in self._islands:
             state.lines.pop(session, None)
             state.excluded.discard(session)
             state.policy.forget(session)
         return list(waiting.values())
 
-    def _mark_dropped(self, ticket: Ticket[Payload]) -> None:
-        ticket.dropped = True
-        if ticket.is_aside:
-            del self._aside[ticket.number]
-            ticket.is_aside = False
-        for gang in ticket.gangs:
-            self._held.get(gang.island, {}).pop(ticket, None)
+    def _mark_dropped(self, node: QueuedNode[Payload]) -> None:
+        node.dropped = True
+        if node.is_aside:
+            del self._aside[node.number]
+            node.is_aside = False
+        for gang in node.gangs:
+            self._held.get(gang.island, {}).pop(node, None)
 
     def pause(self, island: int) -> None:
-        """The island starts nothing until `resume`; nor does any ticket that needs it."""
+        """The island starts nothing until `resume`; nor does any node that needs it."""
         self._islands[island].paused = True
 
     def resume(self, island: int) -> None:
@@ -257,7 +257,7 @@ class Scheduler(Generic[Payload]):
         self._offer_held(island)
 
     def give_up(self, island: int) -> None:
-        """The paused island will not be resumed. All tickets that need it were dropped: it keeps none of them."""
+        """The paused island will not be resumed. All nodes that need it were dropped: it keeps none of them."""
         state = self._islands[island]
         state.committed.clear()
         state.policy = self._policy()
@@ -272,11 +272,11 @@ class Scheduler(Generic[Payload]):
         self._offer_held(island)
 
     def static_is_over(self, gang: Gang[Payload]) -> None:
-        """The gang of a static ticket has ended, or never starts, or others are in line for what is left of it."""
+        """The gang of a static node has ended, or never starts, or others are in line for what is left of it."""
         if not gang.keeps_order:
             return
         gang.keeps_order = False
-        static, session = self._islands[gang.island].static, gang.ticket.session
+        static, session = self._islands[gang.island].static, gang.node.session
         static[session] -= 1
         if not static[session]:
             del static[session]
@@ -291,101 +291,101 @@ class Scheduler(Generic[Payload]):
 
     def _offer_held(self, island: int) -> None:
         self.touched.add(island)
-        for ticket in self._held.pop(island, ()):
-            self._offer(ticket)
+        for node in self._held.pop(island, ()):
+            self._offer(node)
 
     # ---- lines
 
-    def _offer(self, ticket: Ticket[Payload]) -> None:
+    def _offer(self, node: QueuedNode[Payload]) -> None:
         """Has it compete where nothing of its own stands in its way."""
-        if ticket.committed or ticket.dropped:
+        if node.committed or node.dropped:
             return
-        reason = self._hindrance(ticket)
-        if reason is not ticket.reason:
-            ticket.wait_for(reason, self.now)
+        reason = self._hindrance(node)
+        if reason is not node.reason:
+            node.wait_for(reason, self.now)
         if reason is not Reason.ORDER:
             return
-        for gang in ticket.gangs:
+        for gang in node.gangs:
             state = self._islands[gang.island]
-            state.policy.add(ticket)
+            state.policy.add(node)
             self.touched.add(gang.island)
             if state.static:
-                self.crowded.update(session for session in state.static if session != ticket.session)
+                self.crowded.update(session for session in state.static if session != node.session)
 
-    def _hindrance(self, ticket: Ticket[Payload]) -> Reason:
+    def _hindrance(self, node: QueuedNode[Payload]) -> Reason:
         """What keeps it from being ready; ORDER where nothing does."""
-        if ticket.is_aside:
-            return ticket.reason
-        if ticket.behind:
+        if node.is_aside:
+            return node.reason
+        if node.behind:
             return Reason.OWN
-        return ticket.lacks if ticket.missing > 0 else self._held_for(ticket)
+        return node.lacks if node.missing > 0 else self._held_for(node)
 
-    def _held_for(self, ticket: Ticket[Payload]) -> Reason:
+    def _held_for(self, node: QueuedNode[Payload]) -> Reason:
         """Why one of its islands will not take it now; it is offered again when that does. ORDER where all take it."""
-        for gang in ticket.gangs:
+        for gang in node.gangs:
             state = self._islands[gang.island]
-            if state.paused or ticket.session in state.excluded:
-                self._held.setdefault(gang.island, {})[ticket] = None
+            if state.paused or node.session in state.excluded:
+                self._held.setdefault(gang.island, {})[node] = None
                 return Reason.ISLAND if state.paused else Reason.FUNCTIONS
-            if ticket.session in state.static and not ticket.is_static:
-                self._held.setdefault(gang.island, {})[ticket] = None
+            if node.session in state.static and not node.is_static:
+                self._held.setdefault(gang.island, {})[node] = None
                 return Reason.OWN
         return Reason.ORDER
 
-    def _commit(self, ticket: Ticket[Payload]) -> None:
-        # A ticket that was ready may wait again after the loss of an island: for bytes, or behind others.
-        if ticket.committed or ticket.dropped or ticket.missing > 0 or ticket.behind:
+    def _commit(self, node: QueuedNode[Payload]) -> None:
+        # A node that was ready may wait again after the loss of an island: for bytes, or behind others.
+        if node.committed or node.dropped or node.missing > 0 or node.behind:
             return
-        reason = self._held_for(ticket)
+        reason = self._held_for(node)
         if reason is not Reason.ORDER:
-            ticket.wait_for(reason, self.now)
+            node.wait_for(reason, self.now)
             return
-        if ticket.is_static and self._may_be_static is not None and not self._may_be_static(ticket):
+        if node.is_static and self._may_be_static is not None and not self._may_be_static(node):
             return
-        for gang in ticket.gangs:
+        for gang in node.gangs:
             if gang.learnt is not None:
                 gang.estimate = gang.learnt.expected
-        lacking = self._reserve(ticket)
+        lacking = self._reserve(node)
         if lacking is not None:
-            ticket.wait_for(lacking, self.now)
+            node.wait_for(lacking, self.now)
             return
-        ticket.committed = True
-        for gang in ticket.gangs:
+        node.committed = True
+        for gang in node.gangs:
             state = self._islands[gang.island]
             state.committed.append(gang)
             state.policy.commit(gang)
             self.touched.add(gang.island)
-            if ticket.is_static:
+            if node.is_static:
                 gang.keeps_order = True
-                state.static[ticket.session] = state.static.get(ticket.session, 0) + 1
-        self._leave_lines(ticket)
+                state.static[node.session] = state.static.get(node.session, 0) + 1
+        self._leave_lines(node)
 
-    def _leave_lines(self, ticket: Ticket[Payload]) -> None:
-        """The tickets behind this one move up."""
-        for gang in ticket.gangs:
+    def _leave_lines(self, node: QueuedNode[Payload]) -> None:
+        """The nodes behind this one move up."""
+        for gang in node.gangs:
             lines = self._islands[gang.island].lines
-            line = lines.get(ticket.session)
+            line = lines.get(node.session)
             if line is None:
                 continue
-            if line[0] is not ticket:
-                line.remove(ticket)
+            if line[0] is not node:
+                line.remove(node)
                 continue
             line.popleft()
             if not line:
-                del lines[ticket.session]
+                del lines[node.session]
                 continue
             line[0].behind -= 1
             self._offer(line[0])
 
-    def tickets(self, island: int) -> list[Ticket[Payload]]:
-        """The tickets that wait for the island, committed ones first, those that stand aside last."""
+    def nodes(self, island: int) -> list[QueuedNode[Payload]]:
+        """The nodes that wait for the island, committed ones first, those that stand aside last."""
         state = self._islands[island]
-        in_line = (ticket for line in state.lines.values() for ticket in line)
+        in_line = (node for line in state.lines.values() for node in line)
         aside = (each for each in self._aside.values() if any(gang.island == island for gang in each.gangs))
-        return [*(gang.ticket for gang in state.committed), *in_line, *aside]
+        return [*(gang.node for gang in state.committed), *in_line, *aside]
 
     def others_wait(self, island: int, session: int) -> bool:
-        """Whether sessions other than this one have tickets in line there."""
+        """Whether sessions other than this one have nodes in line there."""
         return self._islands[island].others_wait(session)
 
     def waits(self, island: int) -> list[Wait]:
@@ -400,5 +400,5 @@ class Scheduler(Generic[Payload]):
         return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, state.window)
 
 
-def _enough(ticket: Ticket[Any]) -> None:
+def _enough(node: QueuedNode[Any]) -> None:
     """No memory is lacking, where nobody counts it."""

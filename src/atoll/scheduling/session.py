@@ -16,10 +16,10 @@ from atoll.scheduling.gangs import GangSpec, HostFeeds
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.program_parts import ProgramParts
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.queued_nodes import NOBODY, Promise, QueuedNode
 from atoll.scheduling.reasons import Waited
 from atoll.scheduling.tallies import ROW_TRANSFERS, Tally
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import NOBODY, Promise, Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class Launch:
     feeds: tuple[int, ...]  # the client's
     host_feeds: int  # number of the first one between hosts
     entries: list[Entry]
-    tickets: list[Ticket[GangRun]] = field(default_factory=list)
+    nodes: list[QueuedNode[GangRun]] = field(default_factory=list)
     begun: dict[int, int] = field(default_factory=dict)
     pending: int = 0
     error: Status | None = None
@@ -76,7 +76,7 @@ class Undecided:
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     promise: Promise[GangRun]
-    age: int  # of its tickets
+    age: int  # of its nodes
     context: int
     credits: int
     carried: tuple[int, ...] = ()  # by a loop
@@ -159,7 +159,7 @@ class Session:
     definitions: dict[int, Program] = field(default_factory=dict)  # of programs
     called: dict[int, tuple[int, ...]] = field(default_factory=dict)  # functions, by each program that is large
     function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
-    feeds: Feeds[Ticket[GangRun]] = field(default_factory=Feeds)  # that its client sends
+    feeds: Feeds[QueuedNode[GangRun]] = field(default_factory=Feeds)  # that its client sends
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
     # By island: why it was lost, for each loss until the proxy knows that what it has sent there is lost.
     unseen: dict[int, list[Status]] = field(default_factory=dict)

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from atoll.scheduling.queued_nodes import Gang, Payload, QueuedNode
 from atoll.scheduling.reasons import Reason
-from atoll.scheduling.tickets import Gang, Payload, Ticket
 
 
 @dataclass(frozen=True)
@@ -31,41 +31,41 @@ class Hindrances:
 
 def waits_of(
     island: int,
-    lines: Mapping[int, deque[Ticket[Payload]]],
+    lines: Mapping[int, deque[QueuedNode[Payload]]],
     committed: Iterable[Gang[Payload]],
-    aside: Iterable[Ticket[Payload]],
+    aside: Iterable[QueuedNode[Payload]],
     hindrances: Hindrances,
 ) -> list[Wait]:
     """By session, in the order of their first gangs. What stands aside comes after what is in line."""
     counts: dict[int, int] = {}
     firsts: dict[int, Gang[Payload]] = {}
     for gang in committed:
-        counts[gang.ticket.session] = counts.get(gang.ticket.session, 0) + 1
-        firsts.setdefault(gang.ticket.session, gang)
+        counts[gang.node.session] = counts.get(gang.node.session, 0) + 1
+        firsts.setdefault(gang.node.session, gang)
     for session, line in lines.items():
         counts[session] = counts.get(session, 0) + len(line)
         firsts.setdefault(session, _there(line[0], island))
-    for ticket in aside:
-        if any(gang.island == island for gang in ticket.gangs):
-            counts[ticket.session] = counts.get(ticket.session, 0) + 1
-            firsts.setdefault(ticket.session, _there(ticket, island))
+    for node in aside:
+        if any(gang.island == island for gang in node.gangs):
+            counts[node.session] = counts.get(node.session, 0) + 1
+            firsts.setdefault(node.session, _there(node, island))
     return [
-        Wait(session, counts[session], first, _reason(first.ticket, hindrances))  # type: ignore[arg-type]
+        Wait(session, counts[session], first, _reason(first.node, hindrances))  # type: ignore[arg-type]
         for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
     ]
 
 
-def _there(ticket: Ticket[Payload], island: int) -> Gang[Payload]:
-    return next(gang for gang in ticket.gangs if gang.island == island)
+def _there(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
+    return next(gang for gang in node.gangs if gang.island == island)
 
 
-def _reason(ticket: Ticket[Payload], hindrances: Hindrances) -> Reason:
-    if ticket.is_aside:
+def _reason(node: QueuedNode[Payload], hindrances: Hindrances) -> Reason:
+    if node.is_aside:
         return Reason.PYTHON
-    if ticket.missing > 0:
-        return ticket.lacks
+    if node.missing > 0:
+        return node.lacks
     if hindrances.paused:
         return Reason.ISLAND
-    if ticket.session in hindrances.excluded:
+    if node.session in hindrances.excluded:
         return Reason.FUNCTIONS
     return Reason.ALONE if hindrances.draining else Reason.ORDER

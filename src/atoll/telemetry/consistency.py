@@ -13,11 +13,11 @@ from atoll.cluster.locations import HostDevice
 from atoll.cluster.resources import ResourceManager
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.ledger import Block, Ledger
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.remains import Remains
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenants
-from atoll.scheduling.tickets import Gang
 
 
 class Launching(Protocol):
@@ -82,8 +82,8 @@ def _differences(whose: str, used: Mapping[HostDevice, int], held: Iterable[Bloc
 
 def _waiting(checked: Checked) -> list[Gang[GangRun]]:
     scheduler = checked.launcher.scheduler
-    tickets = {id(ticket): ticket for island in checked.resources.islands for ticket in scheduler.tickets(island)}
-    return [gang for ticket in tickets.values() for gang in ticket.gangs]
+    nodes = {id(node): node for island in checked.resources.islands for node in scheduler.nodes(island)}
+    return [gang for node in nodes.values() for gang in node.gangs]
 
 
 def _gangs(checked: Checked) -> Iterator[str]:

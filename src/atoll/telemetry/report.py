@@ -315,8 +315,8 @@ _TEXTS = {
 def _why(controller: Reported, island: int, wait: Wait) -> tuple[Reason, str]:
     if wait.reason is Reason.ISLAND:
         return wait.reason, f"island {island}, which is {controller.resources.islands[island].state}"
-    ticket: Any = wait.first.ticket
-    lacking = controller.launcher.memory.waits.lacking(ticket)
+    node: Any = wait.first.node
+    lacking = controller.launcher.memory.waits.lacking(node)
     if lacking is None:
         return wait.reason, _TEXTS[wait.reason]
     (host, ordinal), nbytes, quota = lacking

@@ -18,10 +18,10 @@ import msgspec
 
 from atoll.protocol.spans import ClockError, Span
 from atoll.scheduling.gangs import GangSpec, RunGangs
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.reasons import Reason, Waited
 from atoll.scheduling.session import GangRun
 from atoll.scheduling.tallies import TRANSFERS
-from atoll.scheduling.tickets import Gang
 from atoll.telemetry.clocks import Alignment, Clock
 from atoll.telemetry.layout import laid_out
 
@@ -251,7 +251,7 @@ class Trace:
                 launch.seconds,
                 run.waited,
                 nbytes,
-                gang.ticket.number,
+                gang.node.number,
             )
         )
         self._added(len(hosts))

@@ -142,7 +142,7 @@ class ControllerProcess:
         return costs.message
 
     def _gangs(self, session: int, program: RegisteredProgram) -> int:
-        """For which a launch gets tickets."""
+        """For which a launch gets nodes."""
         static = self.controller.launcher.static_runs.program_of(self.controller.sessions[session], program)
         return len(program.gangs if static is None else static.parts)
 

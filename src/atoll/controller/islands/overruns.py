@@ -15,8 +15,8 @@ from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tickets import Gang
 
 # A run of a closed session whose results nobody can read: time to end in good order.
 STOP_SECONDS = 5.0
@@ -51,7 +51,7 @@ class Overruns:
 
     def session_closed(self, session: Session) -> None:
         """The session's gangs in flight run on; one that does not end is stopped."""
-        if any(gang.ticket.session == session.number for gang in self._launcher.in_flight.values()):
+        if any(gang.node.session == session.number for gang in self._launcher.in_flight.values()):
             self._closed[session.number] = session.name
 
     def host_answered(self, host: int, message: m.Pong) -> None:
@@ -70,15 +70,15 @@ class Overruns:
             self._running.clear()
             return
         foremost = {gang.sequence for gang in self._launcher.foremost()}
-        of_closed = {gang.ticket.session for gang in in_flight.values()} & self._closed.keys()
+        of_closed = {gang.node.session for gang in in_flight.values()} & self._closed.keys()
         self._closed = {number: self._closed[number] for number in of_closed}
         self._stopped = {sequence: each for sequence, each in self._stopped.items() if sequence in in_flight}
         running = self._keeping_busy()
-        abandoned = [each for each in sorted({*foremost, *running}) if in_flight[each].ticket.session in of_closed]
+        abandoned = [each for each in sorted({*foremost, *running}) if in_flight[each].node.session in of_closed]
         self._running = {each: self._running.get(each, since) for each, since in running.items()}
         for sequence, since in self._running.items():
             gang = in_flight.get(sequence)
-            if gang is not None and gang.ticket.session not in of_closed:
+            if gang is not None and gang.node.session not in of_closed:
                 self._look_at(gang, now - since, now)
         abandoned = [each for each in abandoned if each in in_flight]  # an island may just have been restarted
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
@@ -100,13 +100,13 @@ class Overruns:
         }
 
     def _look_at(self, gang: Gang[GangRun], seconds: float, now: float) -> None:
-        limit = gang.ticket.tenant.settings.run_seconds
+        limit = gang.node.tenant.settings.run_seconds
         if gang.sequence not in self._stopped:
             if not limit or seconds <= limit or not self._others_wait(gang):
                 return
             why = f"it ran for {seconds:.0f} s while others waited, and its tenant may for {limit} s (run_seconds)"
             self._history.record(
-                "stopped", f"{_named(gang)}: {why}", gang.island, gang.ticket.session, gang.ticket.tenant.name
+                "stopped", f"{_named(gang)}: {why}", gang.island, gang.node.session, gang.node.tenant.name
             )
             self._charge(gang)
             self._stopped[gang.sequence] = now, why
@@ -121,7 +121,7 @@ class Overruns:
         """A gang of a session that is over gets a bounded time to end, once it runs or nothing is before it."""
         if seconds > self._abandoned_seconds:
             limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
-            name = f"{gang.run.launch.program.name} of {self._closed[gang.ticket.session]}"
+            name = f"{gang.run.launch.program.name} of {self._closed[gang.node.session]}"
             runs = f"{'has run' if gang.sequence in self._running else 'has not ended'} on {_hosts(gang)} {limit}"
             self._restart(gang, f"a gang {runs}", f"{name} {runs}")
         elif seconds > STOP_SECONDS:
@@ -136,9 +136,9 @@ class Overruns:
         """Whether another tenant has work behind the gang, or in line for its island."""
         if not self._tenants.are_told_apart:
             return False
-        own, hosts = gang.ticket.tenant, gang.run.hosts_left
+        own, hosts = gang.node.tenant, gang.run.hosts_left
         in_flight = self._launcher.in_flight.values()
-        if any(each.ticket.tenant is not own and not hosts.isdisjoint(each.run.hosts_left) for each in in_flight):
+        if any(each.node.tenant is not own and not hosts.isdisjoint(each.run.hosts_left) for each in in_flight):
             return True
         sessions = (self._sessions.get(wait.session) for wait in self._launcher.scheduler.waits(gang.island))
         return any(each is not None and each.tenant is not own for each in sessions)

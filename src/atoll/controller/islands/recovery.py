@@ -20,8 +20,8 @@ from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.offenses import Running
 from atoll.scheduling.quarantine import is_crash, is_own_crash
+from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tickets import Gang
 
 # For the other hosts of a gang to end, once it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
@@ -157,7 +157,7 @@ class Recovery:
 
     def charge_overrun(self, gang: Gang[GangRun]) -> None:
         """Count a run that had to be stopped as an offense of its tenant."""
-        self._blame(gang.island, {gang.run.launch.program.name: Running(gang.ticket.tenant, False)}, is_sure=True)
+        self._blame(gang.island, {gang.run.launch.program.name: Running(gang.node.tenant, False)}, is_sure=True)
 
     def _blame(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
         for tenant in self._offenses.crashed(self._outbox.seconds, running.values(), is_sure=is_sure):
@@ -272,8 +272,8 @@ class Recovery:
         if not self._tenants.are_told_apart:
             self._restart(gang.island, named)
         elif self._resources.islands[gang.island].works:
-            running = {name: Running(gang.ticket.tenant, False) for name in gang.run.spec.functions}
-            self._history.record("hangs", named, gang.island, gang.ticket.session, gang.ticket.tenant.name)
+            running = {name: Running(gang.node.tenant, False) for name in gang.run.spec.functions}
+            self._history.record("hangs", named, gang.island, gang.node.session, gang.node.tenant.name)
             self._restart(gang.island, reason, named)
             self._charge(gang.island, running, is_sure=True)
 

@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar
 
 from atoll.cluster.tenants import TenantSettings
 from atoll.scheduling.policy import Policy
+from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.tickets import Gang, Ticket
 
 Who = TypeVar("Who", bound="_Served")
 # Who was away for as long as so many gangs of its own in virtual time comes anew; else those who are now and then a
@@ -42,7 +42,7 @@ class _Served:
         self.is_waiting = False
         self.is_new = True
 
-    def take(self) -> Ticket[Any] | None:
+    def take(self) -> QueuedNode[Any] | None:
         """What it wants to run next; None where it has nothing."""
         raise NotImplementedError
 
@@ -76,7 +76,7 @@ class _Line(Generic[Who]):
             who.is_waiting = False
             self.waiting.remove(who)
 
-    def take(self) -> Ticket[Any] | None:
+    def take(self) -> QueuedNode[Any] | None:
         """Of who goes next. Who joins from now on starts where that one is."""
         waiting = self.waiting
         while waiting:
@@ -89,10 +89,10 @@ class _Line(Generic[Who]):
                 else:
                     insort_right(waiting, who, 1, key=_time)
                 del waiting[0]
-            elif (ticket := who.take()) is not None:
+            elif (node := who.take()) is not None:
                 if self.now < who.time:
                     self.now = who.time
-                return ticket
+                return node
             else:  # it leaves only now: until its turn has come it may have something again
                 who.is_waiting = False
                 del waiting[0]
@@ -116,9 +116,9 @@ class _Session(_Served):
     def __init__(self, tenant: _Tenant) -> None:
         super().__init__()
         self.tenant = tenant
-        self.ready: deque[Ticket[Any]] = deque()
+        self.ready: deque[QueuedNode[Any]] = deque()
 
-    def take(self) -> Ticket[Any] | None:
+    def take(self) -> QueuedNode[Any] | None:
         return self.ready.popleft() if self.ready else None
 
 
@@ -133,7 +133,7 @@ class _Tenant(_Served):
         self.sessions: dict[int, _Session] = {}
         self.line: _Line[_Session] = _Line()
 
-    def take(self) -> Ticket[Any] | None:
+    def take(self) -> QueuedNode[Any] | None:
         return self.line.take()
 
 
@@ -154,49 +154,49 @@ class FairShares(Policy):
         self._priorities: list[int] = []  # of these, the highest first
         self._reserved: dict[str, _Tenant] = {}  # that have a reserve
 
-    def add(self, ticket: Ticket[Any]) -> None:
-        session = self._sessions.get(ticket.session)
+    def add(self, node: QueuedNode[Any]) -> None:
+        session = self._sessions.get(node.session)
         if session is None:
-            session = self._join(ticket)
-        session.ready.append(ticket)
+            session = self._join(node)
+        session.ready.append(node)
         if session is self._alone:
             return
         if not session.is_waiting or self._only is None:
             self._wait(session)
 
-    def take(self) -> Ticket[Any] | None:
+    def take(self) -> QueuedNode[Any] | None:
         if self._alone is not None:
             return self._alone.take()
         if self._only is not None:
             return self._only.line.take()
         for tenant in self._reserved.values():
             if tenant.due > 0 and tenant.is_waiting:
-                ticket = tenant.take()
-                if ticket is not None:
-                    return ticket
+                node = tenant.take()
+                if node is not None:
+                    return node
                 tenant.due = 0.0  # it has nothing, and saves nothing up
         for priority in self._priorities:
-            ticket = self._lines[priority].take()
-            if ticket is not None:
-                return ticket
+            node = self._lines[priority].take()
+            if node is not None:
+                return node
         return None
 
     def commit(self, gang: Gang[Any]) -> None:
         if self._alone is None and gang.weight:
-            session = self._sessions.get(gang.ticket.session)
+            session = self._sessions.get(gang.node.session)
             if session is not None:
                 gang.charged = session.gang = expected = gang.estimate * gang.devices
                 session.owed += expected
                 if self._only is None:
                     tenant = session.tenant
-                    tenant.gang = expected / gang.ticket.tenant.settings.share
+                    tenant.gang = expected / gang.node.tenant.settings.share
                     tenant.owed += tenant.gang
                     if self._reserved:
                         self._note_reserves(tenant, expected)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
         if self._alone is None and gang.weight:
-            session = self._sessions.get(gang.ticket.session)
+            session = self._sessions.get(gang.node.session)
             if session is not None:
                 charged = gang.charged  # nothing, where it was alone then: of what runs on, a newcomer has its share
                 session.owed += nanoseconds - charged
@@ -214,7 +214,7 @@ class FairShares(Policy):
                 served.tenant.owed += nanoseconds / tenant.settings.share
 
     def _charge_tenant(self, tenant: _Tenant, gang: Gang[Any], nanoseconds: int) -> None:
-        share = gang.ticket.tenant.settings.share
+        share = gang.node.tenant.settings.share
         charged = gang.charged / share
         tenant.owed += nanoseconds / share - charged
         if self._reserved:
@@ -248,11 +248,11 @@ class FairShares(Policy):
         self._served -= not ended.tenant.sessions
         self._find_who_is_alone()
 
-    def _join(self, ticket: Ticket[Any]) -> _Session:
+    def _join(self, node: QueuedNode[Any]) -> _Session:
         """The session is one of its tenant's from now on."""
-        tenant = self._tenant(ticket)
+        tenant = self._tenant(node)
         self._served += not tenant.sessions
-        session = self._sessions[ticket.session] = tenant.sessions[ticket.session] = _Session(tenant)
+        session = self._sessions[node.session] = tenant.sessions[node.session] = _Session(tenant)
         self._find_who_is_alone()
         return session
 
@@ -284,8 +284,8 @@ class FairShares(Policy):
                 self._set_reserve(tenant, session.ready[-1].tenant.settings)
                 self._lines[priority].join(tenant)
 
-    def _tenant(self, ticket: Ticket[Any]) -> _Tenant:
-        settings = ticket.tenant.settings
+    def _tenant(self, node: QueuedNode[Any]) -> _Tenant:
+        settings = node.tenant.settings
         tenant = self._tenants.get(settings.name)
         if tenant is None:
             tenant = self._tenants[settings.name] = _Tenant(settings.priority)

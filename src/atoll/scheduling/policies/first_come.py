@@ -1,6 +1,6 @@
 """First come, first served: the simplest policy.
 
-A session's next ticket becomes ready when the one before it is committed, so sessions with many launches in line
+A session's next node becomes ready when the one before it is committed, so sessions with many launches in line
 alternate, node by node.
 """
 
@@ -10,17 +10,17 @@ from collections import deque
 from typing import Any
 
 from atoll.scheduling.policy import Policy
-from atoll.scheduling.tickets import Ticket
+from atoll.scheduling.queued_nodes import QueuedNode
 
 
 class FirstComeFirstServed(Policy):
-    """The ticket that has been ready for longest goes first."""
+    """The node that has been ready for longest goes first."""
 
     def __init__(self) -> None:
-        self._ready: deque[Ticket[Any]] = deque()
+        self._ready: deque[QueuedNode[Any]] = deque()
 
-    def add(self, ticket: Ticket[Any]) -> None:
-        self._ready.append(ticket)
+    def add(self, node: QueuedNode[Any]) -> None:
+        self._ready.append(node)
 
-    def take(self) -> Ticket[Any] | None:
+    def take(self) -> QueuedNode[Any] | None:
         return self._ready.popleft() if self._ready else None

@@ -1,4 +1,4 @@
-"""What stands in line: tickets, and the gangs that they start."""
+"""Define the nodes of launches that wait in line, and the gangs that they start."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Payload = TypeVar("Payload")
 # What a gang counts that has not run yet: enough to keep a few of them in flight, whatever they turn out to be.
 UNKNOWN_NS = 200_000
 
-# So many reasons of a ticket are told apart; the last stands for what follows.
+# Number of reasons to wait that a queued node records; the last one also stands for those that follow.
 MOST_REASONS = 16
 
-# Whose tickets are that nobody in particular enqueues: in virtual time, and in tests.
+# The tenant of nodes in virtual time and in tests.
 NOBODY = Tenant(DEFAULT_TENANT)
 
 
 @dataclass(slots=True, eq=False)
-class Ticket(Generic[Payload]):
-    """A node of a launch, in line. `missing` counts what it still waits for, such as its client's bytes.
+class QueuedNode(Generic[Payload]):
+    """A node of a launch that waits in line. `missing` counts the inputs that it lacks, such as bytes from its client.
 
-    `age` is its place in its session's lines: its number, unless what it is was decided only after later launches came.
+    `age` orders it in the lines of its session. It equals `number`, unless the node became known after later launches.
     """
 
     number: int
@@ -52,14 +52,14 @@ class Ticket(Generic[Payload]):
             self.age = self.number
 
     def end(self) -> None:
-        """Forget the gangs, none of which is to start any more. A dropped ticket may still be in line.
+        """Drop the references to the gangs, none of which will start. A dropped node may still be in line.
 
-        Otherwise the gangs, their launch and this ticket refer to one another until the garbage collector runs.
+        Without this call the gangs, their launch and this node refer to one another until the garbage collector runs.
         """
         self.gangs = ()
 
     def wait_for(self, reason: Reason, now: float) -> None:
-        """From now on it waits for something else."""
+        """Change the reason for which the node waits."""
         if now > self.since:
             if self.waited is None:
                 self.waited = []
@@ -71,7 +71,7 @@ class Ticket(Generic[Payload]):
         self.since, self.reason = now, reason
 
     def waited_until(self, now: float) -> Waited:
-        """For what it has waited since its launch."""
+        """Return the reasons for which the node has waited since its launch, with seconds."""
         if now <= self.since:
             return () if self.waited is None else tuple(self.waited)
         return (*(self.waited or ()), (self.reason, now - self.since))
@@ -94,14 +94,14 @@ class Late(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Promise(Generic[Payload]):
-    """Of tickets of one launch: when they join their lines, and when what they make is there for others.
+    """Of nodes of one launch: when they join their lines, and when what they make is there for others.
 
     The two are one, unless they are `late`. `awaited` counts the promises that must be kept, or must have joined,
-    before its tickets may join. See `promises.promises`.
+    before its nodes may join. See `promises.promises`.
     """
 
     session: int
-    tickets: tuple[Ticket[Payload], ...]  # none once it is kept: arrays outlive what made them
+    nodes: tuple[QueuedNode[Payload], ...]  # none once it is kept: arrays outlive what made them
     late: Late | None
     alone: frozenset[str] = frozenset()  # functions of which no other run may be under way meanwhile
     has_thread: bool = False  # that waits for its client on its host, so that none of XLA's does
@@ -124,7 +124,7 @@ class Gang(Generic[Payload]):
 
     sequence: int
     island: int
-    ticket: Ticket[Payload]
+    node: QueuedNode[Payload]
     run: Payload
     estimate: int = UNKNOWN_NS
     exclusive: bool = False
