@@ -18,7 +18,7 @@ import atoll
 
 ROOT = Path(atoll.__file__).parent
 PACKAGES = (
-    *("worker", "controller", "controller_process", "dispatch", "promises", "scheduling", "session", "ifrt"),
+    *("worker", "controller", "controller_process", "dispatch", "dependencies", "scheduling", "session", "ifrt"),
     *("transfers", "peers", "host_services", "engines", "journal", "migration"),
 )
 _BROAD = {"Exception", "BaseException"}
@@ -91,7 +91,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("worker/functions.py", "Functions._start"),
             ("worker/message_handler.py", "MessageHandler._answer"),
             ("worker/plan_executor.py", "PlanExecutor._advance"),
-            ("worker/plan_executor.py", "PlanExecutor._end_promises"),
+            ("worker/plan_executor.py", "PlanExecutor._end_futures"),
         ),
         Does.STATUS,
     ),

@@ -20,7 +20,7 @@ LAYERS = (
     ("ir", "security"),
     ("protocol",),
     ("transfers", "scheduling"),
-    ("host_services", "journal", "peers", "promises", "telemetry"),
+    ("host_services", "journal", "peers", "dependencies", "telemetry"),
     ("devices", "migration"),
     ("dispatch", "worker", "session"),
     ("controller", "executables"),

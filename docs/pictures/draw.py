@@ -234,7 +234,7 @@ def packages_picture() -> Picture:
         "migration": "sessions that go elsewhere",
         "host_services": "calls into Python, profiles",
         "telemetry": "report, model, time line, metrics",
-        "promises": "what launches wait for",
+        "dependencies": "dependencies of launches",
         "scheduling": "order, policies, ledger of memory",
         "transfers": "the data plane",
         "protocol": "messages",

@@ -60,7 +60,7 @@ class Owner(Chooser):
         super().__init__("2x1x2", token="cluster", tenants=(ALICE,))
         self.owner = self.session
         say = self.say
-        self.reporter = self.switch(RUNNING)  # its result is promised
+        self.reporter = self.switch(RUNNING)  # its result has a dependency
         say(m.Launch(3, (RUNNING,), (WAITING,), ()))
         say(m.MakeError((ERROR,), STATUS))
         self.report(0, m.FeedsArrived(self.owner, (EARLY,)))

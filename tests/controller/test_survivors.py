@@ -228,16 +228,16 @@ def fill(play: Play, count: int = GANG_WINDOW) -> None:
     play.outbox()
 
 
-@pytest.mark.parametrize("state", ["bytes are on their way", "in line", "late"])
+@pytest.mark.parametrize("state", ["bytes are on their way", "in line", "unbounded"])
 def test_a_launch_waits_until_its_bytes_have_come_again(play, state):
     if state == "in line":
         fill(play)
         play.report(0, m.FeedsArrived(play.session, (77,)))
-    if state == "late":
+    if state == "unbounded":
         play.lose(0, "killed")
     play.say(m.Launch(2, (), (11,), (77,)))
     play.say(m.Launch(3, (11,), (12,), (60,)))
-    if state != "late":
+    if state != "unbounded":
         play.lose(0, "killed")
     assert errors(play, 11, 12) == ["", ""]
     play.say(m.LossAcknowledged((0,), ((0, 77),)))

@@ -1,4 +1,4 @@
-"""The scheduler as tables (events in, gangs out), and its promises for any order of events."""
+"""The scheduler as tables (events in, gangs out), and its guarantees for any order of events."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_two_stand_behind_the_one_that_runs_and_one_where_each_takes_long():
         assert started(scheduler) == [1 + behind]
 
 
-def test_while_something_late_runs_only_the_window_bounds_what_is_in_flight():
+def test_while_an_unbounded_gang_runs_only_the_window_bounds_gangs_in_flight():
     long = [launch(i, estimate=500 * MS) for i in range(1, 20)]
     scheduler = scheduler_with(*long, launch(20, session=2, weight=0), window=8)
     first = gangs(scheduler)

@@ -1,4 +1,4 @@
-"""The scheduler's promises for any order of events."""
+"""The guarantees of the scheduler for any order of events."""
 
 from __future__ import annotations
 

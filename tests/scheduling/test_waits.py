@@ -69,7 +69,7 @@ def test_a_gang_that_runs_alone_waits_until_nothing_runs_and_others_wait_for_it(
     assert {reason for _, _, reason in waits(scheduler)} == {Reason.ALONE}
 
 
-def test_what_stands_aside_waits_for_python():
+def test_a_deferred_node_waits_for_python():
     scheduler: Scheduler[str] = Scheduler(1, 4)
-    scheduler.stand_aside(node(1, 1))
+    scheduler.defer(node(1, 1))
     assert waits(scheduler) == [(1, 1, Reason.PYTHON)]

@@ -82,13 +82,13 @@ def test_memory_that_is_used_again_is_zeros_outside_of_what_is_written(steps: li
     memory = LandingMemory()
     memory.open()
     kept = []
-    for (nbytes, ranges), is_kept in steps:
+    for (nbytes, ranges), is_resolved in steps:
         content = written(memory, nbytes, ranges)
         expected = np.zeros(nbytes, np.uint8)
         for start, stop in ranges:
             expected[start:stop] = 7
         np.testing.assert_array_equal(content, expected)
-        if is_kept:
+        if is_resolved:
             kept.append((content, expected))
         del content
     for content, expected in kept:

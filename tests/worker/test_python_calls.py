@@ -1,4 +1,4 @@
-"""Calls of Python in an executor: promises that are kept, broken, awaited, freed."""
+"""Calls of Python in an executor: futures that are resolved, fail, are awaited, and are freed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def done(rig: Rig, units: int) -> None:
 
 
 @BEHAVIOURS.add
-def it_puts_what_a_call_returned_in_the_place_of_what_was_promised(rig: Rig) -> None:
+def it_replaces_a_future_by_the_result_of_its_call(rig: Rig) -> None:
     python = FakePython(rig)
     (result,) = call_python(rig, rig.ones())
     settled(rig)
@@ -78,18 +78,18 @@ def it_completes_others_of_the_session_while_a_call_runs(rig: Rig) -> None:
 def it_fails_what_needs_an_array_that_will_never_be_with_the_reason(rig: Rig) -> None:
     python = FakePython(rig)
     name = rig.function(add, spec(), spec())
-    (promised,) = call_python(rig, rig.ones())
+    (futures,) = call_python(rig, rig.ones())
     settled(rig)
     python.calls[0][1](Status(int(Code.ABORTED), "its process has ended"))
     says(rig.reports.get(timeout=SECONDS).status, Code.ABORTED, "its process has ended")
-    says(rig.failure(rig.call(name, promised, promised)), Code.ABORTED, "its process has ended")
+    says(rig.failure(rig.call(name, futures, futures)), Code.ABORTED, "its process has ended")
 
 
 @BEHAVIOURS.add
-def it_passes_a_promised_array_to_the_next_call_without_waiting(rig: Rig) -> None:
+def it_passes_a_future_to_the_next_call_without_waiting(rig: Rig) -> None:
     python = FakePython(rig)
-    (promised,) = call_python(rig, rig.ones())
-    call_python(rig, promised)
+    (futures,) = call_python(rig, rig.ones())
+    call_python(rig, futures)
     settled(rig)
     ((argument,), on_outcome) = python.calls[1]
     assert not argument.at_once
@@ -101,17 +101,17 @@ def it_passes_a_promised_array_to_the_next_call_without_waiting(rig: Rig) -> Non
 
 
 @BEHAVIOURS.add
-def it_gives_the_next_call_a_promised_array_that_was_deleted_meanwhile(rig: Rig) -> None:
+def it_gives_the_next_call_a_future_that_was_deleted_meanwhile(rig: Rig) -> None:
     python = FakePython(rig)
-    (promised,) = call_python(rig, rig.ones())
-    call_python(rig, promised)
-    rig.executor.submit(m.Free(rig.session, (promised,), True))
+    (futures,) = call_python(rig, rig.ones())
+    call_python(rig, futures)
+    rig.executor.submit(m.Free(rig.session, (futures,), True))
     settled(rig)
     ((argument,), on_outcome) = python.calls[1]
     python.calls[0][1]([[np.full(4, 5, np.float32)]])
     assert isinstance(rig.reports.get(timeout=SECONDS), m.Done)
     assert argument.read()[0].tolist() == [5, 5, 5, 5]
-    report, _ = rig.read(promised)
+    report, _ = rig.read(futures)
     says(report.status, Code.INVALID_ARGUMENT, "deleted")
     on_outcome([[np.zeros(4, np.float32)]])
     rig.reports.get(timeout=SECONDS)

@@ -87,7 +87,7 @@ def parse_seconds(text: str, what: str) -> float:
 
 
 class Dispatch(StrEnum):
-    """Whether gangs are dispatched before those ahead of them are enqueued: see `promises.sequential`."""
+    """Whether gangs are dispatched before those ahead of them are enqueued: see `dependencies.sequential`."""
 
     PARALLEL = "parallel"
     SEQUENTIAL = "sequential"

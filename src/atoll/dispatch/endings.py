@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
+from atoll.dependencies.dependency_tracker import DependencyTracker
+from atoll.dependencies.sequential import SequentialDispatch
+from atoll.dependencies.static_runs import StaticRuns
 from atoll.dispatch.buffers import Buffers
 from atoll.dispatch.large_launches import LARGE_NODES
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
-from atoll.promises.promises import Promises
-from atoll.promises.sequential import SequentialDispatch
-from atoll.promises.static_runs import StaticRuns
 from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.feeds import Key
@@ -23,7 +23,7 @@ from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.long_gangs import settled
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
-from atoll.scheduling.queued_nodes import Gang, Late, QueuedNode
+from atoll.scheduling.queued_nodes import Gang, HostCallKind, QueuedNode
 from atoll.scheduling.remains import Remains
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
@@ -48,7 +48,7 @@ class Endings:
         sessions: dict[int, Session],
         outbox: Outbox,
         scheduler: Scheduler[GangRun],
-        promises: Promises[GangRun],
+        dependencies: DependencyTracker[GangRun],
         memory: Reservations,
         buffers: Buffers,
         quarantine: Quarantine,
@@ -64,7 +64,7 @@ class Endings:
         self._sessions = sessions
         self._outbox = outbox
         self._scheduler = scheduler
-        self._promises = promises
+        self._dependencies = dependencies
         self._memory = memory
         self._buffers = buffers
         self._quarantine = quarantine
@@ -92,7 +92,7 @@ class Endings:
                     self.runs_ended((host,), sequence, times[2 * position : 2 * position + 2])
             return
         self.trace.record_gang(gang, hosts, times)
-        if not run.spec.late:
+        if not run.spec.host_call:
             busy, longest = self.clocks.ended(hosts, run.spec.devices, times, run.spec.computes)
             if longest > run.duration:
                 run.duration = longest
@@ -168,15 +168,15 @@ class Endings:
                 tally.move(run.spec.kind, run.moved(run.spec.hosts))
         self._scheduler.finished(gang, run.device_ns)
         self._memory.ended(gang)
-        promise = gang.node.promise
-        if promise is not None and all(other.run.started and not other.run.hosts_left for other in gang.node.gangs):
-            self._promises.keep(promise)
+        dependency = gang.node.dependency
+        if dependency is not None and all(other.run.started and not other.run.hosts_left for other in gang.node.gangs):
+            self._dependencies.resolve(dependency)
         self.gang_ended(launch)
 
     def gang_left(self, gang: Gang[GangRun]) -> None:
         """A gang has started, or never will."""
         program, session = gang.run.launch.program, self._sessions.get(gang.run.launch.session)
-        if gang.run.spec.late is Late.PYTHON and session is not None:
+        if gang.run.spec.host_call is HostCallKind.PYTHON and session is not None:
             session.python_gangs.discard(gang.sequence)
         program.waiting -= 1
         self.drop_if_idle(program)
@@ -213,10 +213,10 @@ class Endings:
         elif not launch.is_static and len(launch.program.nodes) <= LARGE_NODES:
             for value in launch.program.inner_values:
                 self._memory.release(launch.entries[value])
-        if launch.promise is not None:
+        if launch.dependency is not None:
             for node in launch.nodes:
-                if node.promise is not None:
-                    self._promises.keep(node.promise)
+                if node.dependency is not None:
+                    self._dependencies.resolve(node.dependency)
         if session is None:
             return
         for handle in launch.results:
@@ -294,7 +294,7 @@ class Endings:
     def session_closed(self, session: Session) -> None:
         """Gangs of the session that have not started will not, and its memory goes."""
         session.tenant.ended(session.in_flight)
-        self._promises.forget(session.number)
+        self._dependencies.forget(session.number)
         if self._sequential is not None:
             self._sequential.forget(session.number)
         nodes = self._scheduler.drop_session(session.number)

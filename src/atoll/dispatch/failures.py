@@ -13,7 +13,7 @@ from atoll.scheduling.checks import gang_problem
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.feeds import Key
 from atoll.scheduling.offenses import Running
-from atoll.scheduling.queued_nodes import Gang, Late, QueuedNode
+from atoll.scheduling.queued_nodes import Gang, HostCallKind, QueuedNode
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tenants import Tenant
 
@@ -43,7 +43,7 @@ class Failures:
         found: dict[str, Running] = {}
         for gang in self._launcher.in_flight.values():
             spec = gang.run.spec
-            if gang.island == island and spec.late is not Late.PYTHON:
+            if gang.island == island and spec.host_call is not HostCallKind.PYTHON:
                 for name in spec.functions:
                     found.setdefault(name, Running(gang.node.tenant, spec.experience.runs > 0))
         return found
@@ -123,7 +123,7 @@ class Failures:
         """Have the gangs in line that run suspected functions run exclusively."""
         for node in self._waiting():
             for gang in node.gangs:
-                if not gang.run.spec.late and any(name in suspects for name in gang.run.spec.functions):
+                if not gang.run.spec.host_call and any(name in suspects for name in gang.run.spec.functions):
                     gang.exclusive = True
 
     def fail_refused(self, refused: Mapping[str, Status]) -> None:

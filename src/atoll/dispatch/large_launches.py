@@ -41,7 +41,7 @@ class Parts(Protocol):
     def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
         """Note that all nodes are made. Return whether they join their lines now."""
 
-    def join_lines(self, node: QueuedNode[GangRun]) -> None:
+    def enqueue(self, node: QueuedNode[GangRun]) -> None:
         """Have a node join its lines."""
 
     def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
@@ -123,7 +123,7 @@ class LargeLaunches:
             made = len(launch.nodes)
             for unit in each.units[made : made + steps]:
                 parts.make_node(session, launch, unit, -1)
-                self._scheduler.stand_aside(launch.nodes[-1], own=True)
+                self._scheduler.defer(launch.nodes[-1], own=True)
             if len(launch.nodes) == len(each.units):
                 each.joined = 0
                 return not parts.begin_lines(session, launch, each.units)
@@ -132,7 +132,7 @@ class LargeLaunches:
         each.joined += len(some)
         for node in some:
             if not node.dropped:
-                parts.join_lines(node)
+                parts.enqueue(node)
         return each.joined >= len(launch.nodes)
 
     def _is_cleared(self, each: _End, steps: int) -> bool:

@@ -4,7 +4,7 @@ A gang's inputs are checked when it is launched, and again before it starts. Wha
 buffer's memory goes in `buffers`.
 
 Dispatch is parallel: a node's gangs are started before anything that they need has run; what comes from another host is
-awaited by the worker. `promises.sequential` has the other way.
+awaited by the worker. `dependencies.sequential` has the other way.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from atoll.cluster.resources import ResourceManager
+from atoll.dependencies.dependency_tracker import DependencyTracker
+from atoll.dependencies.irregular import IrregularNodes
+from atoll.dependencies.large_plans import LargePlans
+from atoll.dependencies.sequential import SequentialDispatch
+from atoll.dependencies.static_charges import StaticCharges
+from atoll.dependencies.static_runs import StaticRuns
 from atoll.dispatch.buffers import Buffers
 from atoll.dispatch.endings import Endings
 from atoll.dispatch.large_launches import LARGE_NODES, LargeLaunches
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
-from atoll.promises.irregular import IrregularNodes
-from atoll.promises.large_plans import LargePlans
-from atoll.promises.promises import Promises
-from atoll.promises.sequential import SequentialDispatch
-from atoll.promises.static_charges import StaticCharges
-from atoll.promises.static_runs import StaticRuns
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import NO_ENTRY, Entry
 from atoll.scheduling.checks import check_window, gang_problem, launch_problem, program_problem
@@ -32,7 +32,7 @@ from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
-from atoll.scheduling.queued_nodes import Gang, Late, QueuedNode
+from atoll.scheduling.queued_nodes import Gang, HostCallKind, QueuedNode
 from atoll.scheduling.rates import TenantRates
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.remains import Remains
@@ -84,14 +84,14 @@ class Launcher:
         self._next_own = m.OWN_NUMBERS
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self.large_plans = LargePlans(resources, self.scheduler)
-        self._promises = Promises(self.scheduler, self.join_lines)
+        self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
         self._buffers = Buffers(self.memory, outbox)
         self._endings = Endings(
             resources,
             sessions,
             outbox,
             self.scheduler,
-            self._promises,
+            self._dependencies,
             self.memory,
             self._buffers,
             quarantine,
@@ -120,7 +120,7 @@ class Launcher:
         self.unuse = self._buffers.unuse
         self.end_credits = self._endings.end_credits
         self.drop_if_idle = self._endings.drop_if_idle
-        self.irregular = IrregularNodes(sessions, resources, quarantine, self._promises, self, self.reserve_numbers)
+        self.irregular = IrregularNodes(sessions, resources, quarantine, self._dependencies, self, self.reserve_numbers)
         self._endings.on_part_ended = self.irregular.part_ended
         self.bring_back: Callable[[Session, list[int]], None]  # what is aside; to be set
         self.buffers = self._buffers
@@ -159,7 +159,7 @@ class Launcher:
             return
         session.launched()
         if isinstance(program, RegisteredProgram):
-            is_plain = self._sequential is None and not self._promises.has_some(session.number)
+            is_plain = self._sequential is None and not self._dependencies.has_some(session.number)
             static = self.static_runs.program_of(session, program) if is_plain else None
             if static is None and len(program.nodes) > LARGE_NODES:
                 launch = self._new_launch(session, program, message, is_large=True)
@@ -182,7 +182,7 @@ class Launcher:
         assert isinstance(program, RegisteredProgram)
         session.credits += message.credits
         session.launched()
-        launch = self._new_launch(session, program, message, are_promised=True)
+        launch = self._new_launch(session, program, message, have_results=True)
         launch.then = then
         for made, entry in zip(program.values, launch.entries[program.arguments :], strict=True):
             entry.hosts, entry.ready = made.hosts, False
@@ -190,13 +190,13 @@ class Launcher:
         return launch
 
     def launch_part(self, whole: Undecided, program: RegisteredProgram, message: m.Launch) -> Launch:
-        """Launches a part of what depends on data: see `promises.irregular`. Its last part takes credits."""
+        """Launches a part of what depends on data: see `dependencies.irregular`. Its last part takes credits."""
         session = self._sessions[whole.session]
-        launch = self._new_launch(session, program, message, are_promised=bool(message.credits))
+        launch = self._new_launch(session, program, message, have_results=bool(message.credits))
         launch.part_of = whole
         units = self._make_nodes(session, launch, whole.age)
         if message.credits:
-            launch.promise = whole.promise
+            launch.dependency = whole.dependency
         if not (message.credits and launch.pending):
             self._line_up(launch, units)
         return launch
@@ -234,11 +234,11 @@ class Launcher:
             return False
         for i in program.donated:
             launch.entries[i].consumed = True
-        if program.is_late or self._promises.has_some(launch.session):
-            self._order_by_promises(launch, units)
+        if program.is_unbounded or self._dependencies.has_some(launch.session):
+            self._order_by_dependencies(launch, units)
         if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
             self.scheduler.lacks(launch.nodes[0], Reason.RATE)
-        return launch.promise is None
+        return launch.dependency is None
 
     def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
         """Note that a large launch is in line, or has failed; the client needs the `released` handles no more."""
@@ -254,25 +254,25 @@ class Launcher:
             node.end()
 
     def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
-        """Its nodes join their lines, or wait until they may."""
+        """Enqueue the nodes of the launch, or defer them until they may join their lines."""
         if not launch.pending:
             self._endings.launch_done(launch)
             return
-        if launch.program.is_late or self._promises.has_some(launch.session):
-            self._order_by_promises(launch, units)
-        if launch.promise is None:
+        if launch.program.is_unbounded or self._dependencies.has_some(launch.session):
+            self._order_by_dependencies(launch, units)
+        if launch.dependency is None:
             for node in launch.nodes:
-                self.join_lines(node)
+                self.enqueue(node)
 
-    def _order_by_promises(self, launch: Launch, units: Sequence[Unit]) -> None:
+    def _order_by_dependencies(self, launch: Launch, units: Sequence[Unit]) -> None:
         program, entries = launch.program, launch.entries
         donated = [entries[i] for i in program.donated]
-        launch.promise = self._promises.order(launch.nodes, units, entries[: program.arguments], donated)
-        if launch.promise is not None:
+        launch.dependency = self._dependencies.order(launch.nodes, units, entries[: program.arguments], donated)
+        if launch.dependency is not None:
             for entry in entries[program.arguments :]:
-                entry.promise = launch.promise
+                entry.dependency = launch.dependency
 
-    def join_lines(self, node: QueuedNode[GangRun]) -> None:
+    def enqueue(self, node: QueuedNode[GangRun]) -> None:
         if self._sequential is not None:
             self._sequential.join(node)
         self.scheduler.enqueue(node)
@@ -282,11 +282,11 @@ class Launcher:
         session: Session,
         program: RegisteredProgram,
         message: m.Launch,
-        are_promised: bool = False,
+        have_results: bool = False,
         is_static: bool = False,
         is_large: bool = False,
     ) -> Launch:
-        """With `are_promised`, its results have their entries already; with `is_static`, others have none. With
+        """With `have_results`, its results have their entries already; with `is_static`, others have none. With
         `is_large`, `make_entries` makes all of them later.
         """
         directory = session.directory
@@ -297,7 +297,7 @@ class Launcher:
         entries += [NO_ENTRY] * len(program.values)
         for value in program.result_values if is_static else range(first, first if is_large else len(entries)):
             made = program.values[value - first]
-            if are_promised and made.result >= 0:
+            if have_results and made.result >= 0:
                 entries[value] = directory.entries[message.results[made.result]]
                 continue
             entry = entries[value] = Entry(made.hosts, made.nbytes, maker=program.name, context=message.context)
@@ -406,9 +406,9 @@ class Launcher:
             # A result that is released before its gang starts must not be freed before it: it is counted, too.
             for position in spec.handles:
                 entries[handles[position]].uses += 1
-            # What is late never runs alone: it may need what others compute.
-            exclusive = not (spec.late or self._quarantine.suspects.isdisjoint(spec.functions))
-            if spec.late is Late.PYTHON:
+            # An unbounded gang never runs alone: it may need what others compute.
+            exclusive = not (spec.host_call or self._quarantine.suspects.isdisjoint(spec.functions))
+            if spec.host_call is HostCallKind.PYTHON:
                 session.python_gangs.add(sequence)
             run = GangRun(launch, spec, set(spec.hosts))
             gangs.append(
@@ -417,7 +417,7 @@ class Launcher:
         node.gangs = tuple(gangs)
         program = launch.program
         # On one island, all others are behind the first.
-        if program.is_large and (len(launch.nodes) == 1 or len(program.islands) > 1 or program.is_late):
+        if program.is_large and (len(launch.nodes) == 1 or len(program.islands) > 1 or program.is_unbounded):
             self.large_plans.hold(program.number, node)
         launch.pending += len(gangs)
         program.waiting += len(gangs)

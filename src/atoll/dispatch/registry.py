@@ -11,6 +11,7 @@ import msgspec
 
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
+from atoll.dependencies.large_plans import LargePlans
 from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.discards import Discards
 from atoll.dispatch.lowerings import SMALL_NODES, Lowered, Lowering, Lowerings
@@ -20,7 +21,6 @@ from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program, credits_of
 from atoll.ir.steps import Steps, finish
-from atoll.promises.large_plans import LargePlans
 from atoll.protocol import messages as m
 from atoll.scheduling.estimates import Estimates, GangsByKey
 from atoll.scheduling.program_parts import calls_of

@@ -12,7 +12,7 @@ its session's later launches. It takes part in no transfer to another island, so
 sent, launches that call Python or depend on data do not outlive the loss.
 
 A static run was sent to several islands at once. It may outlive the loss if it stood behind another one on the island.
-`promises.static_runs` asks the hosts of its other islands, and it joins the lines if none of them has begun it.
+`dependencies.static_runs` asks the hosts of its other islands, and it joins the lines if none of them has begun it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Survivors:
         taken: set[HostDevice] = set()
         running = set()
         for gang in self._in_flight.values():
-            if gang.island == self._island and not gang.run.spec.late:
+            if gang.island == self._island and not gang.run.spec.host_call:
                 devices = {(host, each) for host, some in gang.run.spec.devices.items() for each in some}
                 if taken.isdisjoint(devices):
                     running.add(gang.sequence)
@@ -110,7 +110,7 @@ class Survivors:
         program = launch.program
         if program.islands != (self._island,):
             return "hosts of other islands may have begun it"
-        if program.is_late or launch.promise is not None or launch.part_of is not None:
+        if program.is_unbounded or launch.dependency is not None or launch.part_of is not None:
             return "it was sent there, and depends on Python or on data"
         for gang in (gang for node in launch.nodes for gang in node.gangs):
             left = gang.run.hosts_left

@@ -15,7 +15,7 @@ from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.asides import Aside
 from atoll.scheduling.ledger import Block
-from atoll.scheduling.queued_nodes import Promise
+from atoll.scheduling.queued_nodes import Dependency
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Entry:
     maker: str = ""  # the program that it is a result of
     context: int = 0  # the client's number for the Python stack of its request
     spec: ArraySpec | None = None  # None: an error from the start, or a call's completion
-    promise: Promise[Any] | None = None  # of its launch, where it has one
-    readers: list[Promise[Any]] | None = None  # of launches that read it, as far as they have one
+    dependency: Dependency[Any] | None = None  # of its launch, where it has one
+    readers: list[Dependency[Any]] | None = None  # of launches that read it, as far as they have one
     aside: Aside | None = None  # where it is while it has no memory of devices
 
     @property

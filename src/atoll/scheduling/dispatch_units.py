@@ -115,7 +115,7 @@ def join(nodes: Sequence[Unit]) -> tuple[Unit, ...]:
 
 def _is_plain(gang: GangSpec) -> bool:
     """Whether it needs nothing but the devices: no bytes of the client or of other hosts, and sends none."""
-    return gang.kind in ("call", "move", "rearrange") and not (gang.awaited or gang.incoming or gang.late)
+    return gang.kind in ("call", "move", "rearrange") and not (gang.awaited or gang.incoming or gang.host_call)
 
 
 def _is_known(gang: GangSpec) -> bool:

@@ -53,7 +53,7 @@ class Estimates:
         found: GangsByKey = {}
         for node in program.nodes:
             for gang in node:
-                if not gang.late and (key := self._known_by(gang)):
+                if not gang.host_call and (key := self._known_by(gang)):
                     found.setdefault(key, []).append(gang)
             yield
         return found

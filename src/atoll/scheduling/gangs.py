@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from atoll.cluster.locations import MemoryRequirement, total
 from atoll.scheduling.in_flight import NEW_NS
-from atoll.scheduling.queued_nodes import UNKNOWN_NS, Late
+from atoll.scheduling.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.scheduling.tallies import computes
 
 FIRST_RUNS = 2
@@ -89,7 +89,7 @@ class GangSpec:
     devices: Mapping[int, tuple[int, ...]]  # by host, the ordinals of those that it keeps busy
     experience: Experience = field(default_factory=Experience)
     segments: int = 1  # of each of its hosts' plans
-    late: Late | None = None
+    host_call: HostCallKind | None = None
     moved: int = 0  # bytes that it writes in moving them
     title: str = ""  # of its functions: people know them so
     device_count: int = field(init=False)
@@ -115,7 +115,7 @@ class GangSpec:
     @property
     def weight(self) -> int:
         """How much of its island's window it takes: nothing where nobody knows for how long."""
-        return 0 if self.late else self.segments
+        return 0 if self.host_call else self.segments
 
     @property
     def spans_devices(self) -> bool:
@@ -125,7 +125,7 @@ class GangSpec:
     def expected(self) -> int:
         """What the next gang counts. What has never run counts much: it must not get far ahead before it is known."""
         known = self.experience
-        return known.estimate if known.runs or self.incoming or self.late else max(known.estimate, NEW_NS)
+        return known.estimate if known.runs or self.incoming or self.host_call else max(known.estimate, NEW_NS)
 
     def known_by(self, contents: Mapping[str, str], device: str) -> str:
         """What gangs have in common that take as long: functions of these contents, on as many devices of that kind a
@@ -139,7 +139,7 @@ class GangSpec:
 
     def learn(self, nanoseconds: int) -> None:
         """A run took so long."""
-        if not (self.incoming or self.late):
+        if not (self.incoming or self.host_call):
             self.experience.learn(nanoseconds)
 
 

@@ -52,7 +52,7 @@ class IslandLines(Generic[Payload]):
     draining: bool = False  # until nothing is in flight: for an exclusive gang
     in_flight: int = 0
     busy_ns: int = 0
-    late: int = 0  # in flight, and for as long as somebody else likes
+    unbounded: int = 0  # gangs in flight that run host Python
     started: int = 0
     static: dict[int, int] = field(default_factory=dict)  # by session: static runs that are committed, and not over
     newest: int = 0  # the session that has started something last
@@ -74,12 +74,12 @@ class IslandLines(Generic[Payload]):
         """Whether the host with this load has no room."""
         if load.in_flight >= self.window:
             return True
-        # While something late runs, what is in flight may wait for it, and it for what is in line.
-        return not self.late and load.busy_ns >= self.most_busy_ns and load.in_flight >= load.least
+        # While an unbounded gang runs, gangs in flight may wait for it, and it may wait for gangs in line.
+        return not self.unbounded and load.busy_ns >= self.most_busy_ns and load.in_flight >= load.least
 
-    def count_late(self, change: int) -> None:
-        """So many more are in flight that take as long as somebody else likes."""
-        self.late += change
+    def count_unbounded(self, change: int) -> None:
+        """Change the number of unbounded gangs in flight."""
+        self.unbounded += change
         self.full_hosts = 0
         for cell in self.loads:
             cell.count.full = self.is_full(cell.count)

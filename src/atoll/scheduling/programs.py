@@ -21,7 +21,7 @@ from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.function_reports import FunctionReport, check_calls
 from atoll.scheduling.gangs import ClientFeed, Experience, GangSpec, HostFeeds, MadeValue
 from atoll.scheduling.movement import bytes_moved
-from atoll.scheduling.queued_nodes import UNKNOWN_NS, Late
+from atoll.scheduling.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.scheduling.usage import Account
 
 # A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed of its
@@ -75,7 +75,7 @@ class RegisteredProgram:
     functions: tuple[str, ...]
     islands: tuple[int, ...]
     units: UnitBuilder  # of its launches
-    is_late: bool  # some of its gangs are
+    is_unbounded: bool  # some of its gangs call host Python
     account: Account  # that its launches are charged to
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
@@ -171,20 +171,20 @@ def register_in_steps(
     called: dict[str, None] = {}
     fed: set[int] = set()
     memory: dict[int, MemoryRequirement] = {}  # of values that take something else than is declared
-    is_late = False
+    is_unbounded = False
     for gang in lowered.gangs:
         segments = segments_of.pop()
         report = compiled.get(gang.function, _UNKNOWN)
         _account(segments, report, lowered.values, memory)
-        late = Late.PYTHON if gang.colocated else Late.CLIENT if report.calls_client else None
-        spec = _spec(gang, segments, lowered, position_of, program, report, late, on, memory)
+        host_call = HostCallKind.PYTHON if gang.colocated else HostCallKind.CLIENT if report.calls_client else None
+        spec = _spec(gang, segments, lowered, position_of, program, report, host_call, on, memory)
         nodes.setdefault(gang.node, []).append(spec)
         islands.add(gang.island)
         if gang.function:
             called[gang.function] = None
         if spec.awaited:
             fed.add(gang.island)
-        is_late = is_late or late is not None
+        is_unbounded = is_unbounded or host_call is not None
         yield
     values: list[ProgramValue] = []
     inner: list[int] = []
@@ -222,7 +222,7 @@ def register_in_steps(
         tuple(called),
         tuple(sorted(islands)),
         UnitBuilder(gangs),
-        is_late,
+        is_unbounded,
         account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,
         reports=reports,
@@ -295,7 +295,7 @@ def _spec(
     position_of: Mapping[int, int],
     program: Program,
     report: FunctionReport,
-    late: Late | None,
+    host_call: HostCallKind | None,
     on: Callable[[tuple[int, ...], MemoryRequirement], MemoryRequirement],
     memory: Mapping[int, MemoryRequirement],
 ) -> GangSpec:
@@ -323,8 +323,8 @@ def _spec(
         on(gang.hosts, report.scratch),
         gang.collective,
         _devices(gang.hosts, uses.union(gang.makes), values),
-        experience=Experience(0 if late else UNKNOWN_NS),
-        late=late,
+        experience=Experience(0 if host_call else UNKNOWN_NS),
+        host_call=host_call,
         moved=sum(bytes_moved(step, program.arguments) for step in steps),
         title=report.title,
     )

@@ -38,9 +38,9 @@ class QueuedNode(Generic[Payload]):
     behind: int = 0  # in how many lines it is not at the head
     committed: bool = False
     dropped: bool = False
-    is_aside: bool = False  # it is in no line yet: see `promises.promises`
+    is_deferred: bool = False  # it is in no line yet; set by `dependencies.dependency_tracker`
     is_static: bool = False  # it is all of its launch: see `static_runs`
-    promise: Promise[Payload] | None = None
+    dependency: Dependency[Payload] | None = None
     age: int = -1
     since: float = 0.0  # when it began to wait for `reason`, by the controller's clock
     reason: Reason = Reason.ORDER
@@ -85,31 +85,32 @@ class Learnt(Protocol):
         """Nanoseconds that the next one is expected to keep its devices busy."""
 
 
-class Late(enum.Enum):
-    """Why a gang takes as long as somebody else likes."""
+class HostCallKind(enum.Enum):
+    """The kind of Python that a gang of unbounded duration calls on its host."""
 
-    PYTHON = "python"  # it runs colocated Python, beside the devices
-    CLIENT = "client"  # its function calls the client's Python
+    PYTHON = "python"  # colocated Python, beside the devices
+    CLIENT = "client"  # the client's Python, called by its compiled function
 
 
 @dataclass(slots=True, eq=False)
-class Promise(Generic[Payload]):
-    """Of nodes of one launch: when they join their lines, and when what they make is there for others.
+class Dependency(Generic[Payload]):
+    """Nodes of one launch on which other launches may depend, and the state of these nodes.
 
-    The two are one, unless they are `late`. `awaited` counts the promises that must be kept, or must have joined,
-    before its nodes may join. See `promises.promises`.
+    `is_enqueued` is set when the nodes join their lines. `is_resolved` is set when others may use their results: at the
+    same time, unless `host_call` is set. `awaited` counts the dependencies that must be resolved, or enqueued, before
+    the nodes may join their lines. See `dependencies.dependency_tracker`.
     """
 
     session: int
-    nodes: tuple[QueuedNode[Payload], ...]  # none once it is kept: arrays outlive what made them
-    late: Late | None
+    nodes: tuple[QueuedNode[Payload], ...]  # none once it is resolved: arrays outlive their producers
+    host_call: HostCallKind | None
     alone: frozenset[str] = frozenset()  # functions of which no other run may be under way meanwhile
     has_thread: bool = False  # that waits for its client on its host, so that none of XLA's does
     awaited: int = 0
-    has_joined: bool = False
-    is_kept: bool = False
-    after_join: list[Promise[Payload]] = field(default_factory=list)
-    after_keep: list[Promise[Payload]] = field(default_factory=list)
+    is_enqueued: bool = False
+    is_resolved: bool = False
+    on_enqueued: list[Dependency[Payload]] = field(default_factory=list)
+    on_resolved: list[Dependency[Payload]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -67,7 +67,7 @@ class Scheduler(Generic[Payload]):
         self._islands: list[IslandLines[Payload]] = [
             IslandLines(policy(), window, busy_ns, count) for count in hosts or [1] * islands
         ]
-        self._aside: dict[int, QueuedNode[Payload]] = {}  # in no line yet, by number
+        self._deferred: dict[int, QueuedNode[Payload]] = {}  # in no line yet, by number
         # Ready, by the paused island that they need; in the order in which they were held.
         self._held: dict[int, dict[QueuedNode[Payload], None]] = {}
         self.now = 0.0  # when the event happened that is handled, by the controller's clock
@@ -100,9 +100,9 @@ class Scheduler(Generic[Payload]):
 
     def enqueue(self, node: QueuedNode[Payload]) -> None:
         """The node joins its session's lines, which are ordered by age."""
-        if node.is_aside:
-            node.is_aside = False
-            del self._aside[node.number]
+        if node.is_deferred:
+            node.is_deferred = False
+            del self._deferred[node.number]
         for gang in node.gangs:
             line = self._islands[gang.island].lines.setdefault(node.session, deque())
             place = len(line)
@@ -115,13 +115,13 @@ class Scheduler(Generic[Payload]):
             line.insert(place, node)
         self._offer(node)
 
-    def stand_aside(self, node: QueuedNode[Payload], own: bool = False) -> None:
-        """The node waits in no line, and holds up nothing of its session, until it is enqueued.
+    def defer(self, node: QueuedNode[Payload], own: bool = False) -> None:
+        """Defer the node: until it is enqueued, it is in no line and holds up nothing of its session.
 
-        With `own`, it waits for other nodes of its launch, and else for Python.
+        If `own` is true, it waits for other nodes of its launch, and otherwise for Python.
         """
-        node.is_aside, node.reason = True, Reason.OWN if own else Reason.PYTHON
-        self._aside[node.number] = node
+        node.is_deferred, node.reason = True, Reason.OWN if own else Reason.PYTHON
+        self._deferred[node.number] = node
 
     def arrived(self, node: QueuedNode[Payload]) -> None:
         """One of the things that the node waited for has arrived."""
@@ -174,7 +174,7 @@ class Scheduler(Generic[Payload]):
                 load.full = state.is_full(load)
                 state.full_hosts += len(cell.keys) * load.full
             if not gang.weight:
-                state.count_late(1)
+                state.count_unbounded(1)
             return gang
         return None
 
@@ -198,7 +198,7 @@ class Scheduler(Generic[Payload]):
                 state.full_hosts -= len(cell.keys)
                 self.touched.add(gang.island)
         if not gang.weight:
-            state.count_late(-1)
+            state.count_unbounded(-1)
         if state.draining and state.in_flight == 0:
             state.draining = False
             self.touched.add(gang.island)
@@ -219,7 +219,7 @@ class Scheduler(Generic[Payload]):
         """The node's gangs will not run, where they have not started yet."""
         if node.dropped:
             return
-        in_line = not (node.is_aside or node.committed)
+        in_line = not (node.is_deferred or node.committed)
         self._mark_dropped(node)
         if in_line:
             self._leave_lines(node)
@@ -242,9 +242,9 @@ class Scheduler(Generic[Payload]):
 
     def _mark_dropped(self, node: QueuedNode[Payload]) -> None:
         node.dropped = True
-        if node.is_aside:
-            del self._aside[node.number]
-            node.is_aside = False
+        if node.is_deferred:
+            del self._deferred[node.number]
+            node.is_deferred = False
         for gang in node.gangs:
             self._held.get(gang.island, {}).pop(node, None)
 
@@ -314,7 +314,7 @@ class Scheduler(Generic[Payload]):
 
     def _hindrance(self, node: QueuedNode[Payload]) -> Reason:
         """What keeps it from being ready; ORDER where nothing does."""
-        if node.is_aside:
+        if node.is_deferred:
             return node.reason
         if node.behind:
             return Reason.OWN
@@ -378,11 +378,11 @@ class Scheduler(Generic[Payload]):
             self._offer(line[0])
 
     def nodes(self, island: int) -> list[QueuedNode[Payload]]:
-        """The nodes that wait for the island, committed ones first, those that stand aside last."""
+        """The nodes that wait for the island, committed ones first, deferred ones last."""
         state = self._islands[island]
         in_line = (node for line in state.lines.values() for node in line)
-        aside = (each for each in self._aside.values() if any(gang.island == island for gang in each.gangs))
-        return [*(gang.node for gang in state.committed), *in_line, *aside]
+        deferred = (each for each in self._deferred.values() if any(gang.island == island for gang in each.gangs))
+        return [*(gang.node for gang in state.committed), *in_line, *deferred]
 
     def others_wait(self, island: int, session: int) -> bool:
         """Whether sessions other than this one have nodes in line there."""
@@ -392,7 +392,7 @@ class Scheduler(Generic[Payload]):
         """Who waits for the island, and for what."""
         state = self._islands[island]
         hindrances = Hindrances(state.paused, state.draining, frozenset(state.excluded))
-        return waits_of(island, state.lines, state.committed, self._aside.values(), hindrances)
+        return waits_of(island, state.lines, state.committed, self._deferred.values(), hindrances)
 
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]

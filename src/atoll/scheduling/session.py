@@ -16,7 +16,7 @@ from atoll.scheduling.gangs import GangSpec, HostFeeds
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.program_parts import ProgramParts
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.queued_nodes import NOBODY, Promise, QueuedNode
+from atoll.scheduling.queued_nodes import NOBODY, Dependency, QueuedNode
 from atoll.scheduling.reasons import Waited
 from atoll.scheduling.tallies import ROW_TRANSFERS, Tally
 from atoll.scheduling.tenants import Tenant
@@ -42,7 +42,7 @@ class Launch:
     pending: int = 0
     error: Status | None = None
     credits: int = 1  # of its session's window
-    promise: Promise[GangRun] | None = None  # of its results
+    dependency: Dependency[GangRun] | None = None  # of its results
     part_of: Undecided | None = None  # the launch of a node that depends on data
     seconds: float = 0.0  # when it came, by the controller's clock
     is_static: bool = False  # of what it makes, only results have their entries: see `static_runs`
@@ -68,14 +68,14 @@ class Launch:
 
 @dataclass(slots=True, eq=False)
 class Undecided:
-    """One launch of a node that depends on data: see `promises.irregular`. `parts` are its node's programs."""
+    """One launch of a node that depends on data: see `dependencies.irregular`. `parts` are its node's programs."""
 
     session: int
     node: m.RegisterSwitch | m.RegisterLoop
     parts: tuple[RegisteredProgram, ...]
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-    promise: Promise[GangRun]
+    dependency: Dependency[GangRun]
     age: int  # of its nodes
     context: int
     credits: int

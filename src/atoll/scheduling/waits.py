@@ -33,10 +33,10 @@ def waits_of(
     island: int,
     lines: Mapping[int, deque[QueuedNode[Payload]]],
     committed: Iterable[Gang[Payload]],
-    aside: Iterable[QueuedNode[Payload]],
+    deferred: Iterable[QueuedNode[Payload]],
     hindrances: Hindrances,
 ) -> list[Wait]:
-    """By session, in the order of their first gangs. What stands aside comes after what is in line."""
+    """By session, in the order of their first gangs. What stands deferred comes after what is in line."""
     counts: dict[int, int] = {}
     firsts: dict[int, Gang[Payload]] = {}
     for gang in committed:
@@ -45,7 +45,7 @@ def waits_of(
     for session, line in lines.items():
         counts[session] = counts.get(session, 0) + len(line)
         firsts.setdefault(session, _there(line[0], island))
-    for node in aside:
+    for node in deferred:
         if any(gang.island == island for gang in node.gangs):
             counts[node.session] = counts.get(node.session, 0) + 1
             firsts.setdefault(node.session, _there(node, island))
@@ -60,7 +60,7 @@ def _there(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
 
 
 def _reason(node: QueuedNode[Payload], hindrances: Hindrances) -> Reason:
-    if node.is_aside:
+    if node.is_deferred:
         return Reason.PYTHON
     if node.missing > 0:
         return node.lacks

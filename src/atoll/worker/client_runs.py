@@ -3,7 +3,7 @@
 XLA's CPU client runs a function with callbacks on one device inside of the call that enqueues it. It can be made to run
 it on one of its own threads instead (`devices/xla/gate.py`), of which it has as many as the host has cores or devices:
 a callback that runs two such functions at a time, which wait for each other, would find none left. Here each run has a
-thread, its outputs are promised meanwhile, and as many as there are may wait for one another, as on stock JAX.
+thread, its outputs are futures meanwhile, and as many as there are may wait for one another, as on stock JAX.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.host_services.calls.threads import Threads
 from atoll.ir import plan as p
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.functions import Function
-from atoll.worker.promises import Outcome, PromisedArray
+from atoll.worker.future_arrays import FutureArray, Outcome
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer
 
 
@@ -60,18 +60,18 @@ class ClientRuns:
         releases: Sequence[Callable[[], None]],
         on_outcome: Callable[[Outcome], None],
     ) -> None:
-        """Runs the step, and promises its outputs. `releases` are called once its arguments are needed no more.
+        """Run the step, with futures as its outputs. `releases` are called once its arguments are needed no more.
 
         They and `on_outcome` are called on the run's thread.
         """
-        promised: list[tuple[Buffer, PromisedArray, p.LocalArray | None]] = []
+        futures: list[tuple[Buffer, FutureArray, p.LocalArray | None]] = []
         for value, key in enumerate(function.output_keys, step.first_output):
-            promise = PromisedArray()
-            values[value] = Buffer(promise, key, COMPUTED)
-            promised.append((values[value], promise, None))
+            future = FutureArray()
+            values[value] = Buffer(future, key, COMPUTED)
+            futures.append((values[value], future, None))
         if step.completion:
-            values[step.first_output + len(promised)] = Buffer(NO_ARRAY, -1, None)
-        unit.promises += 1
+            values[step.first_output + len(futures)] = Buffer(NO_ARRAY, -1, None)
+        unit.futures += 1
 
         def run() -> None:
             try:
@@ -82,6 +82,6 @@ class ClientRuns:
                 for release in releases:
                     release()
             arguments.clear()
-            on_outcome(Outcome(unit, promised, ended))
+            on_outcome(Outcome(unit, futures, ended))
 
         self._threads.run(run)

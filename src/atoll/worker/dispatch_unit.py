@@ -51,7 +51,7 @@ class DispatchUnit:
     position: int = 0  # among the segment's steps
     started: int = 0  # in nanoseconds
     completions: list[Completion] = field(default_factory=list)
-    promises: int = 0  # calls of Python on whose outcome it waits
+    futures: int = 0  # calls of Python on whose outcome it waits
     reads: list[Read] = field(default_factory=list)
     aside: bool = False  # others of its session go on, and its results are expected
     callbacks: Sequence[Callbacks] = ()  # of the functions that it runs

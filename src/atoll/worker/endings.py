@@ -21,7 +21,7 @@ from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.occupancy import Occupancy
 from atoll.worker.step_runner import StepRunner
 
-# As many as the controller lets wait for their clients on a host in XLA's threads (`promises.client_runs`).
+# As many as the controller lets wait for their clients on a host in XLA's threads (`dependencies.client_runs`).
 MOST_CLIENT_ENDS = 8
 # Sequence number, start and end in nanoseconds.
 _Span = tuple[int, int, int]
@@ -78,7 +78,7 @@ class Endings:
         """Has the unit's completion reported: from here where it is complete already, which is faster than to pass it
         to another thread.
         """
-        if unit.promises:
+        if unit.futures:
             return
         if unit.callbacks:
             self.start_reads(unit)

@@ -4,8 +4,8 @@ A unit that awaits bytes of another host is *parked* with all that its session h
 proceed. One that does nothing but receive stands *aside* instead: its session goes on, and parks where it needs what
 is expected. So an array that is copied to another island in the background holds up nothing there. Collectives keep
 their order on all hosts of an island, though: one does not overtake another that is parked. A unit that calls Python is
-not parked: it completes when its promises are kept. One that calls its client's Python is enqueued like any other, or
-has a thread, and promises, too. The controller sends what needs the results of either when it has ended.
+not parked: it completes when its futures are resolved. One that calls its client's Python is enqueued like any other,
+or has a thread and futures. The controller dispatches launches that need the results of either when it has ended.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
@@ -29,8 +29,8 @@ from atoll.worker.collective_order import CollectiveOrder
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.endings import Endings
+from atoll.worker.future_arrays import Outcome
 from atoll.worker.occupancy import Occupancy
-from atoll.worker.promises import Outcome
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Store
 
@@ -93,7 +93,7 @@ class PlanExecutor:
         elif type(message) is m.DropPlan:
             self._plans.pop(message.plan, None)
         elif type(message) is Outcome:
-            self._end_promises(message)
+            self._end_futures(message)
         elif type(message) is m.CollectiveEnded:
             if self._collectives.ended(message.sequence):
                 self.resume_parked()
@@ -302,28 +302,28 @@ class PlanExecutor:
         self.endings.start_reads(unit)  # the other hosts may wait for them
         return False
 
-    def _end_promises(self, outcome: Outcome) -> None:
-        """Puts the arrays that were promised in their buffers' places, or the failure into the store."""
+    def _end_futures(self, outcome: Outcome) -> None:
+        """Replace the futures in their buffers by the arrays, or put the failure into the store."""
         unit, contents = outcome.unit, outcome.contents
         run, name = unit.plan_run.run, unit.plan_run.plan.name
-        unit.promises -= 1
+        unit.futures -= 1
         try:
             if isinstance(contents, Status):
                 contents.raise_if_error()
                 raise AssertionError("a failure that is none")
-            for (buffer, promise, array), shards in zip(outcome.promised, contents, strict=True):
-                made = self._steps.keep(buffer, promise, array, shards)
+            for (buffer, future, array), shards in zip(outcome.futures, contents, strict=True):
+                made = self._steps.keep(buffer, future, array, shards)
                 unit.completions.append(ArrayCompletion(made, self._steps.deletions))
         except Exception as error:
             status = status_of(error)
             if not unit.callbacks:  # a client knows its own program
                 status = status.within(name)
             store = self._stores.get(run.session)
-            for buffer, promise, _ in outcome.promised:
-                promise.fail(status)
+            for buffer, future, _ in outcome.futures:
+                future.fail(status)
                 if store is not None:
                     store.fail(buffer, status)
             self._report(m.Failed(unit.sequence, status))
         else:
-            if not unit.promises:
+            if not unit.futures:
                 self.endings.watch(unit)

@@ -25,8 +25,8 @@ from atoll.worker.client_runs import ClientRuns, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
+from atoll.worker.future_arrays import FutureArray, Outcome, raise_failure
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready, wait_for_shards
-from atoll.worker.promises import Outcome, PromisedArray, raise_failure
 from atoll.worker.row_steps import RowSteps
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, share
 from atoll.worker.type_keys import TypeKeys
@@ -193,28 +193,28 @@ class StepRunner:
     # ---- Python
 
     def _call_python(self, step: p.Python, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        promised: list[tuple[Buffer, PromisedArray, p.LocalArray]] = []
+        futures: list[tuple[Buffer, FutureArray, p.LocalArray]] = []
         results = [(position, array) for position, _, array in step.results]
         inputs: list[Input] = []
         try:
             for position, value in step.arguments:
                 inputs.append(self._python_input(position, values[value]))
             for _, value, array in step.results:
-                promise = PromisedArray()
-                values[value] = self._buffer(promise, array)
-                promised.append((values[value], promise, array))
+                future = FutureArray()
+                values[value] = self._buffer(future, array)
+                futures.append((values[value], future, array))
             self._python.call(
                 step.function,
                 step.stream,
                 inputs,
                 results,
-                lambda contents: self.on_outcome(Outcome(unit, promised, contents)),
+                lambda contents: self.on_outcome(Outcome(unit, futures, contents)),
             )
         except BaseException:
             for each in inputs:
                 each.release()
             raise
-        unit.promises += 1
+        unit.futures += 1
         if step.completion >= 0:
             values[step.completion] = Buffer(NO_ARRAY, -1, None)
 
@@ -228,20 +228,20 @@ class StepRunner:
             with suppress(IndexError):  # it has been called
                 releases.pop()()
 
-        is_promise = isinstance(array, PromisedArray)
+        is_future = isinstance(array, FutureArray)
 
         def read() -> list[np.ndarray[Any, Any]]:
-            return [np.asarray(shard) for shard in self._backend.shards(array.wait() if is_promise else array)]
+            return [np.asarray(shard) for shard in self._backend.shards(array.wait() if is_future else array)]
 
-        return Input(position, dtype, shapes, not is_promise and is_small_and_ready(array), read, release)
+        return Input(position, dtype, shapes, not is_future and is_small_and_ready(array), read, release)
 
-    def keep(self, buffer: Buffer, promise: PromisedArray, array: p.LocalArray | None, contents: Any) -> DeviceArray:
-        """Makes the array that was promised, and puts it into its buffer, unless that has been given up."""
+    def keep(self, buffer: Buffer, future: FutureArray, array: p.LocalArray | None, contents: Any) -> DeviceArray:
+        """Makes the array that was futures, and puts it into its buffer, unless that has been given up."""
         made: DeviceArray = contents if array is None else self._backend.put(array, contents)
-        promise.keep(made)
-        if buffer.array is promise:
+        future.set_result(made)
+        if buffer.array is future:
             buffer.array = made
-            if promise.is_deleted():
+            if future.is_deleted():
                 buffer.delete()
         return made
 

@@ -149,8 +149,8 @@ class HostAgent:
                 identity=self._identity,
             )
         except AccessError as error:
-            has_joined, self._identity = self._identity is not None, None
-            if not (has_joined or self._options.stays):  # else the file with the join string may change
+            is_enqueued, self._identity = self._identity is not None, None
+            if not (is_enqueued or self._options.stays):  # else the file with the join string may change
                 self._end(error)
             else:
                 self._say(str(error))

@@ -20,10 +20,10 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.cluster.resources import ResourceManager
+from atoll.dependencies.static_charges import StaticCharges
+from atoll.dependencies.static_programs import IslandPart, StaticProgram, static_program
+from atoll.dependencies.static_run import Launching, StaticRun, TakenBack
 from atoll.errors import Status, invalid
-from atoll.promises.static_charges import StaticCharges
-from atoll.promises.static_programs import IslandPart, StaticProgram, static_program
-from atoll.promises.static_run import Launching, StaticRun, TakenBack
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
@@ -108,7 +108,7 @@ class StaticRuns:
         self._runs[first] = StaticRun(launch, program, first, gangs, len(gangs))
         if launch.program.is_large:
             self._launching.large_plans.hold(launch.program.number, node)
-        self._launching.join_lines(node)
+        self._launching.enqueue(node)
 
     def _may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
         """Where others want an island, or there is not enough memory, its nodes join the lines instead."""
@@ -338,7 +338,7 @@ class StaticRuns:
         for first, unit in units:
             self._launching.make_node(session, launch, unit, run.first, first)
         for node in launch.nodes:
-            self._launching.join_lines(node)
+            self._launching.enqueue(node)
 
     # ---- ends
 

@@ -1,8 +1,8 @@
-"""Arrays that are still being made by something that may take long: a session's Python process, or its client.
+"""Define arrays that a session's Python process, or its client, is still computing.
 
-A promise stands in a buffer for the array that it will get. Threads may wait for it. What needs the array on a device
-comes when it is there: the controller sees to that (`promises.promises`). Only the executor's thread keeps or breaks
-promises.
+A future takes the place of such an array in its buffer. Threads may wait for it. The controller dispatches launches
+that need the array on a device only when it is available (`dependencies.dependency_tracker`). Only the executor's
+thread resolves futures.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from atoll.worker.dispatch_unit import DispatchUnit
 
 
-class PromisedArray:
-    """In the place of a `DeviceArray` that comes later."""
+class FutureArray:
+    """Takes the place of a `DeviceArray` that is not available yet."""
 
     nbytes = 0
 
     def __init__(self) -> None:
-        self._kept = threading.Event()
+        self._done = threading.Event()
         self._array: Any = None
         self.failure: Status | None = None
         self._is_deleted = False
 
-    def keep(self, array: Any) -> None:
+    def set_result(self, array: Any) -> None:
         self._array = array
-        self._kept.set()
+        self._done.set()
 
     def fail(self, status: Status) -> None:
         self.failure = status
-        self._kept.set()
+        self._done.set()
 
     def wait(self) -> Any:
-        """The array; for threads that may wait. Raises why there is none."""
-        self._kept.wait()
+        """Wait for the array and return it. Raises the failure if it was not computed."""
+        self._done.wait()
         raise_failure(self)
         if self._array is None:
             raise invalid("the array has been deleted or donated")
@@ -56,7 +56,7 @@ class PromisedArray:
         return self._is_deleted or self.failure is not None
 
     def delete(self) -> None:
-        """The array will be deleted as soon as it is there."""
+        """Mark the array; it is deleted as soon as it is available."""
         self._is_deleted = True
 
     def block_until_ready(self) -> None:
@@ -64,18 +64,18 @@ class PromisedArray:
 
 
 def raise_failure(array: Any) -> None:
-    """Raises why an array that was promised will never be; nothing for any other array."""
-    if isinstance(array, PromisedArray) and array.failure is not None:
+    """Raise the failure if `array` is a future that failed."""
+    if isinstance(array, FutureArray) and array.failure is not None:
         raise StatusError(Code(array.failure.code), array.failure.message, array.failure.payloads)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a unit's promises: the contents of each one's local shards, or why there are none.
+    """The outcome of a unit's futures: the contents of the local shards of each, or the failure.
 
-    Where a promise has no `LocalArray`, its contents are the array itself.
+    If a future has no `LocalArray`, its contents are the array itself.
     """
 
     unit: DispatchUnit
-    promised: Sequence[tuple[Buffer, PromisedArray, LocalArray | None]]
+    futures: Sequence[tuple[Buffer, FutureArray, LocalArray | None]]
     contents: Sequence[Sequence[np.ndarray[Any, Any]] | Any] | Status

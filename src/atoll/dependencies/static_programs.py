@@ -132,7 +132,7 @@ def static_program(
     program: RegisteredProgram, hosts_of: Callable[[int], int], ahead: int, weight: int
 ) -> StaticProgram | None:
     """None for a program whose runs cannot be static. An island has `hosts_of(island)` hosts."""
-    if len(program.islands) < 2 or len(program.nodes) < LEAST_NODES or program.is_late or program.reports:
+    if len(program.islands) < 2 or len(program.nodes) < LEAST_NODES or program.is_unbounded or program.reports:
         return None
     if any(hosts_of(island) != 1 for island in program.islands):
         return None

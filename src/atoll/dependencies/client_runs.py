@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Generic
 
-from atoll.scheduling.queued_nodes import Payload, Promise
+from atoll.scheduling.queued_nodes import Dependency, Payload
 
 # On each host of an island. XLA's CPU client takes 32 runs on a device, and lets more wait: the rest is for all others.
 MOST_OF_AN_ISLAND = 24
@@ -32,13 +32,13 @@ class Places(Generic[Payload]):
         self._of_session: Counter[int] = Counter()
         self._of_island: Counter[int] = Counter()
 
-    def has_room(self, run: Promise[Payload]) -> bool:
+    def has_room(self, run: Dependency[Payload]) -> bool:
         (node,) = run.nodes
         return self._of_session[node.session] < self._most_of_a_session and all(
             self._of_island[gang.island] < self._most_of_an_island for gang in node.gangs
         )
 
-    def count(self, run: Promise[Payload], change: int) -> None:
+    def count(self, run: Dependency[Payload], change: int) -> None:
         (node,) = run.nodes
         self._of_session[node.session] += change
         if not self._of_session[node.session]:
@@ -51,13 +51,13 @@ class ClientRuns(Generic[Payload]):
     """Those that are in their lines or have started, and those that wait for a place, in order."""
 
     def __init__(self) -> None:
-        self._begun: set[Promise[Payload]] = set()
-        self._waiting: list[Promise[Payload]] = []
+        self._begun: set[Dependency[Payload]] = set()
+        self._waiting: list[Dependency[Payload]] = []
         self._all: Places[Payload] = Places(MOST_OF_A_SESSION, MOST_OF_AN_ISLAND)
         self._in_xla: Places[Payload] = Places(MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)
         self._alone: set[str] = set()  # functions of which one run at a time is under way
 
-    def begin(self, run: Promise[Payload]) -> bool:
+    def begin(self, run: Dependency[Payload]) -> bool:
         """Whether it has a place. If not, `end` of another one will return it."""
         if run in self._begun:
             return True
@@ -67,7 +67,7 @@ class ClientRuns(Generic[Payload]):
         self._waiting.append(run)
         return False
 
-    def end(self, run: Promise[Payload]) -> list[Promise[Payload]]:
+    def end(self, run: Dependency[Payload]) -> list[Dependency[Payload]]:
         """It has ended, or will not be; returns those that have a place now."""
         if run not in self._begun:
             if run in self._waiting:
@@ -84,17 +84,17 @@ class ClientRuns(Generic[Payload]):
         self._waiting = [each for each in self._waiting if each not in self._begun]
         return entered
 
-    def _has_room(self, run: Promise[Payload]) -> bool:
+    def _has_room(self, run: Dependency[Payload]) -> bool:
         return all(places.has_room(run) for places in self._places(run)) and self._alone.isdisjoint(run.alone)
 
-    def _enter(self, run: Promise[Payload]) -> None:
+    def _enter(self, run: Dependency[Payload]) -> None:
         self._begun.add(run)
         self._count(run, 1)
         self._alone |= run.alone
 
-    def _count(self, run: Promise[Payload], change: int) -> None:
+    def _count(self, run: Dependency[Payload], change: int) -> None:
         for places in self._places(run):
             places.count(run, change)
 
-    def _places(self, run: Promise[Payload]) -> tuple[Places[Payload], ...]:
+    def _places(self, run: Dependency[Payload]) -> tuple[Places[Payload], ...]:
         return (self._all,) if run.has_thread else (self._all, self._in_xla)

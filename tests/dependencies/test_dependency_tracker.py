@@ -1,4 +1,4 @@
-"""Launches that take as long as somebody else likes: what needs them stands aside, and holds up nothing."""
+"""Unbounded launches: launches that need their results are deferred, and hold up nothing."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import gc
 
 import pytest
 
-from atoll.promises.client_runs import (
+from atoll.dependencies.client_runs import (
     MOST_IN_XLA_OF_A_SESSION,
     MOST_IN_XLA_OF_AN_ISLAND,
     MOST_OF_A_SESSION,
     MOST_OF_AN_ISLAND,
 )
-from atoll.promises.promises import Promises
+from atoll.dependencies.dependency_tracker import DependencyTracker
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
-from atoll.scheduling.queued_nodes import Gang, Late, Promise, QueuedNode
+from atoll.scheduling.queued_nodes import Dependency, Gang, HostCallKind, QueuedNode
 from atoll.scheduling.scheduler import Scheduler
 
-PYTHON, CLIENT = Late.PYTHON, Late.CLIENT
+PYTHON, CLIENT = HostCallKind.PYTHON, HostCallKind.CLIENT
 
 
-def gang_spec(late: Late | None, function: str, devices: int) -> GangSpec:
+def gang_spec(host_call: HostCallKind | None, function: str, devices: int) -> GangSpec:
     return GangSpec(
         island=0,
         hosts=(0,),
@@ -36,7 +36,7 @@ def gang_spec(late: Late | None, function: str, devices: int) -> GangSpec:
         scratch=(),
         collective=False,
         devices={0: tuple(range(devices))},
-        late=late,
+        host_call=host_call,
     )
 
 
@@ -45,7 +45,7 @@ class Launches:
 
     def __init__(self) -> None:
         self.scheduler = Scheduler[str](1, 100)
-        self.promises = Promises[str](self.scheduler, self.scheduler.enqueue)
+        self.dependencies = DependencyTracker[str](self.scheduler, self.scheduler.enqueue)
         self.arrays: dict[int, Entry] = {0: Entry((0,), 0)}
         self.nodes: dict[int, tuple[QueuedNode[str], ...]] = {}
 
@@ -53,32 +53,32 @@ class Launches:
         self,
         number: int,
         *arguments: int,
-        late: Late | None = None,
-        program_nodes: tuple[Late | None, ...] = (),
+        host_call: HostCallKind | None = None,
+        program_nodes: tuple[HostCallKind | None, ...] = (),
         donated: tuple[int, ...] = (),
         function: str = "",
         devices: int = 1,
         session: int = 1,
-    ) -> Promise[str] | None:
-        units = [(gang_spec(each, function or f"f{number}", devices),) for each in program_nodes or (late,)]
+    ) -> Dependency[str] | None:
+        units = [(gang_spec(each, function or f"f{number}", devices),) for each in program_nodes or (host_call,)]
         nodes = tuple(QueuedNode[str](number + i, session) for i in range(len(units)))
         for node, (spec,) in zip(nodes, units, strict=True):
             node.gangs = (Gang(node.number, 0, node, "run", spec.experience.estimate, weight=spec.weight),)
         self.nodes[number] = nodes
         inputs = [self.arrays[each] for each in arguments]
-        promise = None
-        if late or any(program_nodes) or self.promises.has_some(session):
-            promise = self.promises.order(nodes, units, inputs, [self.arrays[each] for each in donated])
-        if promise is None:
+        dependency = None
+        if host_call or any(program_nodes) or self.dependencies.has_some(session):
+            dependency = self.dependencies.order(nodes, units, inputs, [self.arrays[each] for each in donated])
+        if dependency is None:
             for node in nodes:
                 self.scheduler.enqueue(node)
-        self.arrays[number] = Entry((0,), 0, promise=promise)
-        return promise
+        self.arrays[number] = Entry((0,), 0, dependency=dependency)
+        return dependency
 
     def end(self, number: int) -> None:
         for node in self.nodes[number]:
-            if node.promise is not None:
-                self.promises.keep(node.promise)
+            if node.dependency is not None:
+                self.dependencies.resolve(node.dependency)
 
     def started(self) -> list[int]:
         found = []
@@ -93,9 +93,9 @@ def launches() -> Launches:
     return Launches()
 
 
-@pytest.mark.parametrize("late", Late)
-def test_what_needs_a_late_result_lets_its_session_go_on(launches: Launches, late: Late):
-    launches.launch(1, late=late)
+@pytest.mark.parametrize("host_call", HostCallKind)
+def test_a_session_continues_while_an_unbounded_launch_runs(launches: Launches, host_call: HostCallKind):
+    launches.launch(1, host_call=host_call)
     launches.launch(2, 1, 0)  # and something else, too
     launches.launch(3, 0)
     assert launches.started() == [1, 3]
@@ -103,8 +103,8 @@ def test_what_needs_a_late_result_lets_its_session_go_on(launches: Launches, lat
     assert launches.started() == [2]
 
 
-def test_launches_of_several_nodes_stand_aside_together(launches: Launches):
-    launches.launch(1, late=PYTHON)
+def test_nodes_of_a_launch_are_deferred_together(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1, program_nodes=(None, None))
     launches.launch(4)
     assert launches.started() == [1, 4]
@@ -121,8 +121,8 @@ def test_a_node_that_calls_the_client_is_awaited_by_the_next_one(launches: Launc
     assert launches.started() == [3, 4]
 
 
-def test_what_a_launch_aside_gives_is_promised_in_its_turn(launches: Launches):
-    launches.launch(1, late=PYTHON)
+def test_results_of_a_deferred_launch_are_dependencies(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1)
     launches.launch(3, 2)
     launches.launch(4)
@@ -131,17 +131,17 @@ def test_what_a_launch_aside_gives_is_promised_in_its_turn(launches: Launches):
     assert launches.started() == [2, 3]
 
 
-def test_what_joined_its_lines_late_is_no_reason_to_stand_aside(launches: Launches):
-    launches.launch(1, late=PYTHON)
+def test_a_launch_that_was_enqueued_after_a_wait_defers_no_other(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1)
     launches.end(1)
     assert launches.launch(3, 2) is None
-    assert not launches.promises.has_some(1)
+    assert not launches.dependencies.has_some(1)
 
 
 def test_results_of_two_calls_are_both_awaited(launches: Launches):
-    launches.launch(1, late=PYTHON)
-    launches.launch(2, late=CLIENT)
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, host_call=CLIENT)
     launches.launch(3, 1, 2)
     launches.end(1)
     launches.launch(4)
@@ -150,8 +150,8 @@ def test_results_of_two_calls_are_both_awaited(launches: Launches):
     assert launches.started() == [3]
 
 
-def test_what_consumes_an_array_waits_for_a_launch_aside_that_reads_it(launches: Launches):
-    launches.launch(1, late=PYTHON)
+def test_donation_waits_for_a_deferred_launch_that_reads_the_array(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1, 0)
     launches.launch(3, 0, donated=(0,))
     launches.launch(4, 3)
@@ -163,7 +163,7 @@ def test_what_consumes_an_array_waits_for_a_launch_aside_that_reads_it(launches:
 
 def test_what_consumes_an_array_waits_for_a_run_that_reads_it_and_calls_its_client(launches: Launches):
     """The devices would wait for that run otherwise, and with them what the callback may need."""
-    launches.launch(1, 0, late=CLIENT)
+    launches.launch(1, 0, host_call=CLIENT)
     launches.launch(2, 0, donated=(0,))
     assert launches.started() == [1]
     launches.end(1)
@@ -172,23 +172,23 @@ def test_what_consumes_an_array_waits_for_a_run_that_reads_it_and_calls_its_clie
 
 def test_what_consumes_an_array_does_not_wait_for_python_that_reads_it(launches: Launches):
     """Its host keeps what Python reads: a checkpoint holds up no step."""
-    launches.launch(1, 0, late=PYTHON)
+    launches.launch(1, 0, host_call=PYTHON)
     launches.launch(2, 0, donated=(0,))
     assert launches.started() == [1, 2]
 
 
 def test_a_call_of_python_follows_the_call_that_gives_its_argument_at_once(launches: Launches):
-    launches.launch(1, late=PYTHON)
-    launches.launch(2, 1, late=PYTHON)
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1, host_call=PYTHON)
     assert launches.started() == [1, 2]
 
 
-def test_calls_of_python_keep_their_order_behind_one_that_stands_aside(launches: Launches):
-    launches.launch(1, late=PYTHON)
+def test_calls_of_python_keep_their_order_behind_a_deferred_one(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1)
-    launches.launch(3, 2, late=PYTHON)
-    launches.launch(4, late=PYTHON)
-    launches.launch(5, late=PYTHON)
+    launches.launch(3, 2, host_call=PYTHON)
+    launches.launch(4, host_call=PYTHON)
+    launches.launch(5, host_call=PYTHON)
     launches.launch(6)
     assert launches.started() == [1, 6]
     launches.end(1)
@@ -197,16 +197,16 @@ def test_calls_of_python_keep_their_order_behind_one_that_stands_aside(launches:
 
 def test_any_number_of_python_calls_leaves_room_for_others(launches: Launches):
     for number in range(1, 100):
-        launches.launch(number, late=PYTHON)
+        launches.launch(number, host_call=PYTHON)
     launches.launch(100)
     assert launches.started() == list(range(1, 101))
 
 
 @pytest.mark.parametrize(("devices", "most"), [(1, MOST_OF_A_SESSION), (2, MOST_IN_XLA_OF_A_SESSION)])
-def test_some_runs_call_their_clients_at_a_time_and_the_others_stand_aside(launches: Launches, devices: int, most: int):
+def test_runs_beyond_a_bound_that_call_their_clients_are_deferred(launches: Launches, devices: int, most: int):
     count = most + 2
     for number in range(1, count + 1):
-        launches.launch(number, late=CLIENT, devices=devices)
+        launches.launch(number, host_call=CLIENT, devices=devices)
     launches.launch(100)
     assert launches.started() == [*range(1, most + 1), 100]
     launches.end(3)
@@ -224,7 +224,7 @@ def test_an_island_has_room_for_the_callbacks_of_several_sessions(
 ):
     sessions = most // most_of_one + 1
     for number in range(1, 1 + sessions * most_of_one):
-        launches.launch(number, late=CLIENT, session=1 + (number - 1) // most_of_one, devices=devices)
+        launches.launch(number, host_call=CLIENT, session=1 + (number - 1) // most_of_one, devices=devices)
     assert sorted(launches.started()) == list(range(1, most + 1))
     launches.end(1)
     assert launches.started() == [most + 1]
@@ -232,8 +232,8 @@ def test_an_island_has_room_for_the_callbacks_of_several_sessions(
 
 def test_runs_that_consume_something_keep_threads_of_the_devices(launches: Launches):
     for number in range(1, MOST_IN_XLA_OF_A_SESSION + 2):
-        launches.launch(number, 0, late=CLIENT, donated=(0,))
-    launches.launch(100, late=CLIENT)
+        launches.launch(number, 0, host_call=CLIENT, donated=(0,))
+    launches.launch(100, host_call=CLIENT)
     assert launches.started() == [1, 100]  # the others follow those that read what they consume
     for number in range(1, MOST_IN_XLA_OF_A_SESSION + 1):
         launches.end(number)
@@ -241,9 +241,9 @@ def test_runs_that_consume_something_keep_threads_of_the_devices(launches: Launc
 
 
 def test_one_run_at_a_time_of_a_function_over_several_devices_calls_its_client(launches: Launches):
-    launches.launch(1, late=CLIENT, function="f", devices=2)
-    launches.launch(2, late=CLIENT, function="f", devices=2)
-    launches.launch(3, late=CLIENT, function="g", devices=2)
+    launches.launch(1, host_call=CLIENT, function="f", devices=2)
+    launches.launch(2, host_call=CLIENT, function="f", devices=2)
+    launches.launch(3, host_call=CLIENT, function="g", devices=2)
     assert launches.started() == [1, 3]
     launches.end(1)
     assert launches.started() == [2]
@@ -251,15 +251,15 @@ def test_one_run_at_a_time_of_a_function_over_several_devices_calls_its_client(l
 
 def test_a_run_that_waits_for_its_input_takes_no_place_of_those_that_call_their_clients(launches: Launches):
     """A callback may launch programs with callbacks, too."""
-    launches.launch(1, late=CLIENT)
+    launches.launch(1, host_call=CLIENT)
     for number in range(2, 2 + MOST_OF_A_SESSION):
-        launches.launch(number, number - 1, late=CLIENT)
-    launches.launch(50, late=CLIENT)
+        launches.launch(number, number - 1, host_call=CLIENT)
+    launches.launch(50, host_call=CLIENT)
     assert launches.started() == [1, 50]
 
 
-def test_a_session_that_ends_takes_what_stands_aside_with_it(launches: Launches):
-    launches.launch(1, late=PYTHON)
+def test_the_end_of_a_session_drops_its_deferred_nodes(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1)
     assert launches.started() == [1]
     assert [node.number for node in launches.scheduler.drop_session(1)] == [2]
@@ -270,7 +270,7 @@ def test_a_session_that_ends_takes_what_stands_aside_with_it(launches: Launches)
 
 def test_a_run_that_never_got_its_place_takes_none(launches: Launches):
     for number in range(1, MOST_OF_A_SESSION + 3):
-        launches.launch(number, late=CLIENT)
+        launches.launch(number, host_call=CLIENT)
     (node,) = launches.nodes[MOST_OF_A_SESSION + 1]
     launches.scheduler.drop(node)
     launches.end(MOST_OF_A_SESSION + 1)
@@ -279,8 +279,8 @@ def test_a_run_that_never_got_its_place_takes_none(launches: Launches):
     assert launches.started() == [MOST_OF_A_SESSION + 2]
 
 
-def test_a_launch_aside_that_is_dropped_never_starts(launches: Launches):
-    launches.launch(1, late=PYTHON)
+def test_a_dropped_deferred_launch_never_starts(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1)
     launches.started()
     (node,) = launches.scheduler.nodes(0)
@@ -289,23 +289,23 @@ def test_a_launch_aside_that_is_dropped_never_starts(launches: Launches):
     assert launches.started() == []
 
 
-def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_promise_is_kept(launches: Launches):
-    launches.launch(1, late=PYTHON)
+def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_dependency_is_resolved(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
     for number in range(2, 2002):
         launches.launch(number, number - 1)
     assert launches.started() == [1]
     launches.end(1)
     assert launches.started() == list(range(2, 2002))
-    assert not launches.promises.has_some(1)
+    assert not launches.dependencies.has_some(1)
 
 
 def test_an_array_does_not_keep_the_launch_that_made_it(launches: Launches):
     """Each of a training loop's steps would keep all the steps before it."""
-    promise = launches.launch(1, 0, late=CLIENT)
+    dependency = launches.launch(1, 0, host_call=CLIENT)
     launches.started()
     launches.end(1)
-    assert promise is not None
+    assert dependency is not None
     assert not any(
-        isinstance(each, QueuedNode) for held in gc.get_referents(promise) for each in gc.get_referents(held)
+        isinstance(each, QueuedNode) for held in gc.get_referents(dependency) for each in gc.get_referents(held)
     )
-    assert not promise.nodes
+    assert not dependency.nodes

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from atoll.dependencies.large_plans import LargePlans
+from atoll.dependencies.static_programs import StaticProgram
 from atoll.errors import Status
-from atoll.promises.large_plans import LargePlans
-from atoll.promises.static_programs import StaticProgram
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.programs import RegisteredProgram
@@ -95,7 +95,7 @@ class Launching(Protocol):
     def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
         """Of a node that is launched by itself; its gangs have the numbers from `first` on."""
 
-    def join_lines(self, node: QueuedNode[GangRun]) -> None: ...
+    def enqueue(self, node: QueuedNode[GangRun]) -> None: ...
 
     def gang_left(self, gang: Gang[GangRun]) -> None:
         """It needs its program no more."""

@@ -6,10 +6,11 @@ that makes the next carried arrays and reports whether to go on, and one that ma
 them are ordinary programs, and their launches, the *parts* of the node's launch, ordinary launches: in the islands'
 order, with memory reserved in that order.
 
-The results have their handles and a promise from the start (`promises.promises`): so what uses them stands aside, and
-everything else goes on. The part that makes them gets the promise when it is decided, and the age of the whole, so that
-it comes before all that was launched later. A part waits for nothing but what was launched before the whole. So nothing
-deadlocks by it, and one part at a time is under way for each node: a loop takes its turns as any other launch does.
+The results have their handles and a dependency from the start (`dependencies.dependency_tracker`), so launches that use
+them are deferred and everything else continues. The part that makes the results gets the dependency when it is decided,
+and the age of the whole, so that it comes before all that was launched later. A part waits for nothing but what was
+launched before the whole. So nothing deadlocks by it, and one part at a time is under way for each node: a loop takes
+its turns as any other launch does.
 
 Pure. Invariant: until it is over, a launch of such a node keeps its arrays and its programs from going.
 """
@@ -20,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from atoll.cluster.resources import ResourceManager
+from atoll.dependencies.dependency_tracker import DependencyTracker
 from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
 from atoll.ir.program import credits_of
-from atoll.promises.promises import Promises
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.checks import check_cost, program_problem, quota_problem
@@ -35,8 +36,8 @@ class Parts(Protocol):
     """What launches parts and ends launches: the controller."""
 
     def launch_part(self, whole: Undecided, program: RegisteredProgram, message: m.Launch) -> Launch:
-        """Launches a part whose arguments are there, or promised. With credits it is the last one: it gives the whole's
-        results, and its nodes are in no line yet. `part_ended` is called at its end.
+        """Launch a part whose arguments exist or have a dependency. With credits it is the last one: it gives the
+        whole's results, and its nodes are in no line yet. `part_ended` is called at its end.
         """
 
     def settle(self, session: Session, handle: int, error: Status | None) -> None: ...
@@ -61,14 +62,14 @@ class IrregularNodes:
         sessions: Mapping[int, Session],
         resources: ResourceManager,
         quarantine: Quarantine,
-        promises: Promises[GangRun],
+        dependencies: DependencyTracker[GangRun],
         parts: Parts,
         next_age: Callable[[], int],
     ) -> None:
         self._sessions = sessions
         self._resources = resources
         self._quarantine = quarantine
-        self._promises = promises
+        self._dependencies = dependencies
         self._parts = parts
         self._next_age = next_age
         self._next_handle = m.FIRST_OWN_HANDLE  # of what a loop carries
@@ -100,13 +101,13 @@ class IrregularNodes:
             return problem
         entries = session.directory.entries
         arguments = [entries[handle] for handle in message.arguments]
-        promise = self._promises.of_undecided(session.number, arguments)
+        dependency = self._dependencies.of_undecided(session.number, arguments)
         last = parts[-1]
         for made in last.values:
             if made.result >= 0:
                 spec = last.result_specs[made.result]
                 entry = Entry(made.hosts, made.nbytes, maker=last.name, context=message.context, spec=spec)
-                entry.promise = promise
+                entry.dependency = dependency
                 session.directory.add(message.results[made.result], entry)
         whole = Undecided(
             session.number,
@@ -114,7 +115,7 @@ class IrregularNodes:
             parts,
             message.arguments,
             message.results,
-            promise,
+            dependency,
             self._next_age(),
             message.context,
             message.credits,
@@ -208,7 +209,7 @@ class IrregularNodes:
         launch = self._parts.launch_part(whole, program, message)
         self._over(whole)
         self._forget(session, whole)
-        self._promises.decided(whole.promise, launch.nodes)
+        self._dependencies.decided(whole.dependency, launch.nodes)
 
     def _problem(self, session: Session, program: RegisteredProgram, arguments: tuple[int, ...]) -> Status | None:
         for handle in arguments:
@@ -224,7 +225,7 @@ class IrregularNodes:
         for handle in whole.results:
             self._parts.settle(session, handle, status)
         self._forget(session, whole)
-        self._promises.keep(whole.promise)
+        self._dependencies.resolve(whole.dependency)
         self._parts.end_credits(session, whole.credits)
 
     def _over(self, whole: Undecided) -> None:
@@ -277,7 +278,7 @@ def _parts(
             raise StatusError(Code(program.code), program.message, program.payloads)
         if program is None:
             raise not_found(f"program {number} does not exist in this session")
-        if program.is_late:
+        if program.is_unbounded:
             raise unimplemented(f"{program.name} calls Python, which what depends on data cannot do")
         if program.feeds or not program.donated.issubset(may_consume if position == 2 else ()):
             raise invalid(f"{program.name} depends on data, and takes bytes of the client or donates its arrays")

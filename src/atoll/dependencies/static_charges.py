@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 
+from atoll.dependencies.static_programs import IslandPart, StaticProgram
 from atoll.errors import invalid
-from atoll.promises.static_programs import IslandPart, StaticProgram
 from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.gangs import RunGangs
