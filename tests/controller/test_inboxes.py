@@ -11,6 +11,7 @@ from atoll.controller.sessions.inboxes import MAX_WAITING_NODES
 from atoll.dispatch.compilation import MAX_AGAIN
 from atoll.errors import OK
 from atoll.ir.program import Program
+from atoll.ir.validation import MAX_RESULTS
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.session.irregular import in_parts
@@ -91,8 +92,8 @@ def closing_of(play: Play, message: object) -> str:
     [
         (m.HandlesReported(1, dict.fromkeys(range(m.MOST_HANDLES_REPORTED + 1), False)), "HandlesReported.handles"),
         (
-            m.RegisterProgram(5, Program("f", (on(0),), (), (0,) * ((1 << 17) + 1))),
-            "RegisterProgram.definition.results",
+            m.RegisterProgram(5, Program("f", (on(0),), (), (0,) * (MAX_RESULTS + 1))),
+            "the program has 16,385 results: return at most 16,384",
         ),
     ],
 )

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.controller.validation import NOTHING_TO_VALIDATE, VALIDATORS, validate
-from atoll.controller.validation.fields import MAX_HANDLES
 from atoll.controller.validation.proxies import PROXIES
 from atoll.errors import OK, Status, StatusError
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Loop, Mapping, Program, Rearrange, Transfer, single
@@ -114,11 +113,14 @@ MESSAGES: dict[str, Any] = {
     "Launch.results is (12, 12)": m.Launch(1, (10,), (12, 12), ()),
     "Launch.arguments is -1": m.Launch(1, (-1,), (11,), ()),
     "Launch.arguments is 1152921504606846976": m.Launch(1, (SLICE,), (11,), ()),
+    "Launch.results is '16385 entries': expected at most 16384": m.Launch(1, (10,), tuple(range(100, 16485)), ()),
+    "Launch.arguments is '32769 entries': expected at most 32768": m.Launch(1, (10,) * 32_769, (12,), ()),
+    "Launch.released is '1025 entries'": m.Launch(1, (10,), (12,), (), released=(10,) * 1025),
     "Launch.feeds is": m.Launch(1, (10,), (12,), (m.OWN_NUMBERS,)),
     "Launch.released is": m.Launch(1, (10,), (12,), (), released=(m.FIRST_OWN_HANDLE,)),
     "Launch.credits is": m.Launch(1, (10,), (12,), (), credits=1 << 40),
     "Release.handles is": m.Release((m.OWN_HANDLES,)),
-    "Release.handles is '131073 entries'": m.Release(tuple(range(MAX_HANDLES + 1))),
+    "Release.handles is '32769 entries'": m.Release(tuple(range(m.MAX_HANDLES + 1))),
     "Await.wait is 5: expected a number that is not in use": m.Await(5, (11,)),
     "Await.wait is -1": m.Await(-1, (10,)),
     "MakeError.handles is 10": m.MakeError((10,), Status(3, "x")),

@@ -90,3 +90,23 @@ def test_without_a_clock_nothing_waits():
     sent = Sent(has_clock=False)
     sent.outgoing.release((1,), delete=False)
     assert sent.messages == [m.Release((1,))]
+
+
+def test_a_long_list_goes_in_messages_that_the_controller_takes():
+    sent = Sent()
+    handles = tuple(range(2 * m.MAX_HANDLES + 1))
+    sent.outgoing.release((7,), delete=False)
+    sent.outgoing.release(handles, delete=False)
+    assert [len(message.handles) for message in sent.messages] == [1, m.MAX_HANDLES, m.MAX_HANDLES, 1]
+    assert sum((message.handles for message in sent.messages[1:]), ()) == handles
+
+
+def test_a_launch_releases_no_more_than_the_controller_takes():
+    sent = Sent()
+    for length in (255, 256, 255):
+        sent.outgoing.release(tuple(range(length)), delete=False)
+    sent.launch()
+    assert all(len(message.released) <= m.MAX_RELEASED for message in sent.messages if isinstance(message, m.Launch))
+    assert (
+        sum(len(getattr(message, "handles", ())) for message in sent.messages) + len(sent.messages[-1].released) == 766
+    )

@@ -93,6 +93,23 @@ def test_a_wait_is_answered_once(status):
 # ---- functions
 
 
+@pytest.mark.parametrize("failing", [None, 0, 1])
+def test_a_wait_for_more_handles_than_a_message_has_ends_with_the_last_or_the_first_error(failing):
+    cluster = FakeCluster()
+    session = cluster.session
+    handles, answers = tuple(range(2 * m.MAX_HANDLES)), []
+    session.wait(handles, answers.append)
+    named: tuple[int, ...] = ()
+    for number in range(2 if failing is None else failing + 1):
+        (message,) = cluster.take()
+        named += message.handles
+        assert answers == []
+        session.handle(m.Awaited(message.wait, FAILURE if number == failing else OK))
+    assert answers == [OK if failing is None else FAILURE]
+    assert named == handles[: len(named)]
+    assert cluster.take() == []
+
+
 def test_a_functions_source_goes_to_each_host_of_its_devices():
     async def work() -> None:
         cluster = FakeCluster(hosts=3)

@@ -33,7 +33,9 @@ MAX_NODES = 1 << 16
 MAX_VALUES = 1 << 20
 MAX_EDGES = 1 << 20  # inputs and outputs of all nodes together
 MAX_SHARDS = 1 << 24  # of all arguments and outputs together
-MAX_FEEDS = 1 << 16
+MAX_ARGUMENTS = 1 << 15
+MAX_FEEDS = 1 << 15
+MAX_RESULTS = 1 << 14  # they all become errors in one turn of the controller if a launch fails
 MAX_NAME = 1 << 17  # characters
 
 MAX_RANK = 64
@@ -62,6 +64,8 @@ class DefinitionCheck:
 
     def arguments(self, specs: Sequence[ArraySpec]) -> None:
         """Check the arguments. Call this once, before `node`."""
+        if len(specs) > MAX_ARGUMENTS:
+            raise invalid(f"the program has {len(specs):,} arguments: pass at most {MAX_ARGUMENTS:,}, as larger arrays")
         self._grow(len(specs), len(specs))
         for i, spec in enumerate(specs):
             self._spec(spec, f"arguments[{i}]")
@@ -137,6 +141,8 @@ class DefinitionCheck:
 
     def results(self, values: Sequence[int]) -> None:
         """Check the values that the program returns. Call this last."""
+        if len(values) > MAX_RESULTS:
+            raise invalid(f"the program has {len(values):,} results: return at most {MAX_RESULTS:,}, as larger arrays")
         for i, value in enumerate(values):
             if not 0 <= value < self.defined:
                 raise invalid(f"results[{i}] is {value}: the program defines {self.defined} values")

@@ -49,8 +49,9 @@ class Outgoing:
 
     def release(self, handles: Sequence[int], delete: bool) -> None:
         """The client needs these handles no more; with `delete`, nobody may use their memory either."""
-        if delete:
-            self.send(m.Release(tuple(handles), delete=True))
+        if delete or len(handles) > _MOST_WAITING:
+            for first in range(0, len(handles), m.MAX_HANDLES):
+                self.send(m.Release(tuple(handles[first : first + m.MAX_HANDLES]), delete))
             return
         self._released += handles
         if self._later is None or len(self._released) >= _MOST_WAITING:

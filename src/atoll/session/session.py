@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -160,13 +161,21 @@ class ClusterSession:
         self._outgoing.release(handles, delete)
 
     def wait(self, handles: Sequence[int], then: Callable[[Status], None]) -> None:
-        """Calls `then` once all of these are ready, or with their first error."""
+        """Call `then` when all of these handles are ready, or with their first error."""
         if self.lost is not None:
             then(self.lost)
             return
         number = self.number()
-        self._waits[number] = then
-        self.send(m.Await(number, tuple(handles)))
+        first, following = handles[: m.MAX_HANDLES], handles[m.MAX_HANDLES :]
+        self._waits[number] = then if not following else partial(self._wait_for_more, following, then)
+        self.send(m.Await(number, tuple(first)))
+
+    def _wait_for_more(self, handles: Sequence[int], then: Callable[[Status], None], status: Status) -> None:
+        """Wait for the handles that one message could not name, unless an earlier one has failed."""
+        if status.ok:
+            self.wait(handles, then)
+        else:
+            then(status)
 
     # ---- compiled functions
 

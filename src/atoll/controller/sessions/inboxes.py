@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from atoll.controller.validation.fields import MAX_HANDLES
 from atoll.dispatch.discards import Discards
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
@@ -55,7 +54,7 @@ def _nodes_of(message: Any) -> int:
 
 def _divided(message: Any) -> tuple[Any, Any]:
     """Return the part of a message that is handled now, and the rest, if any. A list that is too long stays whole."""
-    if type(message) not in (m.Release, m.MakeError) or not _MOST_HANDLES < len(message.handles) <= MAX_HANDLES:
+    if type(message) not in (m.Release, m.MakeError) or not _MOST_HANDLES < len(message.handles) <= m.MAX_HANDLES:
         return message, None
     handles = message.handles
     return replace(message, handles=handles[:_MOST_HANDLES]), replace(message, handles=handles[_MOST_HANDLES:])

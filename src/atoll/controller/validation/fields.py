@@ -12,7 +12,6 @@ from atoll.protocol import messages as m
 # Numbers that clients choose, for programs, functions, waits and the like. Negative ones are the controller's own.
 MAX_NUMBER = 1 << 62
 # Handles of one message.
-MAX_HANDLES = 1 << 17
 # Handles from `m.FIRST_OWN_HANDLE` to here are the controller's own.
 _OWN_HANDLES_END = 2 * m.OWN_HANDLES
 _MAX_HANDLE = 1 << 63
@@ -57,7 +56,7 @@ def check_text(message: Any, field: str, most: int) -> None:
         raise violation(message, field, value, f"at most {most} characters")
 
 
-def check_numbers(message: Any, field: str, limit: int = MAX_NUMBER, most: int = MAX_HANDLES) -> None:
+def check_numbers(message: Any, field: str, limit: int = MAX_NUMBER, most: int = m.MAX_HANDLES) -> None:
     check_count(message, field, most)
     values: tuple[int, ...] = getattr(message, field)
     if values and not (min(values) >= 0 and max(values) < limit):
@@ -81,7 +80,7 @@ def check_handles(message: Any, field: str) -> None:
     handles: tuple[int, ...] = getattr(message, field)
     if not handles:
         return
-    check_count(message, field, MAX_HANDLES)
+    check_count(message, field, m.MAX_HANDLES)
     # Almost always all of them are small.
     if min(handles) >= 0 and max(handles) < m.FIRST_OWN_HANDLE:
         return

@@ -10,7 +10,6 @@ from typing import Any
 
 from atoll.cluster.topology import Topology
 from atoll.controller.validation.fields import (
-    MAX_HANDLES,
     MAX_NUMBER,
     check_count,
     check_handles,
@@ -24,7 +23,7 @@ from atoll.controller.validation.fields import (
     violation,
 )
 from atoll.errors import StatusError, invalid
-from atoll.ir.validation import DefinitionCheck
+from atoll.ir.validation import MAX_RESULTS, DefinitionCheck
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
 
@@ -44,7 +43,7 @@ _QUERIES = frozenset(("layout", "cost", "text", "memory", "profile"))
 def launch(session: Session, message: m.Launch, topology: Topology) -> None:
     if not 0 <= message.program < MAX_NUMBER:
         check_number(message, "program")
-    if len(message.arguments) > MAX_HANDLES:
+    if len(message.arguments) > m.MAX_HANDLES:
         check_handles(message, "arguments")
     first_own, entries, results = m.FIRST_OWN_HANDLE, session.directory.entries, message.results
     for handle in message.arguments:
@@ -56,12 +55,13 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
             check_new_handles(message, "results", entries)
             break
     if len(results) > 1:
+        check_count(message, "results", MAX_RESULTS)
         check_new_handles(message, "results", entries)
     if message.feeds:
         check_numbers(message, "feeds", m.OWN_NUMBERS)
     released = message.released
-    if len(released) > MAX_HANDLES:
-        check_handles(message, "released")
+    if len(released) > m.MAX_RELEASED:
+        check_count(message, "released", m.MAX_RELEASED)
     for handle in released:
         if not 0 <= handle < first_own:
             check_handles(message, "released")
@@ -89,9 +89,6 @@ def register_function(session: Session, message: m.RegisterFunction, topology: T
 
 def register_program(session: Session, message: m.RegisterProgram, topology: Topology) -> None:
     check = _checked_part(session, message)
-    if len(message.definition.results) > MAX_HANDLES:
-        found = f"{len(message.definition.results)} entries"
-        raise violation(message, "definition.results", found, f"at most {MAX_HANDLES}")
     try:
         check.results(message.definition.results)
     except StatusError as error:

@@ -15,6 +15,10 @@ MAX_PART_NODES = 256
 MAX_PART_BYTES = 256 * 1024
 # Arrays that a proxy reports; with more, it reports none.
 MOST_HANDLES_REPORTED = 1 << 17
+# Handles in one list of a message: about ten milliseconds' work for the controller.
+MAX_HANDLES = 1 << 15
+# Handles that a `Launch` releases. A proxy sends more in a `Release`, which the controller divides.
+MAX_RELEASED = 1 << 10
 # What a proxy may send of its record.
 MOST_CALL_BYTES = 4 << 20
 
