@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
-MOST_WORDS_OF_THE_GLOSSARY = 60
 
 
 @pytest.mark.slow
@@ -79,13 +78,13 @@ def test_links_to_files_of_the_repository_lead_somewhere(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-def test_the_glossary_is_short_and_says_what_others_say() -> None:
+def test_the_glossary_has_a_meaning_for_each_word() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in (DOCS / "reference" / "glossary.md").read_text().splitlines()
         if line.startswith("| ") and not line.startswith("| word")
     ]
-    assert 0 < len(rows) <= MOST_WORDS_OF_THE_GLOSSARY
+    assert rows
     assert [row[0] for row in rows if len(row) != 3 or not row[1]] == []
 
 
