@@ -68,7 +68,7 @@ BACKENDS = {
         Backend("blocking TLS socket", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, journal", {"JAX_PLATFORMS": "atoll"}),
         Backend("atoll, no journal", {"JAX_PLATFORMS": "atoll"}),
-        Backend("atoll, static runs", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, delegated runs", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, node by node", {"JAX_PLATFORMS": "cpu"}),
         # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.
         Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),

@@ -1,4 +1,4 @@
-"""(y): what a step of a pipeline costs the controller, on null devices: as a static run, and node by node."""
+"""(y): what a step of a pipeline costs the controller, on null devices: as a delegated run, and node by node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.paper.cluster import NullCluster
 from benchmarks.paper.schedules import Sizes, make_training
 from benchmarks.paper.training import Training
 
-STATIC = "atoll, static runs"
+STATIC = "atoll, delegated runs"
 _STAGES, _MICRO_BATCHES = 16, 64
 # Stages are quicker than their hosts: so a step takes no longer than these, which share a machine, need for it.
 STEP_SIZES = Sizes(unit=1e-4, activation_bytes=4096)
@@ -22,10 +22,10 @@ _AHEAD = 2
 
 
 def steps(settings: Settings) -> Round:
-    is_static = settings.system == STATIC
+    is_delegated = settings.system == STATIC
     stages, microbatches = settings.size(_STAGES, 4), settings.size(_MICRO_BATCHES, 8)
-    alone = ClusterSettings(f"{stages}x1x1").static_seconds or 0.0
-    cluster = NullCluster(f"{stages}x1x1", static_seconds=alone if is_static else None)
+    alone = ClusterSettings(f"{stages}x1x1").delegate_after_seconds or 0.0
+    cluster = NullCluster(f"{stages}x1x1", delegate_after_seconds=alone if is_delegated else None)
     client = cluster.client()
     table = schedule("1f1b", stages, microbatches)
     groups = [[device] for device in client.devices]

@@ -246,7 +246,7 @@ BENCHMARKS = (
         key="y",
         title="a step of a pipeline, 1f1b, S=16, M=64: 5,856 gangs on null devices; node by node",
         prepare="benchmarks.micro.pipeline_steps:steps",
-        contestants=("atoll, static runs", "atoll, node by node"),
+        contestants=("atoll, delegated runs", "atoll, node by node"),
         metrics=(
             Metric("controller", "the controller's CPU time", "ms", Target(5.0, at_least=False)),
             Metric("idle", "the controller's CPU time in as long a time without a step", "ms"),

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 _OF_ALL_THREADS = 2  # CPUCLOCK_SCHED of Linux
 _LEASE_SECONDS = 60.0  # a machine that is measured is a busy one
 _MOST_SESSIONS = 512
-_STATIC_SECONDS = ClusterSettings("").static_seconds
+_DELEGATE_AFTER_SECONDS = ClusterSettings("").delegate_after_seconds
 
 
 class Cluster:
@@ -38,7 +38,7 @@ class Cluster:
         policy: str = DEFAULT_POLICY,
         grace_seconds: float = 0.0,
         journal: str = "",
-        static_seconds: float | None = _STATIC_SECONDS,
+        delegate_after_seconds: float | None = _DELEGATE_AFTER_SECONDS,
     ) -> None:
         directory = tempfile.mkdtemp(prefix="atoll-bench-")
         settings = ClusterSettings(
@@ -50,7 +50,7 @@ class Cluster:
             max_sessions=_MOST_SESSIONS,
             tenants=tenants,
             grace_seconds=grace_seconds,
-            static_seconds=static_seconds,
+            delegate_after_seconds=delegate_after_seconds,
         )
         options = EngineOptions(settings, directory, parent=os.getpid(), journal=journal)
         self.address = options.controller_address
@@ -73,9 +73,11 @@ class NullCluster(Cluster):
         policy: str = DEFAULT_POLICY,
         grace_seconds: float = 0.0,
         journal: str = "",
-        static_seconds: float | None = _STATIC_SECONDS,
+        delegate_after_seconds: float | None = _DELEGATE_AFTER_SECONDS,
     ) -> None:
-        super().__init__(islands, NULL_PLATFORM, dispatch, tenants, policy, grace_seconds, journal, static_seconds)
+        super().__init__(
+            islands, NULL_PLATFORM, dispatch, tenants, policy, grace_seconds, journal, delegate_after_seconds
+        )
         self._loop = asyncio.new_event_loop()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:

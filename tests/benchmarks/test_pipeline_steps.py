@@ -1,4 +1,4 @@
-"""(y): what is measured are static runs, and all of a step."""
+"""(y): what is measured are delegated runs, and all of a step."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ModelHost:
         self.functions: set[str] = set()
         self.compiled: list[str] = []  # to be reported
         self.reported: set[str] = set()  # functions that were reported before their hosts were asked
-        self.on_arrival: Any = lambda: None  # of bytes that a static run awaits
+        self.on_arrival: Any = lambda: None  # of bytes that a delegated run awaits
         self.numbers: list[int] = []  # sequences of units whose numbers are to be reported
         self.asides: dict[int, dict[int, int]] = {}  # by session: pieces, with the handles that they are of
         self.copied: list[m.AsidePut] = []  # to be reported

@@ -52,7 +52,7 @@ class LongPrograms(World):
     st.sampled_from([0, 200, 400]),
     st.sampled_from([0.0, 0.1]),
 )
-def test_static_runs_are_taken_back_at_any_segment_and_nothing_runs_twice(seed, rounds, topology, doom, memory, loss):
+def test_delegated_runs_are_revoked_at_any_segment_and_nothing_runs_twice(seed, rounds, topology, doom, memory, loss):
     """One client has the cluster to itself, until another one comes; then hosts are lost, or sessions end."""
     world = LongPrograms(random.Random(seed), topology, doom, device_memory=memory)
     rng, one, other = world.rng, world.open(), world.open()

@@ -22,8 +22,8 @@ from atoll.protocol import messages as m
 from atoll.scheduling.functions import hosts_of
 from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
 from atoll.worker.host_group import HostGroup
-from atoll.worker.static_runs import StaticRuns
 from tests.controller.model_host import ModelHost
 from tests.controller.play import joined, joining
 
@@ -270,7 +270,7 @@ class World:
         self.rng = rng
         self.doom = doom
         self.now = 0.0
-        self.cluster = joined(topology, static_seconds=0.0, **settings)  # no time passes
+        self.cluster = joined(topology, delegate_after_seconds=0.0, **settings)  # no time passes
         self.controller = self.cluster.controller
         self.memory: int = settings.get("device_memory", 0)  # of each device; 0: without a limit
         self.exhausted: set[str] = set()  # errors for want of memory that the model agrees with
@@ -282,7 +282,7 @@ class World:
         self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
         self.links: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # between hosts of a group
-        self.static_runs: dict[int, StaticRuns] = {}  # the worker's own, by host
+        self.dispatchers: dict[int, DelegatedRunDispatcher] = {}  # the worker's own, by host
         self.groups = {number: self.group_of(number) for number in self.hosts}
         for kind, number, message in joining(self.cluster):
             assert kind == "host"
@@ -292,7 +292,7 @@ class World:
         """A worker's own, around the model host."""
 
         def handle(message: Any) -> bool:
-            static_runs.handle(message)
+            dispatcher.handle(message)
             return True
 
         def report(*messages: Any) -> None:
@@ -300,8 +300,9 @@ class World:
                 self.cluster.worker(number, message)
 
         group = HostGroup(number, handle, lambda to, content: self.links[number, to].append(content), report)
-        static_runs = self.static_runs[number] = StaticRuns(group.report, lambda ended: static_runs.handle(ended))
-        static_runs.execute, static_runs.await_feeds = self.hosts[number].take, self.hosts[number].await_feeds
+        dispatcher = DelegatedRunDispatcher(group.report, lambda ended: dispatcher.handle(ended))
+        self.dispatchers[number] = dispatcher
+        dispatcher.execute, dispatcher.await_feeds = self.hosts[number].take, self.hosts[number].await_feeds
         return group
 
     def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
@@ -438,7 +439,7 @@ class World:
             self.hosts[to].arrive(session, feed)
         else:
             message = host.finish(self.rng.choice(ended[host.number]))
-            self.static_runs[host.number].report(message)
+            self.dispatchers[host.number].report(message)
         self.deliver()
         return True
 

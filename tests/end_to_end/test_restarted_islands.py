@@ -26,7 +26,7 @@ LARGE = 1 << 20  # numbers of 8 bytes: more than the buffers of a socket
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
     """Two islands of one device each, on which a session's programs are granted to hosts at once."""
-    return start_cluster(islands="2x1x1", static_seconds=0.0)
+    return start_cluster(islands="2x1x1", delegate_after_seconds=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def test_what_a_host_has_counted_is_what_each_of_its_gangs_would_have_been_charg
     assert apart.ended((0,), ALL, (20, 30))[0] == together.ended((0,), ALL, (20, 30))[0] == 10
 
 
-def test_a_host_does_not_count_what_ran_there_before_its_static_run():
+def test_a_host_does_not_count_what_ran_there_before_its_delegated_run():
     clocks = DeviceClocks()
     clocks.ended((0,), ALL, (0, 7))
     assert clocks.busy_together(0, (0, 1), 20, 2, 0, 25) == 15, "the devices were free at 7 only"

@@ -123,8 +123,8 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     grace_seconds: float = 0.0  # for who has lost its connection to the controller, or it, to come back; 0: it is lost
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
     relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
-    # That a session has had islands to itself before its hosts dispatch by themselves; None: they never do.
-    static_seconds: float | None = 1.0
+    # A session's launches are delegated to hosts once no other session has used the islands for so long; None: never.
+    delegate_after_seconds: float | None = 1.0
 
     tenants: tuple[TenantSettings, ...] = ()  # who shares it, of whom no command line says: see `cluster.tenants`
 

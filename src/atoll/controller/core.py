@@ -168,7 +168,7 @@ class Controller:
             self._state.remains,
             settings.sequential,
             find_policy(settings.policy),
-            settings.static_seconds,
+            settings.delegate_after_seconds,
         )
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger
@@ -280,8 +280,8 @@ class Controller:
     def _messages_of_hosts(self) -> Mapping[type[Any], Callable[[int, Any], None]]:
         """The same of workers."""
         return {
-            m.RunProgress: self.launcher.static_runs.progressed,
-            m.Yielded: self.launcher.static_runs.yielded,
+            m.RunProgress: self.launcher.delegated_runs.progressed,
+            m.RunsRevoked: self.launcher.delegated_runs.runs_revoked,
             m.RowsMoved: self.launcher.rows_moved,
             m.PeerSilent: self._recovery.peer_silent,
             m.WorkerFails: self._recovery.worker_fails,

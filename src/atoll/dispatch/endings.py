@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
+from atoll.dependencies.delegated_runs import DelegatedRuns
 from atoll.dependencies.dependency_tracker import DependencyTracker
 from atoll.dependencies.sequential import SequentialDispatch
-from atoll.dependencies.static_runs import StaticRuns
 from atoll.dispatch.buffers import Buffers
 from atoll.dispatch.large_launches import LARGE_NODES
 from atoll.dispatch.outbox import Outbox
@@ -72,7 +72,7 @@ class Endings:
         self._sequential = sequential
         self._remains = remains
         self.clocks = DeviceClocks()
-        self.static_runs: StaticRuns  # to be set
+        self.delegated_runs: DelegatedRuns  # to be set
 
     # ---- gangs
 
@@ -118,7 +118,7 @@ class Endings:
             return
         if gang.run.spec.collective:
             gang.run.left_out += (host,)
-        if not gang.node.is_static:  # of which others are in flight there
+        if not gang.node.is_delegated:  # of which others are in flight there
             gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
             # The loss of that host is reported soon, and names the cause.
@@ -154,8 +154,8 @@ class Endings:
 
     def finish(self, gang: Gang[GangRun]) -> None:
         """A gang that was started has left its island, with or without success; its session is charged for it."""
-        if gang.node.is_static:
-            self.static_runs.finish(gang)
+        if gang.node.is_delegated:
+            self.delegated_runs.finish(gang)
             return
         self.in_flight.pop(gang.sequence, None)
         if self._sequential is not None:
@@ -210,7 +210,7 @@ class Endings:
         if launch.error is not None or session is None:
             for entry in launch.entries[launch.program.arguments :]:
                 self._memory.release(entry)
-        elif not launch.is_static and len(launch.program.nodes) <= LARGE_NODES:
+        elif not launch.is_delegated and len(launch.program.nodes) <= LARGE_NODES:
             for value in launch.program.inner_values:
                 self._memory.release(launch.entries[value])
         if launch.dependency is not None:
@@ -282,9 +282,9 @@ class Endings:
             if session is not None:
                 self.refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
                 self._buffers.drop_uses(session, gang)
-            if gang.node.is_static:
-                self.static_runs.over(gang)
-        self.static_runs.failed(launch)
+            if gang.node.is_delegated:
+                self.delegated_runs.over(gang)
+        self.delegated_runs.failed(launch)
         if self._sequential is not None:
             for node in launch.nodes:
                 self._sequential.leave(node)
@@ -300,12 +300,12 @@ class Endings:
         nodes = self._scheduler.drop_session(session.number)
         for node in nodes:
             self._memory.dropped(node)
-        later = [node for node in nodes if not node.is_static]
+        later = [node for node in nodes if not node.is_delegated]
         for node in nodes:
-            if node.is_static:
+            if node.is_delegated:
                 self._end_node(node)
         self._remains.leave(session, later, self._end_node)
-        for gang in self.static_runs.session_closed(session.number):
+        for gang in self.delegated_runs.session_closed(session.number):
             self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each somewhere
         # After the nodes: their inputs have the memory again that these were to take over from them.
         self._remains.leave(session, session.directory.entries, self._memory.release, _ENTRIES_PER_STEP)
@@ -318,8 +318,8 @@ class Endings:
             else:
                 gang.run.started = True
                 self.gang_left(gang)
-                if node.is_static:
-                    self.static_runs.over(gang)
+                if node.is_delegated:
+                    self.delegated_runs.over(gang)
                 self.gang_ended(gang.run.launch)
 
     # ---- bytes on their way

@@ -62,10 +62,10 @@ class Failures:
         self._launcher.irregular.island_lost(island, status)
         hosts = set(self._resources.hosts_of(island))
         survivors = Survivors(
-            island, hosts, self._launcher.in_flight, self._sessions, self._launcher.static_runs.has_begun
+            island, hosts, self._launcher.in_flight, self._sessions, self._launcher.delegated_runs.has_begun
         )
         survivors.judge(self._launches_of(island))
-        self._launcher.static_runs.island_lost(island, survivors.granted, status)
+        self._launcher.delegated_runs.island_lost(island, survivors.granted, status)
         self._launcher.run_again(survivors.sent)
         for launch in survivors.waiting:
             self._launcher.await_again(launch, hosts)
@@ -85,7 +85,7 @@ class Failures:
             depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
             if depends_on_it and any(other.island == island for other in gang.node.gangs):
                 self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
-        self._launcher.static_runs.hosts_lost(hosts)
+        self._launcher.delegated_runs.hosts_lost(hosts)
         return survivors
 
     def feeds_lost(self, session: Session, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from atoll.cluster.resources import ResourceManager
+from atoll.dependencies.delegated_charges import DelegatedCharges
+from atoll.dependencies.delegated_runs import DelegatedRuns
 from atoll.dependencies.dependency_tracker import DependencyTracker
 from atoll.dependencies.irregular import IrregularNodes
 from atoll.dependencies.large_plans import LargePlans
 from atoll.dependencies.sequential import SequentialDispatch
-from atoll.dependencies.static_charges import StaticCharges
-from atoll.dependencies.static_runs import StaticRuns
 from atoll.dispatch.buffers import Buffers
 from atoll.dispatch.endings import Endings
 from atoll.dispatch.large_launches import LARGE_NODES, LargeLaunches
@@ -49,8 +49,8 @@ class Launcher:
     """Puts gangs in line, and starts them.
 
     `on_program_idle(program)` is called when the last gang of a released program has started. With `sequential`, gangs
-    are dispatched one after another. `policy()` makes the scheduling policy of an island. `static_seconds` are those of
-    `StaticRuns`.
+    are dispatched one after another. `policy()` makes the scheduling policy of an island. `delegate_after_seconds` is
+    `exclusive_after` of `DelegatedRuns`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Launcher:
         remains: Remains,
         sequential: bool = False,
         policy: Callable[[], Policy] = FairShares,
-        static_seconds: float | None = None,
+        delegate_after_seconds: float | None = None,
     ) -> None:
         topology = resources.topology
         self.scheduler = Scheduler[GangRun](
@@ -106,9 +106,11 @@ class Launcher:
         self.tallies = Tallies()
         self.gang_left, self.gang_ended = self._endings.gang_left, self._endings.gang_ended
         self.drop_uses = self._buffers.drop_uses
-        charges = StaticCharges(self.tallies, self._endings.clocks, self.trace.record_run)
-        self.static_runs = StaticRuns(self, resources, sessions, outbox.to_host, quarantine, charges, static_seconds)
-        self._endings.static_runs = self.static_runs
+        charges = DelegatedCharges(self.tallies, self._endings.clocks, self.trace.record_run)
+        self.delegated_runs = DelegatedRuns(
+            self, resources, sessions, outbox.to_host, quarantine, charges, delegate_after_seconds
+        )
+        self._endings.delegated_runs = self.delegated_runs
         # For the other parts of the controller, at no cost for what is on the path of each gang.
         self.run_failed = self._endings.run_failed
         self.runs_ended = self._endings.runs_ended
@@ -160,18 +162,18 @@ class Launcher:
         session.launched()
         if isinstance(program, RegisteredProgram):
             is_plain = self._sequential is None and not self._dependencies.has_some(session.number)
-            static = self.static_runs.program_of(session, program) if is_plain else None
-            if static is None and len(program.nodes) > LARGE_NODES:
+            delegated = self.delegated_runs.program_of(session, program) if is_plain else None
+            if delegated is None and len(program.nodes) > LARGE_NODES:
                 launch = self._new_launch(session, program, message, is_large=True)
                 for entry in launch.entries[: program.arguments]:
                     entry.uses += 1  # until its nodes are made
                 self.large_launches.begin(session, launch, message)
                 return
-            launch = self._new_launch(session, program, message, is_static=static is not None)
-            if static is None:
+            launch = self._new_launch(session, program, message, is_delegated=delegated is not None)
+            if delegated is None:
                 self._line_up(launch, self._make_nodes(session, launch))
             else:
-                self.static_runs.line_up(session, launch, static)
+                self.delegated_runs.line_up(session, launch, delegated)
             if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
                 self.scheduler.lacks(launch.nodes[0], Reason.RATE)
         self.pump()
@@ -283,10 +285,10 @@ class Launcher:
         program: RegisteredProgram,
         message: m.Launch,
         have_results: bool = False,
-        is_static: bool = False,
+        is_delegated: bool = False,
         is_large: bool = False,
     ) -> Launch:
-        """With `have_results`, its results have their entries already; with `is_static`, others have none. With
+        """With `have_results`, its results have their entries already; with `is_delegated`, others have none. With
         `is_large`, `make_entries` makes all of them later.
         """
         directory = session.directory
@@ -295,7 +297,7 @@ class Launcher:
         entries = [directory.entries[handle] for handle in message.arguments]
         first = len(entries)
         entries += [NO_ENTRY] * len(program.values)
-        for value in program.result_values if is_static else range(first, first if is_large else len(entries)):
+        for value in program.result_values if is_delegated else range(first, first if is_large else len(entries)):
             made = program.values[value - first]
             if have_results and made.result >= 0:
                 entries[value] = directory.entries[message.results[made.result]]
@@ -314,7 +316,7 @@ class Launcher:
             entries,
             credits=message.credits,
             seconds=self._outbox.seconds,
-            is_static=is_static,
+            is_delegated=is_delegated,
         )
 
     def number_feeds(self, program: RegisteredProgram) -> int:
@@ -465,7 +467,7 @@ class Launcher:
 
     def pump(self) -> None:
         """Starts what the islands have room for."""
-        self.static_runs.make_room()
+        self.delegated_runs.revoke_contended()
         touched = self.scheduler.touched
         while touched:
             island = min(touched)  # any would do; but decisions replay
@@ -486,8 +488,8 @@ class Launcher:
         run.started = True
         run.waited = gang.node.waited_until(self._outbox.seconds)
         self.in_flight[gang.sequence] = gang
-        if gang.node.is_static:
-            self.static_runs.start(gang)
+        if gang.node.is_delegated:
+            self.delegated_runs.start(gang)
             return
         tally = run.tally = self.tallies[gang.island, session.tenant.name]
         tally.waited.observe(self._outbox.seconds - launch.seconds)

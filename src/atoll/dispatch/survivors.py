@@ -11,8 +11,9 @@ A launch that waits in line stays there. A launch that was sent joins the lines 
 its session's later launches. It takes part in no transfer to another island, so no other host knows of it. Of what was
 sent, launches that call Python or depend on data do not outlive the loss.
 
-A static run was sent to several islands at once. It may outlive the loss if it stood behind another one on the island.
-`dependencies.static_runs` asks the hosts of its other islands, and it joins the lines if none of them has begun it.
+A delegated run was sent to several islands at once. It may outlive the loss if it stood behind another one on the
+island. `dependencies.delegated_runs` asks the hosts of its other islands, and it joins the lines if none of them has
+begun it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Survivors:
             if reason:
                 self.lost.append((launch, reason))
                 continue
-            group = self.waiting if not was_sent else self.granted if launch.is_static else self.sent
+            group = self.waiting if not was_sent else self.granted if launch.is_delegated else self.sent
             group.append(launch)
             self._remade.update(map(id, launch.entries[launch.program.arguments :]))
 
@@ -100,7 +101,7 @@ class Survivors:
             return "a function of it was released"
         if not was_sent:
             return ""
-        if launch.is_static:
+        if launch.is_delegated:
             sequences = {gang.sequence for node in launch.nodes for gang in node.gangs}
             may_run = self._has_begun(launch, self._island) or not self._running.isdisjoint(sequences)
             return "its hosts had started it" if may_run else ""

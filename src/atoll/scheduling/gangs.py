@@ -144,7 +144,7 @@ class GangSpec:
 
 
 class RunGangs(NamedTuple):
-    """Gangs that a static run has on an island: what each is, the bytes that it moves, its number among all of the
+    """Gangs that a delegated run has on an island: what each is, the bytes that it moves, its number among all of the
     program's, and that of the first gang of its node.
     """
 

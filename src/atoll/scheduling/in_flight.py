@@ -1,4 +1,4 @@
-"""How much work is in flight on a host: by the controller's order, and where it dispatches a static run by itself."""
+"""Bound the work in flight on a host, for the controller and for hosts that dispatch delegated runs."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ class IslandLines(Generic[Payload]):
     busy_ns: int = 0
     unbounded: int = 0  # gangs in flight that run host Python
     started: int = 0
-    static: dict[int, int] = field(default_factory=dict)  # by session: static runs that are committed, and not over
+    delegated: dict[int, int] = field(default_factory=dict)  # by session: committed runs that are not over
     newest: int = 0  # the session that has started something last
-    alone_since: float = float("-inf")  # that nobody else has
+    exclusive_since: float = float("-inf")  # when another session started a gang last
 
     def others_wait(self, session: int) -> bool:
         """Whether sessions other than this one have nodes in line."""
@@ -67,7 +67,7 @@ class IslandLines(Generic[Payload]):
         """A gang of the session starts."""
         self.started += 1
         if session != self.newest:
-            self.alone_since = now if self.newest else self.alone_since
+            self.exclusive_since = now if self.newest else self.exclusive_since
             self.newest = session
 
     def is_full(self, load: HostLoad) -> bool:

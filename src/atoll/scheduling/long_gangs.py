@@ -41,7 +41,7 @@ class LongGangs:
         nanoseconds: int,
     ) -> None:
         run = gang.run
-        if run.spec.host_call or gang.node.is_static:  # hosts report what of it has ended
+        if run.spec.host_call or gang.node.is_delegated:  # hosts report what of it has ended
             return
         for device in _devices(run.spec.devices, run.hosts_left):
             if device in taken:

@@ -87,7 +87,7 @@ class RegisteredProgram:
 
     result_values: tuple[int, ...] = ()
     inner_values: tuple[int, ...] = ()  # that are no results
-    static: Any = None  # as `static_programs` has it; False where no run can be static; None until that is asked
+    delegated: Any = None  # a `DelegatedProgram`; False if there can be none; None if unknown
 
     _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
 
@@ -227,7 +227,7 @@ def register_in_steps(
         is_large=largest >= LARGE_PLAN_BYTES,
         reports=reports,
         fed=frozenset(fed),
-        static=None if len(islands) > 1 else False,
+        delegated=None if len(islands) > 1 else False,
         result_values=tuple(sorted(result_values)),
         inner_values=tuple(inner),
         argument_memory=argument_memory,

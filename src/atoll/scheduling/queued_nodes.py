@@ -39,7 +39,7 @@ class QueuedNode(Generic[Payload]):
     committed: bool = False
     dropped: bool = False
     is_deferred: bool = False  # it is in no line yet; set by `dependencies.dependency_tracker`
-    is_static: bool = False  # it is all of its launch: see `static_runs`
+    is_delegated: bool = False  # it is all of its launch: see `delegated_runs`
     dependency: Dependency[Payload] | None = None
     age: int = -1
     since: float = 0.0  # when it began to wait for `reason`, by the controller's clock
@@ -134,4 +134,4 @@ class Gang(Generic[Payload]):
     devices: int = 1
     learnt: Learnt | None = None
     charged: int = 0
-    keeps_order: bool = False  # of a static run: what its session has launched after it waits
+    keeps_order: bool = False  # of a delegated run: what its session has launched after it waits

@@ -61,7 +61,7 @@ class Scheduler(Generic[Payload]):
     ) -> None:
         self.window = window
         self._reserve: Callable[[QueuedNode[Payload]], Reason | None] = _enough
-        self._may_be_static: Callable[[QueuedNode[Payload]], bool] | None = None
+        self._may_delegate: Callable[[QueuedNode[Payload]], bool] | None = None
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[IslandLines[Payload]] = [
@@ -72,7 +72,7 @@ class Scheduler(Generic[Payload]):
         self._held: dict[int, dict[QueuedNode[Payload], None]] = {}
         self.now = 0.0  # when the event happened that is handled, by the controller's clock
         self.touched: set[int] = set()  # islands that may have something to start now
-        self.crowded: set[int] = set()  # sessions with static runs, where another has something ready
+        self.contended: set[int] = set()  # sessions with delegated runs on islands for which another has a ready node
 
     # ---- events
 
@@ -86,9 +86,9 @@ class Scheduler(Generic[Payload]):
         """Asks for memory before it commits a node. One that lacks some is not committed until `retry`."""
         self._reserve = reserve
 
-    def use_static(self, may: Callable[[QueuedNode[Payload]], bool]) -> None:
-        """Asks before it commits a static node. Where that may not be, others have joined the lines in its place."""
-        self._may_be_static = may
+    def use_delegation(self, may: Callable[[QueuedNode[Payload]], bool]) -> None:
+        """Set the predicate to ask before a delegated node is committed. If it denies, it has enqueued other nodes."""
+        self._may_delegate = may
 
     def add_island(self, hosts: int = 1) -> None:
         """There is one more, with the next number."""
@@ -271,23 +271,23 @@ class Scheduler(Generic[Payload]):
         self._islands[island].excluded.discard(session)
         self._offer_held(island)
 
-    def static_is_over(self, gang: Gang[Payload]) -> None:
-        """The gang of a static node has ended, or never starts, or others are in line for what is left of it."""
+    def delegated_run_ended(self, gang: Gang[Payload]) -> None:
+        """Handle the end of a delegated gang: it has ended, or never starts, or its remaining nodes are in line."""
         if not gang.keeps_order:
             return
         gang.keeps_order = False
-        static, session = self._islands[gang.island].static, gang.node.session
-        static[session] -= 1
-        if not static[session]:
-            del static[session]
+        delegated, session = self._islands[gang.island].delegated, gang.node.session
+        delegated[session] -= 1
+        if not delegated[session]:
+            del delegated[session]
             self._offer_held(gang.island)
 
-    def alone_for(self, island: int, session: int) -> float:
-        """For how many seconds nobody but the session has started anything there, nor wants to; -1 where others do."""
+    def exclusive_for(self, island: int, session: int) -> float:
+        """Return the seconds since another session used the island; -1 if another has queued nodes there."""
         state = self._islands[island]
         if state.newest not in (0, session) or state.others_wait(session):
             return -1
-        return self.now - state.alone_since
+        return self.now - state.exclusive_since
 
     def _offer_held(self, island: int) -> None:
         self.touched.add(island)
@@ -309,8 +309,8 @@ class Scheduler(Generic[Payload]):
             state = self._islands[gang.island]
             state.policy.add(node)
             self.touched.add(gang.island)
-            if state.static:
-                self.crowded.update(session for session in state.static if session != node.session)
+            if state.delegated:
+                self.contended.update(session for session in state.delegated if session != node.session)
 
     def _hindrance(self, node: QueuedNode[Payload]) -> Reason:
         """What keeps it from being ready; ORDER where nothing does."""
@@ -327,7 +327,7 @@ class Scheduler(Generic[Payload]):
             if state.paused or node.session in state.excluded:
                 self._held.setdefault(gang.island, {})[node] = None
                 return Reason.ISLAND if state.paused else Reason.FUNCTIONS
-            if node.session in state.static and not node.is_static:
+            if node.session in state.delegated and not node.is_delegated:
                 self._held.setdefault(gang.island, {})[node] = None
                 return Reason.OWN
         return Reason.ORDER
@@ -340,7 +340,7 @@ class Scheduler(Generic[Payload]):
         if reason is not Reason.ORDER:
             node.wait_for(reason, self.now)
             return
-        if node.is_static and self._may_be_static is not None and not self._may_be_static(node):
+        if node.is_delegated and self._may_delegate is not None and not self._may_delegate(node):
             return
         for gang in node.gangs:
             if gang.learnt is not None:
@@ -355,9 +355,9 @@ class Scheduler(Generic[Payload]):
             state.committed.append(gang)
             state.policy.commit(gang)
             self.touched.add(gang.island)
-            if node.is_static:
+            if node.is_delegated:
                 gang.keeps_order = True
-                state.static[node.session] = state.static.get(node.session, 0) + 1
+                state.delegated[node.session] = state.delegated.get(node.session, 0) + 1
         self._leave_lines(node)
 
     def _leave_lines(self, node: QueuedNode[Payload]) -> None:

@@ -45,7 +45,7 @@ class Launch:
     dependency: Dependency[GangRun] | None = None  # of its results
     part_of: Undecided | None = None  # the launch of a node that depends on data
     seconds: float = 0.0  # when it came, by the controller's clock
-    is_static: bool = False  # of what it makes, only results have their entries: see `static_runs`
+    is_delegated: bool = False  # of what it makes, only results have their entries: see `delegated_runs`
     then: Callable[[Launch], None] | None = None  # called at its end, where the controller itself has launched it
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 

@@ -110,8 +110,8 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
 
 
 class _RunEnds(msgspec.Struct, frozen=True, gc=False):
-    """Ends of gangs of a static run on its one host, from `place` on in `gangs`: `packed` has for each its dispatch and
-    its end, as in `RunProgress`. `first` is the sequence number of the program's first gang.
+    """Ends of gangs of a delegated run on its one host, from `place` on in `gangs`: `packed` has for each its dispatch
+    and its end, as in `RunProgress`. `first` is the sequence number of the program's first gang.
     """
 
     island: int
@@ -257,7 +257,7 @@ class Trace:
         self._added(len(hosts))
 
     def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
-        """Gangs of a static run have ended, as `_RunEnds` has it."""
+        """Gangs of a delegated run have ended, as `_RunEnds` has it."""
         run = gang.run
         launch = run.launch
         ends = _RunEnds(

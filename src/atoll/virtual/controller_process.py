@@ -136,15 +136,15 @@ class ControllerProcess:
                 gangs = self._gangs(peer.number, program) if isinstance(program, RegisteredProgram) else 0
                 return costs.message + gangs * costs.controller_gang / 2
             case e.Received(message=m.RunProgress()):
-                return costs.controller_static_run
+                return costs.controller_delegated_run
             case e.TimerEnded():
                 return 0.0
         return costs.message
 
     def _gangs(self, session: int, program: RegisteredProgram) -> int:
         """For which a launch gets nodes."""
-        static = self.controller.launcher.static_runs.program_of(self.controller.sessions[session], program)
-        return len(program.gangs if static is None else static.parts)
+        delegated = self.controller.launcher.delegated_runs.program_of(self.controller.sessions[session], program)
+        return len(program.gangs if delegated is None else delegated.parts)
 
     def _action_costs(self, action: a.AnyAction, started: set[int]) -> float:
         """`started` are the gangs that others were already sent."""

@@ -26,8 +26,8 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     controller_gang: float = 15e-6
     """Seconds of the controller for the gang as such: half when its launch arrives, half when it starts."""
 
-    controller_static_run: float = 100e-6
-    """Seconds of the controller for what a host reports of a static run, however many gangs that is about."""
+    controller_delegated_run: float = 100e-6
+    """Seconds of the controller for what a host reports of a delegated run, however many gangs that is about."""
 
     host_gang: float = 50e-6
     """Seconds of a host for its part in a gang: it runs the segment, enqueues, and reports the completion."""

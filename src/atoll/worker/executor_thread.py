@@ -16,9 +16,9 @@ from typing import Any
 from atoll.transfers.inbox import Inbox
 from atoll.worker.asides import Asides
 from atoll.worker.completions import CompletionWatcher
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
 from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
-from atoll.worker.static_runs import StaticRuns
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.units import Units
 
@@ -39,14 +39,14 @@ class ExecutorThread:
     def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None], asides: Asides) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
-        self._static_runs = StaticRuns(report, self._queue.put)
-        occupancy = Occupancy(self._static_runs.report, steps.devices_of)
+        self._delegated_runs = DelegatedRunDispatcher(report, self._queue.put)
+        occupancy = Occupancy(self._delegated_runs.report, steps.devices_of)
         watcher = CompletionWatcher(occupancy.report)
         self.plan_executor = PlanExecutor(
             steps, inbox, occupancy, watcher, readers, lambda: self._queue.put(_Wake()), asides
         )
-        self.units = Units(self.plan_executor.endings, occupancy, self._static_runs)
-        self._static_runs.execute, self._static_runs.await_feeds = self.plan_executor.handle, inbox.await_all
+        self.units = Units(self.plan_executor.endings, occupancy, self._delegated_runs)
+        self._delegated_runs.execute, self._delegated_runs.await_feeds = self.plan_executor.handle, inbox.await_all
         steps.on_outcome = self.submit
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
@@ -63,5 +63,5 @@ class ExecutorThread:
             if type(message) is _Wake:
                 executor.resume_parked()
             else:
-                self._static_runs.handle(message)
+                self._delegated_runs.handle(message)
             del message  # or the last run's arguments live until the next message

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 # What is for the plan executor alone.
 _EXECUTED = frozenset(
     (
-        *(m.Run, m.Dispatch, m.DropRun, m.CollectiveEnded, m.Yield, m.Limit),
+        *(m.Run, m.Dispatch, m.DropRun, m.CollectiveEnded, m.RevokeRuns, m.SetRunLimit),
         *(m.Free, m.RegisterPlan, m.DropPlan, m.PutAside, m.ReportStores),
     )
 )

@@ -18,13 +18,13 @@ from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.asides import Asides
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, UnitsEnded
 from atoll.worker.functions import Functions
 from atoll.worker.host_group import HostGroup
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.relay import SendToHost
-from atoll.worker.static_runs import StaticRuns, UnitsEnded
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.type_keys import TypeKeys
 from atoll.worker.units import Units
@@ -87,7 +87,7 @@ class NullHost:
 
     `neighbours` are the inboxes of the island's hosts: this one's is added. `make_port(inbox)` gives the data port.
     `call_soon` has something done on the thread of `handle`, from any other, and so has `dispatch_soon` what starts the
-    next segment of a static run. `send` is that of `HostGroup`.
+    next segment of a delegated run. `send` is that of `HostGroup`.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class NullHost:
         self.port = make_port(inbox)
         functions = Functions(self.backend, inbox, keys, report, AtOnce())
         soon = dispatch_soon or call_soon
-        self._static_runs = StaticRuns(report, lambda ended: soon(partial(self._units_ended, ended)), now)
+        self._dispatcher = DelegatedRunDispatcher(report, lambda ended: soon(partial(self._units_ended, ended)), now)
         network = NullNetwork(self.backend, self.port, host, neighbours)
         steps = StepRunner(self.backend, functions, self.port, network, keys)
         asides = Asides(self.backend, inbox, self.port, host, steps.readers, report, readers)
-        occupancy = Occupancy(self._static_runs.report, steps.devices_of)
+        occupancy = Occupancy(self._dispatcher.report, steps.devices_of)
         self._executor = PlanExecutor(
             steps,
             inbox,
@@ -134,16 +134,16 @@ class NullHost:
             asides,
             now,
         )
-        self._static_runs.execute, self._static_runs.await_feeds = self._executor.handle, inbox.await_all
+        self._dispatcher.execute, self._dispatcher.await_feeds = self._executor.handle, inbox.await_all
         self._endings = self._executor.endings
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
             self.backend,
             functions,
             self.port,
-            self._static_runs.handle,
+            self._dispatcher.handle,
             renew,
-            Units(self._endings, occupancy, self._static_runs),
+            Units(self._endings, occupancy, self._dispatcher),
             report,
             recorder,
             asides,
@@ -162,7 +162,7 @@ class NullHost:
         return goes_on
 
     def _units_ended(self, ended: UnitsEnded) -> None:
-        self._static_runs.handle(ended)
+        self._dispatcher.handle(ended)
         self._endings.report_completed()
 
     def _resume_parked(self) -> None:

@@ -131,8 +131,8 @@ class RowsMoved(Message, frozen=True, tag=59):
 
 
 class GangsEnded(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Gangs of a static run that have ended on a host since it last said so. Each had its devices from its start there,
-    or from the end of the one before it, to its own end; times are those of Done.
+    """Gangs of a delegated run that have ended on a host since it last said so. Each had its devices from its start
+    there, or from the end of the one before it, to its own end; times are those of Done.
     """
 
     busy_ns: int  # for how long they had their devices, all together
@@ -144,7 +144,7 @@ class GangsEnded(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RunProgress(Message, frozen=True, tag=106):
-    """How far a static run has come since the last time. `times` has two numbers for each segment of the plan from
+    """How far a delegated run has come since the last time. `times` has two numbers for each segment of the plan from
     `first` up to one that has not ended: its start and its end, as 8 bytes in little-endian order; 0 for one that has
     failed.
 
@@ -158,8 +158,8 @@ class RunProgress(Message, frozen=True, tag=106):
     is_over: bool
 
 
-class Yielded(Message, frozen=True, tag=107):
-    """The answer to Yield: of each static run that was not over, how many of its segments have been started."""
+class RunsRevoked(Message, frozen=True, tag=107):
+    """The answer to RevokeRuns: the number of started segments of each delegated run that was not over."""
 
     session: int
     runs: tuple[tuple[int, int], ...]  # (sequence, segments)
@@ -222,21 +222,23 @@ class Run(Message, frozen=True, tag=24):
     host_feeds: int = 0
     acknowledge: bool = False  # answer with Enqueued, for each dispatch unit
     segments: int = 1
-    # Of a static run: the host starts one segment after another by itself, so that there are no more calls than these
-    # from the first that has not ended to the newest. The units' sequence numbers follow from the segments' gangs.
+    # Of a delegated run: the host starts one segment after another by itself, so that there are no more calls than
+    # these from the first that has not ended to the newest. The units' sequence numbers follow from the segments'
+    # gangs.
     ahead: int = 0
-    lessons: tuple[int, ...] = ()  # segments of a static run of which the controller learns how long they take
+    lessons: tuple[int, ...] = ()  # segments of a delegated run of which the controller learns how long they take
 
 
-class Yield(Message, frozen=True, tag=108):
-    """Start no more segments of the session's static runs by yourself, and say how many have been started."""
+class RevokeRuns(Message, frozen=True, tag=108):
+    """Start no more segments of the session's delegated runs by yourself, and report how many have been started."""
 
     session: int
 
 
-class Limit(Message, frozen=True, tag=109):
-    """How many segments of its static runs the session's host starts by itself after all: (sequence, segments). The
-    others start as `Dispatch` says, if at all.
+class SetRunLimit(Message, frozen=True, tag=109):
+    """Limits for the segments of revoked runs that the host starts by itself: (sequence, segments).
+
+    The controller dispatches the others with `Dispatch`, if at all.
     """
 
     session: int
@@ -389,7 +391,7 @@ FromWorker = (
     | AsideFailed
     | StoresReported
     | RunProgress
-    | Yielded
+    | RunsRevoked
     | WorkerFails
 )
 ToWorker = (
@@ -402,8 +404,8 @@ ToWorker = (
     | Dispatch
     | DropRun
     | CollectiveEnded
-    | Yield
-    | Limit
+    | RevokeRuns
+    | SetRunLimit
     | StopRun
     | Free
     | FreeMany

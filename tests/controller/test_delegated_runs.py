@@ -1,4 +1,4 @@
-"""Static runs, as tables: what hosts are sent, and how runs are taken back."""
+"""Delegated runs, as tables: the messages to hosts, and revocations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def program() -> Program:
 @pytest.fixture
 def play() -> Play:
     """Two islands with a device each, and a session that has them to itself."""
-    play = Play("2x1x1", static_seconds=0.0)
+    play = Play("2x1x1", delegate_after_seconds=0.0)
     play.with_function()
     play.array(ARRAY)
     play.say(m.RegisterProgram(5, program()))
@@ -96,7 +96,7 @@ def test_what_is_reported_in_parts_is_counted_as_what_is_reported_at_once(play):
 
 
 def test_gangs_with_different_devices_of_a_host_are_charged_for_these():
-    play = Play("2x1x2", static_seconds=0.0)
+    play = Play("2x1x2", delegate_after_seconds=0.0)
     for function, device in ((1, 0), (2, 1)):
         play.with_function(function, (device,))
     play.array(ARRAY)
@@ -140,19 +140,19 @@ def test_what_a_session_launches_later_waits_for_the_run_on_its_island(play):
         ((6, 3), (6, 3)),
     ],
 )
-def test_a_run_is_taken_back_at_any_segment(play, started, limits):
+def test_a_run_is_revoked_at_any_segment(play, started, limits):
     """Another session comes; the rest of the launch is dispatched node by node, behind what that has launched."""
     first, second = launched(play)
     awaited(play, 20)
     other = another(play)
     play.proxy(other, m.Launch(5, (), (1,), ()))
     sent = play.sent()
-    assert [message for to, message in sent if isinstance(message, m.Yield)] == [m.Yield(play.session)] * 2
+    assert [message for to, message in sent if isinstance(message, m.RevokeRuns)] == [m.RevokeRuns(play.session)] * 2
     both = ((first, started[0]), (second, started[1]))
     messages: list[Any] = []
     for host, (run, count) in enumerate(both):
-        messages += play.report(host, m.Yielded(play.session, ((run.sequence, count),)))
-    limited = [message for message in messages if isinstance(message, m.Limit)]
+        messages += play.report(host, m.RunsRevoked(play.session, ((run.sequence, count),)))
+    limited = [message for message in messages if isinstance(message, m.SetRunLimit)]
     assert [message.runs for message in limited] == [((first.sequence, limits[0]),), ((second.sequence, limits[1]),)]
     messages = []
     for host, (run, _) in enumerate(both):
@@ -174,7 +174,7 @@ def test_a_run_is_taken_back_at_any_segment(play, started, limits):
     assert len(ended) == len(set(ended)) == NODES + NODES // 2 - sum(limits), "each gang runs once"
 
 
-def test_what_hosts_still_run_of_a_run_that_is_taken_back_is_charged_to_its_session(play):
+def test_segments_that_end_after_a_revocation_are_charged_to_the_session(play):
     first, second = launched(play)
     play.report(0, progress(first, 0))
     charged: list[tuple[int, int]] = []
@@ -183,7 +183,7 @@ def test_what_hosts_still_run_of_a_run_that_is_taken_back_is_charged_to_its_sess
     play.proxy(another(play), m.Launch(5, (), (1,), ()))
     play.report(0, progress(first, 1))
     for host, run in enumerate((first, second)):
-        play.report(host, m.Yielded(play.session, ((run.sequence, 3),)))
+        play.report(host, m.RunsRevoked(play.session, ((run.sequence, 3),)))
     play.report(0, progress(first, 2, 3, 4, is_over=True))
     assert charged == [(first.sequence, 30)], "but not what it had before it said how far it has come"
 
@@ -198,12 +198,12 @@ def test_a_launch_beside_others_is_dispatched_node_by_node(play):
 
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_that_is_lost_in_a_static_run_fails_the_launch(play, lost, asked):
+def test_a_host_that_is_lost_in_a_delegated_run_fails_the_launch(play, lost, asked):
     first, second = launched(play)
     awaited(play, 20)
     if asked:  # how far it has come
         play.proxy(another(play), m.Launch(5, (), (1,), ()))
-        play.report(1 - lost, m.Yielded(play.session, (((first, second)[1 - lost].sequence, 1),)))
+        play.report(1 - lost, m.RunsRevoked(play.session, (((first, second)[1 - lost].sequence, 1),)))
     play.lose(lost, "killed")
     messages = play.outbox()
     left = (second, first)[lost]
@@ -220,9 +220,9 @@ def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_isla
     behind, behind_second = launched(play, 30)
     play.lose(1, "killed")
     messages = play.outbox()
-    assert m.Yield(play.session) in messages
+    assert m.RevokeRuns(play.session) in messages
     assert m.DropRun(play.session, first.sequence) in messages, "it was the first on the lost island"
-    answer = m.Yielded(play.session, ((first.sequence, 1), (behind.sequence, begun)))
+    answer = m.RunsRevoked(play.session, ((first.sequence, 1), (behind.sequence, begun)))
     messages = play.report(0, answer)
     errors = [play.controller.sessions[play.session].directory.entries[handle].error for handle in (20, 30)]
     assert errors[0] is not None
@@ -235,7 +235,7 @@ def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_isla
         assert "(hosts of other islands had begun it) (in step)" in errors[1].message
         return
     assert errors[1] is None
-    assert m.Limit(play.session, ((behind.sequence, 0),)) in messages
+    assert m.SetRunLimit(play.session, ((behind.sequence, 0),)) in messages
     messages = play.report(0, progress(behind, is_over=True))
     messages += play.say(m.LossAcknowledged((1,))) + play.join_again(1)
     again = {each.host_feeds for each in runs(messages)}
@@ -269,9 +269,9 @@ def test_a_failure_takes_along_what_needs_it_and_lets_others_go_on(play):
     first, second = launched(play)
     behind, _ = launched(play, 30)
     messages = play.report(0, m.Failed(first.sequence, BROKEN))
-    assert m.Limit(play.session, ((behind.sequence, NODES),)) in messages
+    assert m.SetRunLimit(play.session, ((behind.sequence, NODES),)) in messages
     assert messages.index(m.DropRun(play.session, first.sequence)) < messages.index(
-        m.Limit(play.session, ((behind.sequence, NODES),))
+        m.SetRunLimit(play.session, ((behind.sequence, NODES),))
     )
     play.report(0, progress(first, is_over=True))
     play.report(1, progress(second, is_over=True))
@@ -335,12 +335,12 @@ def test_what_is_no_progress_ends_the_connection_of_who_reports_it(play, place, 
     first, _ = launched(play)
     ended = m.GangsEnded(1, 0, 0, 1, (0,) * counts)
     with pytest.raises(Exception, match=r"segments|bytes|counts"):
-        play.controller.launcher.static_runs.progressed(
+        play.controller.launcher.delegated_runs.progressed(
             0, m.RunProgress(first.sequence, place, bytes(nbytes), ended, True)
         )
 
 
-def test_a_program_on_no_island_is_no_static_run(play):
+def test_a_program_on_no_island_is_no_delegated_run(play):
     play.say(m.RegisterProgram(6, Program("nothing", (), (), ())))
     play.say(m.Launch(6, (), (), ()))
     assert launched(play) != [], "its session goes on"

@@ -1,4 +1,4 @@
-"""What ends of a static run's gangs are charged and counted for: what each would have been that ended by itself.
+"""Charge and count the gangs of delegated runs that have ended, each as if it had ended by itself.
 
 All gangs of an island come in one message, or a few, and their host has counted them: nothing is done here for each.
 Only where they do not all have the same devices, they are counted here, one by one.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 
-from atoll.dependencies.static_programs import IslandPart, StaticProgram
+from atoll.dependencies.delegated_programs import DelegatedProgram, IslandPart
 from atoll.errors import invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
@@ -25,7 +25,7 @@ _PAIR = 16  # bytes of a segment's times
 Record = Callable[[Gang[GangRun], RunGangs, int, int, bytes], None]
 
 
-class StaticCharges:
+class DelegatedCharges:
     """Charges and counts; `record` keeps the ends for traces."""
 
     def __init__(self, tallies: Tallies, clocks: DeviceClocks, record: Record) -> None:
@@ -33,7 +33,7 @@ class StaticCharges:
         self._clocks = clocks
         self._record = record
 
-    def charge(self, gang: Gang[GangRun], program: StaticProgram, first: int, message: m.RunProgress) -> None:
+    def charge(self, gang: Gang[GangRun], program: DelegatedProgram, first: int, message: m.RunProgress) -> None:
         """Gangs that this one stands for have ended.
 
         Raises INVALID_ARGUMENT for what no worker reports.

@@ -1,4 +1,4 @@
-"""Static runs in virtual time: how few messages they need, and that others notice nothing of them."""
+"""Delegated runs in virtual time: how few messages they need, and that others notice nothing of them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_it_takes_as_long_as_node_by_node():
     took = []
     for seconds in (1.0, None):
         cluster = VirtualCluster("2x1x1")
-        cluster.controller.launcher.static_runs._alone_seconds = seconds
+        cluster.controller.launcher.delegated_runs._alone_seconds = seconds
         client = ToAndFro(cluster, cluster.client())
         cluster.run(client.run(3))
         began, sent = cluster.now(), counted(cluster)
@@ -91,7 +91,7 @@ def test_it_takes_as_long_as_node_by_node():
     assert took[0] == pytest.approx(took[1], rel=0.02)
 
 
-def test_who_comes_beside_a_static_run_waits_for_no_more_than_beside_others():
+def test_a_newcomer_beside_a_delegated_run_waits_no_longer_than_beside_others():
     cluster = VirtualCluster("2x1x1")
     long, short = ToAndFro(cluster, cluster.client()), Chain(cluster, cluster.client(), (0,), SECONDS)
     sent = counted(cluster)
@@ -106,13 +106,13 @@ def test_who_comes_beside_a_static_run_waits_for_no_more_than_beside_others():
         return await short.run(3)
 
     ready, _ = cluster.run_all([come(), long.run(4)])
-    assert sent.count(m.Yield) == 2
+    assert sent.count(m.RevokeRuns) == 2
     assert ready[0] - came[0] < 3.1 * SECONDS, "the rest of one, one more, and its own"
     assert cluster.controller.launcher.in_flight == {}
 
 
 def test_what_somebody_has_had_alone_is_not_held_against_it():
-    """A static run of a second is taken back; from then on both have half of the island."""
+    """A delegated run of a second is revoked; from then on both have half of the island."""
     cluster = VirtualCluster("2x1x1")
     first, second = cluster.client(), cluster.client()
     spec = sharded((0,))

@@ -1,14 +1,15 @@
-"""Static runs: launches whose gangs are granted all at once, one message to a host and few back.
+"""Delegate launches to hosts: all gangs of a delegated run are granted at once, in one message per host.
 
-Where nobody else wants the islands of a launch, nothing is to be decided between its gangs: their order is that of the
-plan. So it is one node, with a gang on each island that stands for all of them, and memory for the most that they
-ever need. The hosts start one gang after another by themselves (`worker.static_runs`). As soon as another session has
-something ready on one of the islands, the run is *taken back*: its hosts say how far they have come, and the rest of
-the launch joins the lines, node by node, as that of any other launch.
+If no other session uses the islands of a launch, the controller has nothing to decide between its gangs: their order is
+that of the plan. So the launch is one queued node, with a gang on each island that stands for all of its gangs there,
+and reserves the most memory that they ever need. The hosts start one gang after another by themselves
+(`worker.delegated_run_dispatcher`). As soon as another session has a ready node on one of the islands, the run is
+*revoked*: its hosts report how many segments they have started, and the rest of the launch is enqueued, node by node,
+as any other launch.
 
-Invariants. Of a node either all gangs are started by hosts or none, and of an island's gangs the first ones: so what
-hosts have started waits for nothing that is still in line. What a session has launched later waits until the run is
-over on its island, or its rest is in line: the session's order stays.
+Invariants. Hosts start either all gangs of a node or none, and the first gangs of an island: so gangs that hosts have
+started wait for nothing that is still in line. Later launches of the session wait until the run is over on their
+island, or its rest is in line, so the order of the session stays.
 
 Pure.
 """
@@ -20,9 +21,9 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.cluster.resources import ResourceManager
-from atoll.dependencies.static_charges import StaticCharges
-from atoll.dependencies.static_programs import IslandPart, StaticProgram, static_program
-from atoll.dependencies.static_run import Launching, StaticRun, TakenBack
+from atoll.dependencies.delegated_charges import DelegatedCharges
+from atoll.dependencies.delegated_programs import DelegatedProgram, IslandPart, delegated_program
+from atoll.dependencies.delegated_run import DelegatedRun, Launching, Revocation
 from atoll.errors import Status, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
@@ -35,9 +36,11 @@ from atoll.scheduling.session import GangRun, Launch, Session
 _AHEAD, _AHEAD_OF_SHORT = 2, 12
 
 
-class StaticRuns:
-    """Launches from their nodes to their ends, for as far as they are static. They are where nobody else has started
-    anything on their islands for `alone_seconds`; None: nowhere.
+class DelegatedRuns:
+    """Delegates launches, revokes them, and handles their ends.
+
+    A launch is delegated if no other session has started anything on its islands for `exclusive_after` seconds. If
+    `exclusive_after` is None, no launch is delegated.
     """
 
     def __init__(
@@ -47,8 +50,8 @@ class StaticRuns:
         sessions: Mapping[int, Session],
         to_host: Callable[[int, Any], None],
         quarantine: Quarantine,
-        charges: StaticCharges,
-        alone_seconds: float | None,
+        charges: DelegatedCharges,
+        exclusive_after: float | None,
     ) -> None:
         self._launching = launching
         self._resources = resources
@@ -57,37 +60,39 @@ class StaticRuns:
         self._quarantine = quarantine
         self._charges = charges
         self._scheduler, self._memory, self._in_flight = launching.scheduler, launching.memory, launching.in_flight
-        self._alone_seconds = alone_seconds
-        self._runs: dict[int, StaticRun] = {}  # by the number of their node
-        self._taken_back: dict[int, TakenBack] = {}  # by session
-        self._scheduler.use_static(self._may_be_committed)
+        self._alone_seconds = exclusive_after
+        self._runs: dict[int, DelegatedRun] = {}  # by the number of their node
+        self._revocations: dict[int, Revocation] = {}  # by session
+        self._scheduler.use_delegation(self._may_be_committed)
 
     # ---- beginning
 
-    def program_of(self, session: Session, program: RegisteredProgram) -> StaticProgram | None:
-        """What a static run would be that is launched now; None where it is to be launched node by node."""
-        settings, alone_seconds = session.tenant.settings, self._alone_seconds
-        if alone_seconds is None or program.static is False:
+    def program_of(self, session: Session, program: RegisteredProgram) -> DelegatedProgram | None:
+        """Return the delegated program to launch now, or None if the launch is to be enqueued node by node."""
+        settings, exclusive_after = session.tenant.settings, self._alone_seconds
+        if exclusive_after is None or program.delegated is False:
             return None
         if self._quarantine.suspects or settings.memory or settings.total_memory:
             return None
-        if any(self._scheduler.alone_for(each, session.number) < alone_seconds for each in program.islands):
+        if any(self._scheduler.exclusive_for(each, session.number) < exclusive_after for each in program.islands):
             return None
-        if program.static is None:
-            program.static = self._static_program(program, _AHEAD)
-        elif program.static and program.static.ahead == _AHEAD and program.static.is_short:
-            program.static = self._static_program(program, _AHEAD_OF_SHORT)
-        return program.static or None
+        if program.delegated is None:
+            program.delegated = self._delegated_program(program, _AHEAD)
+        elif program.delegated and program.delegated.ahead == _AHEAD and program.delegated.is_short:
+            program.delegated = self._delegated_program(program, _AHEAD_OF_SHORT)
+        return program.delegated or None
 
-    def _static_program(self, program: RegisteredProgram, ahead: int) -> StaticProgram | bool:
+    def _delegated_program(self, program: RegisteredProgram, ahead: int) -> DelegatedProgram | bool:
         weight = max(1, min(self._scheduler.statistics(island).window for island in program.islands) // 2)
-        return static_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight) or False
+        return (
+            delegated_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight) or False
+        )
 
-    def line_up(self, session: Session, launch: Launch, program: StaticProgram) -> None:
-        """One node for all of the launch joins its lines. Notes the buffers that it needs."""
+    def line_up(self, session: Session, launch: Launch, program: DelegatedProgram) -> None:
+        """Enqueue one node for all of the launch, and note the buffers that it needs."""
         first = self._launching.reserve_numbers(program.gangs)
         node: QueuedNode[GangRun] = QueuedNode(
-            first, session.number, tenant=session.tenant, since=launch.seconds, is_static=True
+            first, session.number, tenant=session.tenant, since=launch.seconds, is_delegated=True
         )
         gangs = {}
         for island, part in program.parts.items():
@@ -105,7 +110,7 @@ class StaticRuns:
         launch.nodes.append(node)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)
-        self._runs[first] = StaticRun(launch, program, first, gangs, len(gangs))
+        self._runs[first] = DelegatedRun(launch, program, first, gangs, len(gangs))
         if launch.program.is_large:
             self._launching.large_plans.hold(launch.program.number, node)
         self._launching.enqueue(node)
@@ -122,9 +127,9 @@ class StaticRuns:
                 gang.run.spec = replace(part.whole, scratch=part.memory.behind(before.memory))
         may = (
             not self._quarantine.suspects
-            and session not in self._taken_back
+            and session not in self._revocations
             and all(each.limits is None for each in self._runs.values() if each.launch.session == session)
-            and not any(self._scheduler.alone_for(island, session) < 0 for island in run.gangs)
+            and not any(self._scheduler.exclusive_for(island, session) < 0 for island in run.gangs)
             and self._memory.ledger.lacking(*(gang.run.spec.scratch for gang in run.gangs.values())) is None
             and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
         )
@@ -137,7 +142,7 @@ class StaticRuns:
                 self._end(gang)
         return may
 
-    def _before(self, run: StaticRun, island: int) -> IslandPart | None:
+    def _before(self, run: DelegatedRun, island: int) -> IslandPart | None:
         """Of the session's last run that is committed there, and has not ended."""
         found = None
         for other in self._runs.values():
@@ -160,7 +165,7 @@ class StaticRuns:
                 return
 
     def _has_memory(self, launch: Launch, part: IslandPart) -> bool:
-        """Whether the arguments that the part consumes have their memory, or will have: as results of static runs."""
+        """Return whether the arguments that the part consumes have their memory, or will get it from delegated runs."""
         entries, (host,) = launch.entries, part.whole.hosts
         return all(
             self._memory.lies_on(host, entries[number]) or not (entries[number].ready or entries[number].blocks)
@@ -170,7 +175,7 @@ class StaticRuns:
     def start(self, gang: Gang[GangRun]) -> None:
         """The gang's island has room."""
         run = self._runs[gang.node.number]
-        if run.limits is None and gang.node.session in self._taken_back:
+        if run.limits is None and gang.node.session in self._revocations:
             run.held.add(gang.island)
             return
         limit = len(run.program.parts[gang.island].gangs) if run.limits is None else run.limits[gang.island]
@@ -196,17 +201,17 @@ class StaticRuns:
             ),
         )
 
-    # ---- taking back
+    # ---- revocation
 
-    def make_room(self) -> None:
-        """Runs on islands where others have something ready are taken back."""
-        crowded = self._scheduler.crowded
-        for session in sorted(crowded):
-            if session not in self._taken_back and session in self._sessions:  # else its hosts drop all of it
-                self._decide(session, self._take_back(session))
-        crowded.clear()
+    def revoke_contended(self) -> None:
+        """Revoke the runs on islands for which another session has a ready node."""
+        contended = self._scheduler.contended
+        for session in sorted(contended):
+            if session not in self._revocations and session in self._sessions:  # else its hosts drop all of it
+                self._decide(session, self._revoke(session))
+        contended.clear()
 
-    def _take_back(self, session: int) -> TakenBack:
+    def _revoke(self, session: int) -> Revocation:
         runs = [
             run
             for run in self._runs.values()
@@ -216,26 +221,26 @@ class StaticRuns:
         for run in runs:
             run.share(run.gangs)
         asked = {host for run in runs for gang in run.gangs.values() for host in self._under_way(gang)}
-        taken_back = self._taken_back[session] = TakenBack(runs, asked)
+        revocation = self._revocations[session] = Revocation(runs, asked)
         for host in sorted(asked):
-            self._to_host(host, m.Yield(session))
-        return taken_back
+            self._to_host(host, m.RevokeRuns(session))
+        return revocation
 
     def _under_way(self, gang: Gang[GangRun]) -> set[int]:
         """Its hosts that have been sent it, and have not ended it."""
         is_there = gang.run.started and gang.run.launch.begun.get(gang.hosts[0]) == gang.sequence
         return gang.run.hosts_left if is_there else set()
 
-    def yielded(self, host: int, message: m.Yielded) -> None:
-        """A host has said how far it has come, and starts nothing more by itself."""
-        taken_back = self._taken_back.get(message.session)
-        if taken_back is not None and host in taken_back.asked:
-            taken_back.asked.discard(host)
+    def runs_revoked(self, host: int, message: m.RunsRevoked) -> None:
+        """Handle the answer of a host, which starts no more segments by itself."""
+        revocation = self._revocations.get(message.session)
+        if revocation is not None and host in revocation.asked:
+            revocation.asked.discard(host)
             island = self._resources.topology.island_of(host)
-            for run in taken_back.runs:
+            for run in revocation.runs:
                 run.share({island} & run.gangs.keys())
-            taken_back.started.update(message.runs)
-            self._decide(message.session, taken_back)
+            revocation.started.update(message.runs)
+            self._decide(message.session, revocation)
 
     def has_begun(self, launch: Launch, island: int) -> bool:
         """Return whether the island's host may have started a gang of the launch."""
@@ -244,7 +249,7 @@ class StaticRuns:
         return granted or run.has_ended(island) or run.gangs[island].run.device_ns > 0
 
     def island_lost(self, island: int, launches: Sequence[Launch], status: Status) -> None:
-        """Take runs back that had not started on an island that is lost.
+        """Revoke runs that had not started on an island that is lost.
 
         If no other island has begun such a run, all of its launch joins the lines. Otherwise the launch fails.
         """
@@ -255,8 +260,8 @@ class StaticRuns:
                 if gang.run.started:
                     self._is_over(run, gang)
                 continue
-            taken_back = self._taken_back.get(session) or self._take_back(session)
-            taken_back.lost[run.first] = status
+            revocation = self._revocations.get(session) or self._revoke(session)
+            revocation.lost[run.first] = status
             if gang.run.started:
                 run.held.discard(island)
                 gang.run.hosts_left.clear()
@@ -265,37 +270,37 @@ class StaticRuns:
 
     def hosts_lost(self, hosts: set[int]) -> None:
         """They answer no more."""
-        for session, taken_back in list(self._taken_back.items()):
-            taken_back.asked -= hosts
-            self._decide(session, taken_back)
+        for session, revocation in list(self._revocations.items()):
+            revocation.asked -= hosts
+            self._decide(session, revocation)
 
-    def _decide(self, session: int, taken_back: TakenBack) -> None:
+    def _decide(self, session: int, revocation: Revocation) -> None:
         """Once all have answered: up to where each island runs by itself after all."""
-        if taken_back.asked:
+        if revocation.asked:
             return
         while True:
-            runs = [run for run in taken_back.runs if run.launch.error is None]
-            limits = self._limits_of(runs, taken_back)
-            lost = (run for run in runs if run.first in taken_back.lost)
+            runs = [run for run in revocation.runs if run.launch.error is None]
+            limits = self._limits_of(runs, revocation)
+            lost = (run for run in runs if run.first in revocation.lost)
             begun = next((run for run in lost if any(limits[run.first].values())), None)
             if begun is None:
                 break
-            why = taken_back.lost[begun.first]
+            why = revocation.lost[begun.first]
             text = f"{why.message} (hosts of other islands had begun it)"
             self._launching.fail(begun.launch, Status(why.code, text, why.payloads).within(begun.launch.program.name))
-        del self._taken_back[session]
+        del self._revocations[session]
         for run in runs:
             run.limits = limits[run.first]
             run.make_entries()
         self._limit(runs, session)
         for run in runs:
-            if run.first in taken_back.lost:
-                self._renew_feeds(run, taken_back.lost[run.first])
+            if run.first in revocation.lost:
+                self._renew_feeds(run, revocation.lost[run.first])
             for island in sorted(run.held):
                 self.start(run.gangs[island])
             run.held.clear()
 
-    def _limits_of(self, runs: Sequence[StaticRun], taken_back: TakenBack) -> dict[int, dict[int, int]]:
+    def _limits_of(self, runs: Sequence[DelegatedRun], revocation: Revocation) -> dict[int, dict[int, int]]:
         """Return up to where each island runs by itself, for each run by its number."""
         found = {}
         begun: set[int] = set()  # islands on which a later run has begun: those before it run to their ends
@@ -303,20 +308,20 @@ class StaticRuns:
             limits = found[run.first] = dict[int, int]()
             for island, gang in run.gangs.items():
                 is_all = (run.has_ended(island) and gang not in run.returned) or island in begun
-                count, started = len(run.program.parts[island].gangs), taken_back.started.get(gang.sequence, 0)
+                count, started = len(run.program.parts[island].gangs), revocation.started.get(gang.sequence, 0)
                 limits[island] = count if is_all else min(max(0, started), count)
             run.program.close(limits)
             begun |= {island for island, limit in limits.items() if limit}
         return found
 
-    def _renew_feeds(self, run: StaticRun, status: Status) -> None:
+    def _renew_feeds(self, run: DelegatedRun, status: Status) -> None:
         """Hosts have no use for what a lost island may have sent them of the run: it sends all of that once more."""
         for gang in run.gangs.values():
             for host, feeds in gang.run.incoming():
                 self._to_host(host, m.FailFeeds(run.launch.session, feeds, status))
         run.launch.host_feeds = self._launching.number_feeds(run.launch.program)
 
-    def _limit(self, runs: list[StaticRun], session: int) -> None:
+    def _limit(self, runs: list[DelegatedRun], session: int) -> None:
         """Tells hosts that wait for it up to which segments they go on by themselves."""
         by_host: dict[int, list[tuple[int, int]]] = {}
         for run in runs:
@@ -325,16 +330,16 @@ class StaticRuns:
                     limit = len(run.program.parts[island].gangs) if run.limits is None else run.limits[island]
                     by_host.setdefault(gang.hosts[0], []).append((gang.sequence, limit))
         for host, limited in by_host.items():
-            self._to_host(host, m.Limit(session, tuple(limited)))
+            self._to_host(host, m.SetRunLimit(session, tuple(limited)))
 
-    def _launch_rest(self, run: StaticRun, limits: dict[int, int]) -> None:
+    def _launch_rest(self, run: DelegatedRun, limits: dict[int, int]) -> None:
         """The nodes beyond these segments join the lines."""
         units = run.rest(limits)
         for island, gang in run.gangs.items():
             if not limits[island]:
                 run.launch.begun.pop(gang.hosts[0], None)
         launch, session = run.launch, self._sessions[run.launch.session]
-        launch.nodes, launch.is_static = [], False
+        launch.nodes, launch.is_delegated = [], False
         for first, unit in units:
             self._launching.make_node(session, launch, unit, run.first, first)
         for node in launch.nodes:
@@ -347,15 +352,15 @@ class StaticRuns:
         gang = self._in_flight.get(message.sequence)
         if gang is None or host not in gang.run.hosts_left:
             return
-        run = self._runs.get(gang.node.number) if gang.node.is_static else None
+        run = self._runs.get(gang.node.number) if gang.node.is_delegated else None
         if run is None:
-            raise invalid(f"gang {message.sequence} is of no static run")
+            raise invalid(f"gang {message.sequence} is of no delegated run")
         self._charges.charge(gang, run.program, run.first, message)
         if message.is_over:
             gang.run.hosts_left.clear()
             self._is_over(run, gang)
 
-    def _is_over(self, run: StaticRun, gang: Gang[GangRun]) -> None:
+    def _is_over(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
         gang.run.hosts_left.clear()
         if gang.run.failure is not None and run.launch.error is None:
             return  # it is settled soon whose fault that is
@@ -374,17 +379,17 @@ class StaticRuns:
             self._launch_rest(run, run.limits)
             self.give_up(run)
 
-    def _leave(self, run: StaticRun, gang: Gang[GangRun]) -> None:
+    def _leave(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
         """Its hosts have ended it: what it took of its island goes."""
         del self._in_flight[gang.sequence]
         self._scheduler.finished(gang, run.shared_ns(gang))
         self._memory.ended(gang)
 
-    def _keep_results(self, run: StaticRun, gang: Gang[GangRun]) -> None:
+    def _keep_results(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
         part = run.program.parts[gang.island]
         self._memory.keep(gang, part.kept, part.lost)
 
-    def give_up(self, run: StaticRun) -> None:
+    def give_up(self, run: DelegatedRun) -> None:
         """What has been returned is over, without anything else."""
         returned, run.returned = run.returned, []
         for gang in returned:
@@ -407,7 +412,7 @@ class StaticRuns:
         """The gang has ended, or never starts, or its rest is in line."""
         run = self._runs[gang.node.number]
         run.ending -= 1
-        self._scheduler.static_is_over(gang)
+        self._scheduler.delegated_run_ended(gang)
         self._grow(gang.island, run.launch.session)
         if not run.ending:
             del self._runs[gang.node.number]
@@ -432,7 +437,7 @@ class StaticRuns:
             for host in self._under_way(gang):
                 if not self._resources.is_lost(host):
                     self._to_host(host, m.DropRun(launch.session, gang.sequence))
-        if launch.session not in self._taken_back:
+        if launch.session not in self._revocations:
             self._limit([each for each in others if each.launch.error is None], launch.session)
         for island in sorted(run.held):
             self._is_over(run, run.gangs[island])

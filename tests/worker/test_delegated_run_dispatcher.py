@@ -1,4 +1,4 @@
-"""Static runs on a host, as tables: what the plan executor gets, and what the controller is told."""
+"""Delegated runs on a host, as tables: the messages to the plan executor and to the controller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.ir.exchange import Exchange, spread
 from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
 from atoll.scheduling.tallies import counts_of
-from atoll.worker.static_runs import StaticRuns
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
 
 SESSION, PLAN, FIRST = 7, 3, 100
 MS = 1_000_000
@@ -22,28 +22,30 @@ BROKEN = Status(Code.INTERNAL, "division by zero")
 
 
 class Host:
-    """`StaticRuns` between a controller and an executor that do nothing by themselves."""
+    """`DelegatedRunDispatcher` between a controller and an executor that do nothing by themselves."""
 
     def __init__(self, segments: int = 8, gangs: int = 2) -> None:
         self.executed: list[Any] = []
         self.said: list[Any] = []
         self.now = 0
-        self.static_runs = StaticRuns(
-            lambda *messages: self.said.extend(messages), lambda ended: self.static_runs.handle(ended), lambda: self.now
+        self.dispatcher = DelegatedRunDispatcher(
+            lambda *messages: self.said.extend(messages),
+            lambda ended: self.dispatcher.handle(ended),
+            lambda: self.now,
         )
-        self.static_runs.execute = self.executed.append
-        self.static_runs.await_feeds = self.await_feeds
+        self.dispatcher.execute = self.executed.append
+        self.dispatcher.await_feeds = self.await_feeds
         self.here: set[int] = set()
         self.wakes: list[Any] = []
         # Every other gang of the program is on another island.
         plan = p.Plan("step", (), tuple(p.Segment(gangs * i, (CALL,)) for i in range(segments)), ())
-        self.static_runs.handle(m.RegisterPlan(PLAN, plan))
+        self.dispatcher.handle(m.RegisterPlan(PLAN, plan))
         self.executed.clear()
         self.segments = segments
 
     def run(self, sequence: int = FIRST, limit: int = 0, ahead: int = 12) -> None:
         run = m.Run(sequence, SESSION, PLAN, (), (), (), segments=limit or self.segments, ahead=ahead)
-        self.static_runs.handle(run)
+        self.dispatcher.handle(run)
 
     def await_feeds(self, session: int, feeds: list[int], wake: Any, who: int) -> bool:
         self.wakes.append(wake)
@@ -62,7 +64,7 @@ class Host:
     def end(self, *sequences: int, took: int = MS) -> None:
         for sequence in sequences:
             self.now += took
-            self.static_runs.report(m.Done(((sequence, self.now - took, self.now),)))
+            self.dispatcher.report(m.Done(((sequence, self.now - took, self.now),)))
 
     def told(self) -> list[Any]:
         said, self.said[:] = list(self.said), []
@@ -94,11 +96,11 @@ def test_the_controller_knows_units_by_the_number_of_their_run():
     host = Host(segments=5)
     host.run()
     started = host.units()
-    assert host.static_runs.units_of(FIRST) == started == [100, 102, 104], "each is stopped if the run is"
-    assert {host.static_runs.gang_of(unit) for unit in started} == {FIRST}
+    assert host.dispatcher.units_of(FIRST) == started == [100, 102, 104], "each is stopped if the run is"
+    assert {host.dispatcher.gang_of(unit) for unit in started} == {FIRST}
     host.end(100)
-    assert 100 not in host.static_runs.units_of(FIRST)
-    assert (host.static_runs.gang_of(55), host.static_runs.units_of(55)) == (55, [55]), "a unit of no static run"
+    assert 100 not in host.dispatcher.units_of(FIRST)
+    assert (host.dispatcher.gang_of(55), host.dispatcher.units_of(55)) == (55, [55]), "a unit of no delegated run"
 
 
 def test_what_is_in_flight_is_bounded_by_time_and_by_what_memory_was_reserved_for():
@@ -113,7 +115,7 @@ def test_what_is_in_flight_is_bounded_by_time_and_by_what_memory_was_reserved_fo
         assert host.told()[-1].is_over
         host.run(ahead=12)  # now it knows
         assert len(host.units()) == most
-        host.static_runs.handle(m.CloseStore(SESSION))
+        host.dispatcher.handle(m.CloseStore(SESSION))
         host = Host(segments=40) if took == 50_000 else host
 
 
@@ -121,7 +123,7 @@ def test_the_next_call_is_enqueued_behind_a_long_one_whatever_is_sent_between_th
     host = Host()
     send = p.Send(0, (0,), Exchange(spread((4,), Replicated(), (0,)), spread((4,), Replicated(), (1,)), False, 0))
     plan = p.Plan("step", (), tuple(p.Segment(i, (send if i % 3 else CALL,)) for i in range(12)), ())
-    host.static_runs.handle(m.RegisterPlan(PLAN, plan))
+    host.dispatcher.handle(m.RegisterPlan(PLAN, plan))
     host.segments = 12
     host.run()
     started = host.units()
@@ -146,18 +148,20 @@ def test_a_run_waits_for_the_one_before_it_in_its_session_to_be_dispatched():
 
 
 @pytest.mark.parametrize("limit", range(2, 6))
-def test_a_run_that_yields_goes_on_up_to_where_it_is_told(limit):
+def test_a_revoked_run_continues_up_to_its_limit(limit):
     host = Host(segments=5)
     host.run()
     host.end(100)
     started = len(host.units())
-    host.static_runs.handle(m.Yield(SESSION))
-    before, yielded = host.told()
-    assert (ended(before), yielded) == ([0], m.Yielded(SESSION, ((FIRST, started),))), "what it had alone comes first"
+    host.dispatcher.handle(m.RevokeRuns(SESSION))
+    before, revoked = host.told()
+    assert (ended(before), revoked) == ([0], m.RunsRevoked(SESSION, ((FIRST, started),))), (
+        "times before the revocation come first"
+    )
     host.end(*[100 + 2 * i for i in range(1, started)])
     assert (host.units(), host.told()) == ([], []), "it waits for the controller"
     limit = max(limit, started)
-    host.static_runs.handle(m.Limit(SESSION, ((FIRST, limit),)))
+    host.dispatcher.handle(m.SetRunLimit(SESSION, ((FIRST, limit),)))
     left = [100 + 2 * i for i in range(started, limit)]
     assert host.units() == left
     host.end(*left)
@@ -166,14 +170,14 @@ def test_a_run_that_yields_goes_on_up_to_where_it_is_told(limit):
     assert ended(told) == list(range(1, limit))
 
 
-def test_a_run_that_has_not_begun_yields_all_of_it():
+def test_all_segments_of_a_run_that_has_not_begun_are_revoked():
     host = Host(segments=4)
     host.run()
     host.run(sequence=200)
     host.units()
-    host.static_runs.handle(m.Yield(SESSION))
-    assert host.told() == [m.Yielded(SESSION, ((100, 3), (200, 0)))]
-    host.static_runs.handle(m.Limit(SESSION, ((100, 3), (200, 0))))
+    host.dispatcher.handle(m.RevokeRuns(SESSION))
+    assert host.told() == [m.RunsRevoked(SESSION, ((100, 3), (200, 0)))]
+    host.dispatcher.handle(m.SetRunLimit(SESSION, ((100, 3), (200, 0))))
     assert host.told() == []
     host.end(100, 102, 104)
     assert [(each.sequence, each.is_over) for each in host.told()] == [(100, True), (200, True)], "in order"
@@ -183,7 +187,7 @@ def test_a_failure_is_told_at_once_and_ends_the_run_when_all_that_was_started_ha
     host = Host()
     host.run()
     host.units()
-    host.static_runs.report(m.Failed(100, BROKEN))
+    host.dispatcher.report(m.Failed(100, BROKEN))
     assert host.told() == [m.Failed(FIRST, BROKEN)]
     assert host.executed == [m.DropRun(SESSION, FIRST)]
     host.executed.clear()
@@ -198,15 +202,15 @@ def test_what_stands_behind_a_failure_begins_when_the_controller_has_said_so(is_
     host.run()
     host.run(sequence=200)
     host.units()
-    drop, limit = m.DropRun(SESSION, FIRST), m.Limit(SESSION, ((200, 8),))
+    drop, limit = m.DropRun(SESSION, FIRST), m.SetRunLimit(SESSION, ((200, 8),))
     if is_told_first:
-        host.static_runs.handle(drop)
-    host.static_runs.report(m.Failed(100, BROKEN))
+        host.dispatcher.handle(drop)
+    host.dispatcher.report(m.Failed(100, BROKEN))
     host.end(102, 104)
     assert host.units() == [], "it may need what was not made"
     if not is_told_first:
-        host.static_runs.handle(drop)
-    host.static_runs.handle(limit)
+        host.dispatcher.handle(drop)
+    host.dispatcher.handle(limit)
     assert host.units()[0] == 200
 
 
@@ -214,19 +218,19 @@ def test_a_run_that_is_dropped_starts_nothing_more():
     host = Host()
     host.run()
     host.units()
-    host.static_runs.handle(m.DropRun(SESSION, FIRST))
+    host.dispatcher.handle(m.DropRun(SESSION, FIRST))
     host.end(100, 102, 104)
     assert host.executed == [m.DropRun(SESSION, FIRST)]
     assert host.told()[-1].is_over
 
 
-def test_a_run_that_is_dropped_while_it_yields_goes_on_nowhere():
+def test_a_run_that_is_dropped_while_it_is_revoked_starts_nothing_more():
     host = Host()
     host.run()
     host.units()
-    host.static_runs.handle(m.Yield(SESSION))
-    host.static_runs.handle(m.CloseStore(SESSION))
-    host.static_runs.handle(m.Limit(SESSION, ((FIRST, 8),)))
+    host.dispatcher.handle(m.RevokeRuns(SESSION))
+    host.dispatcher.handle(m.CloseStore(SESSION))
+    host.dispatcher.handle(m.SetRunLimit(SESSION, ((FIRST, 8),)))
     host.end(100, 102, 104)
     assert host.units() == []
     assert host.told()[-1].is_over
@@ -255,9 +259,9 @@ def test_of_gangs_that_end_out_of_order_those_behind_an_open_one_have_their_time
 
 def test_a_gang_has_its_devices_from_the_end_of_the_one_before_it():
     host = Host(segments=3)
-    host.static_runs.handle(m.Run(FIRST, SESSION, PLAN, (), (), (), segments=3, ahead=12, lessons=(1,)))
+    host.dispatcher.handle(m.Run(FIRST, SESSION, PLAN, (), (), (), segments=3, ahead=12, lessons=(1,)))
     for sequence, now in ((100, 4), (102, 5), (104, 9)):
-        host.static_runs.report(m.Done(((sequence, 0, now * MS),)))
+        host.dispatcher.report(m.Done(((sequence, 0, now * MS),)))
     (told,) = host.told()
     counts = tuple(counts_of([4 * MS, MS, 4 * MS]))
     assert told.ended == m.GangsEnded(9 * MS, 0, 0, 9 * MS, counts, ((1, MS),))
@@ -266,9 +270,9 @@ def test_a_gang_has_its_devices_from_the_end_of_the_one_before_it():
 def test_others_pass_and_long_runs_are_told_of_each_second():
     host = Host(segments=4)
     dispatch = m.Dispatch(SESSION, 50, ((51, 1),))
-    host.static_runs.handle(dispatch)
+    host.dispatcher.handle(dispatch)
     assert host.executed == [dispatch]
-    host.static_runs.report(m.Done(((51, 0, 1),)))
+    host.dispatcher.report(m.Done(((51, 0, 1),)))
     assert host.told() == [m.Done(((51, 0, 1),))]
     host.run()
     host.end(100, took=1001 * MS)
@@ -276,12 +280,12 @@ def test_others_pass_and_long_runs_are_told_of_each_second():
     assert (told.is_over, ended(told)) == (False, [0])
 
 
-def test_a_segment_that_awaits_bytes_starts_when_they_are_here_so_that_it_can_be_taken_back():
+def test_a_segment_that_awaits_bytes_starts_when_they_arrive_so_that_it_can_be_revoked():
     host = Host()
     exchange = Exchange(spread((4,), Replicated(), (1,)), spread((4,), Replicated(), (0,)), False, 0)
     receive = p.Receive(0, p.LocalArray("float32", (4,), ((4,),), (0,), (0,)), exchange)
     plan = p.Plan("step", (), (p.Segment(0, (CALL,)), p.Segment(1, (receive,)), p.Segment(2, (CALL,))), ())
-    host.static_runs.handle(m.RegisterPlan(PLAN, plan))
+    host.dispatcher.handle(m.RegisterPlan(PLAN, plan))
     host.segments = 3
     host.run()
     assert host.units() == [100]

@@ -1,4 +1,4 @@
-"""A static run, as the controller keeps it, and what it needs of the controller: see `static_runs`."""
+"""Define the controller's record of a delegated run, and the interface that `delegated_runs` needs of the launcher."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from atoll.dependencies.delegated_programs import DelegatedProgram
 from atoll.dependencies.large_plans import LargePlans
-from atoll.dependencies.static_programs import StaticProgram
 from atoll.errors import Status
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.dispatch_units import Unit
@@ -19,18 +19,18 @@ from atoll.scheduling.session import GangRun, Launch, Session
 
 
 @dataclass(slots=True, eq=False)
-class StaticRun:
-    """A launch that is, or may become, a static run. `first` is the sequence number of the program's first gang."""
+class DelegatedRun:
+    """A launch that is, or may become, a delegated run. `first` is the sequence number of the program's first gang."""
 
     launch: Launch
-    program: StaticProgram
+    program: DelegatedProgram
     first: int
     gangs: dict[int, Gang[GangRun]]  # by island
     ending: int  # those of them that have not ended
-    limits: dict[int, int] | None = None  # once it was taken back: the segments that run, by island
+    limits: dict[int, int] | None = None  # by island: the segments that run, once it was revoked
     held: set[int] = field(default_factory=set)  # islands to start on once these are known
     returned: list[Gang[GangRun]] = field(default_factory=list)  # that have ended since
-    alone_ns: dict[int, int] = field(default_factory=dict)  # by island: of devices, before it was taken back there
+    exclusive_ns: dict[int, int] = field(default_factory=dict)  # by island: of devices, before it was revoked there
 
     def has_ended(self, island: int) -> bool:
         run = self.gangs[island].run
@@ -38,12 +38,12 @@ class StaticRun:
 
     def share(self, islands: Iterable[int]) -> None:
         """Others want what it has: what it takes of devices from now on is charged to its session."""
-        self.alone_ns |= {island: self.gangs[island].run.device_ns for island in islands}
+        self.exclusive_ns |= {island: self.gangs[island].run.device_ns for island in islands}
 
     def shared_ns(self, gang: Gang[GangRun]) -> int:
         """What is charged for a gang that has ended: nothing where there was nobody to share with."""
         taken = gang.run.device_ns
-        return taken - self.alone_ns.get(gang.island, taken)
+        return taken - self.exclusive_ns.get(gang.island, taken)
 
     def make_entries(self) -> None:
         """Of the values between nodes: the launch becomes one like others."""
@@ -66,13 +66,14 @@ class StaticRun:
 
 
 @dataclass(slots=True, eq=False)
-class TakenBack:
-    """Runs of a session whose hosts were asked how many segments they have started. The answers are by sequence.
+class Revocation:
+    """The revocation of a session's runs, whose hosts were asked how many segments of each they have started.
 
-    `lost` are runs that one island has lost before it had started them, by number, with the reason.
+    `started` holds the answers, by sequence number of the gang. `lost` are runs that one island has lost before it had
+    started them, by number, with the reason.
     """
 
-    runs: list[StaticRun]
+    runs: list[DelegatedRun]
     asked: set[int]
     started: dict[int, int] = field(default_factory=dict)
     lost: dict[int, Status] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""Static runs: launches whose segments this host dispatches by itself, all of which the controller has granted at once.
+"""Dispatch the segments of delegated runs: launches all of whose segments the controller has granted at once.
 
-They stand in front of the plan executor, which gets their segments as it would get them from the controller: one unit
-after another, as earlier ones end, so that no more is in flight than the controller would have let in. What has ended
-is reported when the run is over, and now and then before. The controller may take a run back at any segment (`Yield`,
-`Limit`): it dispatches the rest then.
+The dispatcher stands in front of the plan executor, which gets the segments as it would get them from the controller:
+one unit after another, as earlier ones end, so that no more is in flight than the controller would have started. The
+dispatcher reports what has ended when the run is over, and once per second before. The controller may revoke a run at
+any segment (`RevokeRuns`, `SetRunLimit`), and then dispatches the rest itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Run:
     limit: int
     started: int = 0
     is_dropped: bool = False
-    is_held: bool = False  # it has yielded, and the controller has yet to say up to where it goes on
+    is_held: bool = False  # it was revoked, and the controller has yet to send its limit
     open: dict[int, int] = field(default_factory=dict)  # by segment, in order: what it counts, in nanoseconds
     times: list[int] = field(default_factory=list)  # of segments from `first` on: starts and ends, or 0
     first: int = 0  # segment that is not reported yet
@@ -82,16 +82,17 @@ class _Run:
 
 
 class UnitsEnded(msgspec.Struct, frozen=True):
-    """What was reported of units of static runs, on any thread; nothing, where bytes have come that one awaits."""
+    """Reports on units of delegated runs, made on any thread; empty if bytes have arrived that a run awaits."""
 
     messages: tuple[Any, ...]
 
 
-class StaticRuns:
-    """`handle` takes what the plan executor takes, on its thread, and passes on what is not for static runs.
+class DelegatedRunDispatcher:
+    """Dispatches the segments of delegated runs.
 
-    `report` takes, on any thread, what the executor and its watchers report: what is about units of static runs comes
-    back to `handle` by way of `submit`, the rest goes to the controller. `now` is the clock of `Done`.
+    `handle` takes the messages of the plan executor, on its thread, and passes on those that are not for delegated
+    runs. `report` takes, on any thread, the reports of the executor and its watchers: those about units of delegated
+    runs return to `handle` through `submit`, and the others go to the controller. `now` is the clock of `Done`.
     """
 
     def __init__(
@@ -157,9 +158,9 @@ class StaticRuns:
         elif kind is m.Run and message.ahead and message.plan in self._plans:
             self._runs[message.sequence] = _Run(message, *self._plans[message.plan], message.segments)
             self._dispatch(message.session)
-        elif kind is m.Yield:
-            self._yield(message.session)
-        elif kind is m.Limit:
+        elif kind is m.RevokeRuns:
+            self._revoke(message.session)
+        elif kind is m.SetRunLimit:
             for sequence, limit in message.runs:
                 run = self._runs.get(sequence)
                 if run is not None and run.is_held:  # it may have been dropped meanwhile
@@ -236,7 +237,7 @@ class StaticRuns:
         return len(self._units) - self._computing < run.message.ahead
 
     def _is_ready(self, run: _Run) -> bool:
-        """Whether its next segment waits for no bytes: one that was started and waits could not be taken back."""
+        """Whether its next segment waits for no bytes: one that was started and waits could not be revoked."""
         steps = run.plan.segments[run.started].steps
         if not steps or type(steps[0]) is not p.Receive:
             return True
@@ -295,14 +296,14 @@ class StaticRuns:
             self._last_end = run.ended.ended = max(self._last_end, ended)
             self._go_on(run.message.session)
 
-    def _yield(self, session: int) -> None:
+    def _revoke(self, session: int) -> None:
         runs = [run for run in self._of(session) if not run.is_dropped]
         for run in runs:
             run.limit, run.is_held = run.started, True
             if run.ended is not None:  # what ends from now on is charged to the session
                 run.reported = self._now()
                 self._to_controller(run.take_progress(is_over=False))
-        self._to_controller(m.Yielded(session, tuple((run.message.sequence, run.started) for run in runs)))
+        self._to_controller(m.RunsRevoked(session, tuple((run.message.sequence, run.started) for run in runs)))
 
 
 def _computes(segment: p.Segment) -> bool:

@@ -1,5 +1,5 @@
 """What is known of a program's runs before any of them: on each of its islands the gangs, in order, the memory that
-they need at most, and what of it is left at the end. Runs of such a program may be static: see `static_runs`.
+they need at most, and what of it is left at the end. Runs of such a program may be delegated: see `delegated_runs`.
 
 The memory is found by letting the gangs reserve theirs, on devices that have no limit.
 """
@@ -27,8 +27,8 @@ from atoll.scheduling.usage import Account
 # Programs of fewer nodes are as well off with gangs of their own.
 LEAST_NODES = 4
 _SHORT_NS = 1_000_000
-# Steps of gangs that may be part of a static run: they need nothing but devices and other hosts, and tell nothing but
-# their ends.
+# Steps of gangs that may be part of a delegated run: they need nothing but devices and other hosts, and tell nothing
+# but their ends.
 _KINDS = frozenset({"call", "move", "send", "receive"})
 
 
@@ -97,7 +97,7 @@ class IslandPart:
 
 
 @dataclass(frozen=True, slots=True)
-class StaticProgram:
+class DelegatedProgram:
     """`nodes` has for each node its gangs on several islands, as (island, place in that part); none for others."""
 
     parts: dict[int, IslandPart]  # by island
@@ -128,10 +128,10 @@ class StaticProgram:
                     limits[island] = max(limits[island], place + 1)
 
 
-def static_program(
+def delegated_program(
     program: RegisteredProgram, hosts_of: Callable[[int], int], ahead: int, weight: int
-) -> StaticProgram | None:
-    """None for a program whose runs cannot be static. An island has `hosts_of(island)` hosts."""
+) -> DelegatedProgram | None:
+    """Return the delegated program, or None if its runs cannot be delegated. `hosts_of(island)` counts hosts."""
     if len(program.islands) < 2 or len(program.nodes) < LEAST_NODES or program.is_unbounded or program.reports:
         return None
     if any(hosts_of(island) != 1 for island in program.islands):
@@ -177,7 +177,7 @@ def static_program(
         parts[island] = IslandPart(
             each, whole, again, needs, kept, lost, devices, transfers, written, lessons, tuple(lessons)
         )
-    return StaticProgram(parts, tuple(nodes), number, ahead, weight)
+    return DelegatedProgram(parts, tuple(nodes), number, ahead, weight)
 
 
 def _sums(numbers: Iterable[int]) -> tuple[int, ...]:
