@@ -66,10 +66,11 @@ matrix:  ## Run the tests of what touches JAX with other versions: make matrix M
 	  $$venv/bin/python -m pytest --quiet --processes $(WORKERS) $(MATRIX_TESTS) $(ARGS) || exit; \
 	done
 
-check: $(VENV)/.test  ## Check style and types
+check: $(VENV)/.test  ## Check style, types, layers, names in docstrings and prose
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
 
 docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a broken link is an error
 	$(BIN)/python docs/pictures/draw.py

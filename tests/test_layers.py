@@ -10,6 +10,8 @@ import functools
 from collections import defaultdict
 from pathlib import Path
 
+from tests.prose import nodes_of
+
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "atoll"
 
 # From the bottom up. A package imports only packages of lower layers; packages of one layer do not import one another.
@@ -49,7 +51,7 @@ def imports(path: Path) -> set[str]:
     """The modules of Atoll that a file imports, wherever in it; of names from a package, the name's module."""
     known = modules()
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -194,8 +194,9 @@ class Call:
         self._release()
         try:
             on_closed()
-        except Exception:
-            log.exception("on_closed of %s raised", self.path)
+        except Exception as error:
+            # For the loop's owner to decide: the client is gone, or has its answer.
+            self._loop.call_exception_handler({"message": f"on_closed of {self.path} raised", "exception": error})
 
     def _failed(self, error: Exception) -> None:
         """End the call for an error of its client or its handler."""
@@ -211,8 +212,9 @@ class Call:
         self.finish(code, f"{self.path}: {message}")
         try:
             on_closed()
-        except Exception:
-            log.exception("on_closed of %s raised", self.path)
+        except Exception as error:
+            # For the loop's owner to decide: the client is gone, or has its answer.
+            self._loop.call_exception_handler({"message": f"on_closed of {self.path} raised", "exception": error})
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []

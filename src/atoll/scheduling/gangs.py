@@ -76,7 +76,7 @@ class GangSpec:
 
     island: int
     hosts: tuple[int, ...]
-    kind: str  # of its last step, in one word: see `ir.plan.WORDS`
+    kind: str  # of its last step, in one word: see `ir.plan.STEP_KINDS`
     functions: tuple[str, ...]  # that it runs
     awaited: tuple[ClientFeed, ...]
     incoming: tuple[HostFeeds, ...]

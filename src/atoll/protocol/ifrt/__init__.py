@@ -1,7 +1,7 @@
 """Messages of the IFRT proxy protocol: what travels between JAX's proxy client and a session.
 
 Each `x.proto` here has its generated `x_pb2.py` beside it (`make protos` writes them anew).  Field numbers
-and types are facts of the wire and are held against the installed jaxlib by `tests/proxy/test_protos.py`;
+and types are facts of the wire and are held against the installed jaxlib by `tests/protocol/test_protos.py`;
 the names are ours, since names do not travel.
 
     transport    what stands outside the request stream: versions, session metadata, the host buffer store
