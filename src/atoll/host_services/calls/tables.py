@@ -1,8 +1,8 @@
 """The user's callables that programs on Atoll call: kept here, called here.
 
-A program is compiled with the numbers of its callables (`client/jax_patches/host_callbacks.py`), and its workers' calls come
-on one data channel from the proxy. One thread reads it. Each call has a thread: callbacks may wait for each other, and
-may use JAX on Atoll themselves.
+A program is compiled with the numbers of its callables (`client/jax_patches/host_callbacks.py`), and its workers' calls
+come on one data channel from the proxy. One thread reads it. Each call has a thread: callbacks may wait for each other,
+and may use JAX on Atoll themselves.
 """
 
 from __future__ import annotations
