@@ -1,4 +1,4 @@
-"""Sessions that are put aside, and go on: where they were, or with their islands changed for one another."""
+"""Suspend sessions and resume them, on the same islands or with their islands exchanged."""
 
 from __future__ import annotations
 

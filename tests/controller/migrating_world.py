@@ -94,7 +94,7 @@ class MigratingWorld(World):
             self.ask(ask)
 
     def suspend(self) -> None:
-        """Puts a session aside, or has it go on: on other islands, with luck."""
+        """Suspend a session, or resume it: on other islands, with luck."""
         client = self.rng.choice(list(self.clients.values()))
         if client.number in self.controller.suspensions.by_session:
             some = tuple(self.rng.sample(list(self.controller.resources.islands), self.rng.randint(0, 1)))

@@ -59,8 +59,8 @@ class ModelHost:
         self.reported: set[str] = set()  # functions that were reported before their hosts were asked
         self.on_arrival: Any = lambda: None  # of bytes that a delegated run awaits
         self.numbers: list[int] = []  # sequences of units whose numbers are to be reported
-        self.asides: dict[int, dict[int, int]] = {}  # by session: pieces, with the handles that they are of
-        self.copied: list[m.AsidePut] = []  # to be reported
+        self.spilled: dict[int, dict[int, int]] = {}  # by session: pieces, with the handles that they are of
+        self.copied: list[m.SpillReply] = []  # to be reported
         self.returning: list[tuple[int, int, int]] = []  # (host, session, feed) of pieces that are to arrive
 
     @property
@@ -102,7 +102,7 @@ class ModelHost:
                 self.go_on()
             case (
                 m.DropRun(session=session)
-                | m.PutAside(session=session)
+                | m.SpillRequest(session=session)
                 | m.CloseStore(session=session)
                 | m.Free(session=session, delete=False)
             ):
@@ -111,13 +111,13 @@ class ModelHost:
             case m.FreeMany(frees=frees):
                 for each in frees:
                     self.take(each)
-            case m.SendAside(session=session, pieces=pieces):
+            case m.SendSpilled(session=session, pieces=pieces):
                 for piece, feed, hosts in pieces:
-                    assert piece.number in self.asides[session], "a piece comes back that is not aside"
+                    assert piece.number in self.spilled[session], "a piece comes back that is not spilled"
                     self.returning.extend((host, session, feed) for host in hosts)
-            case m.DropAside(session=session, pieces=pieces):
+            case m.DropSpilled(session=session, pieces=pieces):
                 for piece in pieces:  # of a host that was lost meanwhile, it is gone already
-                    self.asides.get(session, {}).pop(piece.number, None)
+                    self.spilled.get(session, {}).pop(piece.number, None)
 
     def dispatch(self, state: ModelRun, sequence: int, count: int) -> None:
         self.sequences.append((state.run.session, sequence))
@@ -172,16 +172,16 @@ class ModelHost:
                     self.stores[session].pop(handle, None)
             case m.DropRun(run=run):
                 self.runs.pop(run, None)
-            case m.PutAside(request=request, shards=shards):
-                own = self.asides.setdefault(session, {})
+            case m.SpillRequest(request=request, shards=shards):
+                own = self.spilled.setdefault(session, {})
                 for number, handle, _ in shards:
-                    assert self.stores[session].get(handle, OK) is None, "an array is put aside that is not there"
+                    assert self.stores[session].get(handle, OK) is None, "an array is spilled that is not there"
                     own[number] = handle
-                pieces = tuple(m.AsidePiece(number, 8) for number, _, _ in shards)
-                self.copied.append(m.AsidePut(session, request, OK, pieces))
+                pieces = tuple(m.SpilledPiece(number, 8) for number, _, _ in shards)
+                self.copied.append(m.SpillReply(session, request, OK, pieces))
             case m.CloseStore():
                 del self.stores[session]
-                self.asides.pop(session, None)
+                self.spilled.pop(session, None)
                 for run in [run for run, state in self.runs.items() if state.run.session == session]:
                     del self.runs[run]
             case ModelUnit():

@@ -63,7 +63,7 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
                 assert status.ok or refused or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
         for handle, spec in client.arrays.items():
             entry = session.directory.entries[handle]
-            if entry.error is not None or entry.aside is not None:
+            if entry.error is not None or entry.spilled is not None:
                 continue
             hosts = {client.locations[device].host for device in spec.sharding.devices}
             holding = {host.number for host in world.hosts.values() if handle in host.stores[client.number]}
@@ -75,13 +75,13 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
         assert (session.directory.entries, session.directory.nbytes) == ({}, 0)
         for host in world.hosts.values():
             assert host.stores[client.number] == {}, "all memory goes"
-            assert not host.asides.get(client.number), "nothing stays aside"
+            assert not host.spilled.get(client.number), "nothing stays spilled"
     assert not any(world.controller.memory.used.values())
 
     for client in list(world.clients.values()):
         world.close(client)
     for host in world.hosts.values():
-        assert (host.plans, host.stores, host.runs, host.asides) == ({}, {}, {}, {})
+        assert (host.plans, host.stores, host.runs, host.spilled_arrays) == ({}, {}, {}, {})
         assert not any(host.lines.values())
     assert world.controller.functions.users == {}
     assert world.controller.slices.sessions == {}

@@ -14,7 +14,7 @@ from atoll.protocol import messages as m
 from tests.controller.play import Cluster, runs
 from tests.controller.test_suspensions import SuspendPlay, answer_in
 
-PIECE = m.AsidePiece(1, 8, "/aside/1.piece", 7)
+PIECE = m.SpilledPiece(1, 8, "/spilled/1.piece", 7)
 
 
 def kept_of(play: SuspendPlay, keeps: bool = True) -> tuple[list[a.KeepSessions], list[Any]]:
@@ -68,7 +68,7 @@ def test_at_the_end_proxies_learn_that_all_hosts_are_gone():
     kept, said = kept_of(suspended())
     assert [list(each.sessions) for each in kept] == [[1]]
     assert m.HostsLost((0, 1)) in said
-    assert not any(isinstance(each, m.DropAside) for each in said)
+    assert not any(isinstance(each, m.DropSpilled) for each in said)
 
 
 def test_who_ends_the_cluster_learns_which_sessions_stay():
@@ -88,7 +88,7 @@ def test_what_is_not_kept_goes_with_its_files():
         play.operator(m.StopRequest(all_sessions))
         kept, said = kept_of(play, keeps)
         assert kept == []
-        assert m.DropAside(1, (PIECE,)) in said
+        assert m.DropSpilled(1, (PIECE,)) in said
 
 
 def test_sessions_that_run_or_are_in_memory_end_with_their_cluster():
@@ -112,13 +112,13 @@ def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     ) == 2
     assert "island 0, which has just come back" in answer_in(play.resume()).status.message
     play.proxy_is_back()
-    (send,) = [each for each in play.resume() if isinstance(each, m.SendAside)]
+    (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
     ((back, feed, hosts),) = send.pieces
     assert (back, hosts) == (PIECE, (0,))
     (run,) = runs(play.report(0, m.FeedsArrived(1, (feed,))))
     said = play.done(run.sequence)
     assert answer_in(said) == m.OperationReply(OK, "session 1 goes on on island 0")
-    assert m.DropAside(1, (PIECE,)) in said
+    assert m.DropSpilled(1, (PIECE,)) in said
     # Its program is there again, and runs on what came back.
     (run,) = runs(play.say(m.Launch(1, (5,), (6,), ())))
     assert run.arguments == (5,)
@@ -147,14 +147,14 @@ def test_it_may_be_kept_again_by_the_next_cluster_before_anybody_has_come():
     play = next_of(next_of(suspended()))
     play.hosts_join()
     play.proxy_is_back()
-    assert any(isinstance(each, m.SendAside) for each in play.resume())
+    assert any(isinstance(each, m.SendSpilled) for each in play.resume())
 
 
 def test_a_proxy_that_does_not_come_back_loses_its_session_with_its_files():
     play = next_of(suspended())
     play.hosts_join()
     play.close(play.session)
-    assert m.DropAside(1, (PIECE,)) in play.outbox()
+    assert m.DropSpilled(1, (PIECE,)) in play.outbox()
     assert play.controller.sessions == {}
 
 
@@ -164,11 +164,11 @@ def test_new_sessions_have_other_numbers():
     assert play.open(43).number == 2
 
 
-def test_an_array_that_was_not_put_aside_is_an_error_that_says_so():
+def test_an_array_that_was_not_spilled_is_an_error():
     play = SuspendPlay()
     session = play.controller.sessions[play.session]
     play.suspended(to_disk=True)
-    session.directory.entries[5].aside = None  # as a token's, which stays on devices
+    session.directory.entries[5].spilled = None  # as a token's, which stays on devices
     found = next_of(play).controller.sessions[1].directory.problem(5)
     assert found is not None
     assert (found.code, "its cluster was ended" in found.message) == (Code.DATA_LOSS, True)

@@ -11,7 +11,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slices import SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
-from atoll.migration.manifest import SessionAside
+from atoll.migration.manifest import SuspendedSession
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
 from tests.controller.play import Play, runs
@@ -35,13 +35,13 @@ class SuspendPlay(Play):
     def quiesced(self, number: int = 1) -> list[Any]:
         return self.say(m.Quiesced(number))
 
-    def suspended(self, to_disk: bool = False) -> tuple[m.AsidePiece, list[Any]]:
-        """All the way; the piece that is aside, and what was said last."""
+    def suspended(self, to_disk: bool = False) -> tuple[m.SpilledPiece, list[Any]]:
+        """All the way; the piece that is spilled, and what was said last."""
         self.ask(to_disk)
         (put,) = self.quiesced()
-        assert isinstance(put, m.PutAside)
-        piece = m.AsidePiece(put.shards[0][0], 8, "/aside/1.piece" if to_disk else "", 7)
-        return piece, self.report(0, m.AsidePut(self.session, put.request, OK, (piece,)))
+        assert isinstance(put, m.SpillRequest)
+        piece = m.SpilledPiece(put.shards[0][0], 8, "/spilled/1.piece" if to_disk else "", 7)
+        return piece, self.report(0, m.SpillReply(self.session, put.request, OK, (piece,)))
 
     @property
     def memory(self) -> int:
@@ -58,11 +58,11 @@ def test_a_session_is_suspended_and_resumed_step_by_step():
     assert play.ask() == [m.Quiesce(1)]
     # It is still: its array is copied. Nothing has changed so far.
     (put,) = play.quiesced()
-    assert put == m.PutAside(play.session, 1, ((1, 5, 0),))
+    assert put == m.SpillRequest(play.session, 1, ((1, 5, 0),))
     assert play.memory == 8
-    # Once it is aside its memory is free, and the script waits.
-    piece = m.AsidePiece(1, 8)
-    said = play.report(0, m.AsidePut(play.session, 1, OK, (piece,)))
+    # Once it is spilled its memory is free, and the script waits.
+    piece = m.SpilledPiece(1, 8)
+    said = play.report(0, m.SpillReply(play.session, 1, OK, (piece,)))
     assert said == [
         m.Free(play.session, (5,)),
         m.OperationReply(OK, f"session {play.session} is suspended in memory"),
@@ -78,7 +78,7 @@ def test_a_session_is_suspended_and_resumed_step_by_step():
     assert (run.results, run.feeds) == ((5,), (feed,))
     assert play.memory == 8
     said = play.done(run.sequence)
-    assert m.DropAside(play.session, (piece,)) in said
+    assert m.DropSpilled(play.session, (piece,)) in said
     assert m.Migrated(2, ()) in said
     assert answer_in(said) == m.OperationReply(OK, f"session {play.session} goes on on island 0")
     assert play.controller.suspensions.by_session == {}
@@ -92,14 +92,14 @@ def test_it_goes_on_on_another_island_with_its_functions_compiled_there():
     play.say(m.CompileAgain(1, 77))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     said = play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
-    (send,) = [each for each in said if isinstance(each, m.SendAside)]
+    (send,) = [each for each in said if isinstance(each, m.SendSpilled)]
     ((_, feed, hosts),) = send.pieces
     assert hosts == (1,), "the host that keeps it sends it to the other"
     (run,) = runs(play.report(1, m.FeedsArrived(play.session, (feed,))))
     said = play.report(1, m.Done(((run.sequence, 0, 1),)))
     assert m.Migrated(2, ((0, 1),)) in said
     assert play.controller.sessions[play.session].devices.locations[0] == DeviceLocation(1, 1, 0)
-    assert m.DropAside(play.session, (piece,)) in said
+    assert m.DropSpilled(play.session, (piece,)) in said
 
 
 def test_a_disk_gets_a_manifest_with_all_that_another_cluster_needs():
@@ -109,7 +109,7 @@ def test_a_disk_gets_a_manifest_with_all_that_another_cluster_needs():
     (put,) = play.quiesced()
     assert put.to_files
     assert put.directory.startswith(f"session-{play.session}-")
-    manifest = msgspec.json.decode(put.manifest, type=SessionAside)
+    manifest = msgspec.json.decode(put.manifest, type=SuspendedSession)
     (array,) = manifest.arrays
     assert isinstance(array.spec, ArraySpec)
     assert (array.handle, array.spec.shape, array.parts[0].positions) == (5, (2,), (0,))
@@ -137,7 +137,7 @@ def test_others_have_the_memory_and_the_exclusive_devices_meanwhile():
     assert "waits for device 0" in report(play.controller)["sessions"][0]["state"]
     play.close(third)
     play.tick(2.0)
-    assert any(isinstance(each, m.SendAside) for each in play.outbox())
+    assert any(isinstance(each, m.SendSpilled) for each in play.outbox())
 
 
 def test_without_room_it_waits_and_names_who_has_it():
@@ -165,7 +165,7 @@ def test_bad_requests_say_what_is_wrong():
     play.ask()
     assert "session 1 is being suspended already" in answer_in(play.ask()).status.message
     (put,) = play.quiesced()
-    play.report(0, m.AsidePut(play.session, put.request, OK, (m.AsidePiece(1, 8),)))
+    play.report(0, m.SpillReply(play.session, put.request, OK, (m.SpilledPiece(1, 8),)))
     assert "session 1 is suspended in memory already" in answer_in(play.ask()).status.message
     assert "island 7 does not exist" in answer_in(play.resume(7)).status.message
     assert "say where on as many islands" in answer_in(play.resume(0, 1)).status.message
@@ -173,14 +173,14 @@ def test_bad_requests_say_what_is_wrong():
     assert not answer_in(play.outbox()).status.ok
 
 
-def test_a_host_that_cannot_put_aside_leaves_the_session_where_it_was():
+def test_a_host_that_cannot_spill_leaves_the_session_where_it_was():
     play = SuspendPlay()
     play.ask(to_disk=True)
     (put,) = play.quiesced()
-    full = Status(Code.INTERNAL, "cannot write 8 B to /aside/1.piece: No space left on device")
-    said = play.report(0, m.AsidePut(play.session, put.request, full))
+    full = Status(Code.INTERNAL, "cannot write 8 B to /spilled/1.piece: No space left on device")
+    said = play.report(0, m.SpillReply(play.session, put.request, full))
     assert m.Migrated(1, ()) in said
-    assert "goes on: cannot write 8 B to /aside/1.piece: No space left" in answer_in(said).status.message
+    assert "goes on: cannot write 8 B to /spilled/1.piece: No space left" in answer_in(said).status.message
     assert play.memory == 8
     assert not [each for each in said if isinstance(each, m.Free)]
 
@@ -188,17 +188,17 @@ def test_a_host_that_cannot_put_aside_leaves_the_session_where_it_was():
 def test_what_cannot_be_read_leaves_it_suspended_and_can_be_tried_again():
     play = SuspendPlay()
     piece, _ = play.suspended(to_disk=True)
-    (send,) = [each for each in play.resume() if isinstance(each, m.SendAside)]
+    (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
     feed = send.pieces[0][1]
-    broken = Status(Code.DATA_LOSS, "/aside/1.piece is not what was put aside there: its checksum differs")
-    said = play.report(0, m.AsideFailed(play.session, feed, broken))
+    broken = Status(Code.DATA_LOSS, "/spilled/1.piece is not what was spilled there: its checksum differs")
+    said = play.report(0, m.SendSpilledFailed(play.session, feed, broken))
     assert "stays suspended" in answer_in(said).status.message
     assert "its checksum differs" in answer_in(said).status.message
     entry = play.controller.sessions[play.session].directory.entries[5]
     assert (entry.error, entry.ready) == (None, True)
-    assert entry.aside is not None
+    assert entry.spilled is not None
     assert play.memory == 0
-    (send,) = [each for each in play.resume() if isinstance(each, m.SendAside)]
+    (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
     assert send.pieces[0][0] == piece
 
 
@@ -210,7 +210,7 @@ def test_the_loss_of_an_island_takes_what_is_in_its_memory_and_not_what_is_on_di
         play.outbox()
         entry = play.controller.sessions[play.session].directory.entries[5]
         assert (entry.error is None) == to_disk
-        assert (entry.aside is not None) == to_disk
+        assert (entry.spilled is not None) == to_disk
 
 
 def test_an_island_can_be_drained_of_sessions_that_are_on_disk():
@@ -227,7 +227,7 @@ def test_an_island_can_be_drained_of_sessions_that_are_on_disk():
         play.flush()
         assert "waits for island 0, which is drained" in answer_in(play.resume()).status.message
         # Another host may see the same files.
-        (send,) = [each for each in play.resume(1) if isinstance(each, m.SendAside)]
+        (send,) = [each for each in play.resume(1) if isinstance(each, m.SendSpilled)]
         assert send.pieces[0][2] == (1,)
 
 
@@ -237,7 +237,7 @@ def test_a_suspended_session_that_ends_leaves_nothing(to_disk: bool):
     piece, _ = play.suspended(to_disk)
     play.close(play.session)
     said = play.outbox()
-    assert (m.DropAside(play.session, (piece,)) in said) == to_disk
+    assert (m.DropSpilled(play.session, (piece,)) in said) == to_disk
     assert m.CloseStore(play.session) in said
     assert play.controller.suspensions.by_session == {}
     assert play.memory == 0

@@ -95,7 +95,7 @@ def test_an_idle_array_makes_room_for_a_higher_priority_and_comes_back_with_its_
     cluster, low, high = start(start_cluster, start_python, spill=64 * MIB)
     before = low.call(keep, 1)
     high.call(fill)
-    assert until(cluster, low, "")["aside_bytes"] == _OF_LOW
+    assert until(cluster, low, "")["spilled_bytes"] == _OF_LOW
     high.call(drop)
     assert low.call(digest) == before
 
@@ -105,7 +105,7 @@ def test_a_session_makes_room_for_a_higher_priority_and_goes_on_with_its_bits(
     start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, how: SuspendLower
 ) -> None:
     cluster, low, high = start(
-        start_cluster, start_python, suspend_lower=how, suspend_directory=str(tmp_path / "aside")
+        start_cluster, start_python, suspend_lower=how, suspend_directory=str(tmp_path / "spilled")
     )
     before, progress, end = low.call(keep, 1), tmp_path / "progress", tmp_path / "end"
     low.begin(change_until, str(progress), str(end))

@@ -24,7 +24,7 @@ class Clusters:
     """Clusters one after the other, with the same journal, address and directory for what is suspended."""
 
     def __init__(self, directory: Path, program_cache: Path) -> None:
-        self.aside = directory / "aside"
+        self.spilled = directory / "spilled"
         directory.mkdir(mode=0o700)
         self._directory = directory
         self._start = partial(
@@ -32,7 +32,7 @@ class Clusters:
             directory,
             script_environment(directory, program_cache),
             islands="2x1x2",
-            suspend_directory=str(self.aside),
+            suspend_directory=str(self.spilled),
             grace_seconds=GRACE_SECONDS,
             journal=str(directory / "journal"),
         )
@@ -89,7 +89,7 @@ def test_a_training_goes_on_in_the_next_cluster_and_the_one_after_that(
         assert (row["id"], row["state"]) == (session, "suspended on disk")
         assert "goes on" in resume(clusters, session, *islands)
         until_step(progress, at + 3)
-        assert list(clusters.aside.iterdir()) == []
+        assert list(clusters.spilled.iterdir()) == []
     (tmp_path / "stop").touch()
     disturbed = python.finish()
     (tmp_path / "again").mkdir()
@@ -113,6 +113,6 @@ def test_a_session_goes_on_in_the_next_cluster_unless_all_are_ended(
     assert python.finish() == undisturbed
     suspend(clusters, python)
     assert clusters.end(all_sessions=True) == []
-    assert list(clusters.aside.iterdir()) == []
+    assert list(clusters.spilled.iterdir()) == []
     clusters.begin_anew()
     assert clusters.now.report()["sessions"] == []

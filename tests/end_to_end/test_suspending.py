@@ -27,7 +27,7 @@ MIB = 1 << 20
 def cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
     """Two islands of one host, each with two devices of 16 MiB and a little more."""
     return start_cluster(
-        islands="2x1x2", device_memory=16 * MIB + (1 << 16), suspend_directory=str(module_directory / "aside")
+        islands="2x1x2", device_memory=16 * MIB + (1 << 16), suspend_directory=str(module_directory / "spilled")
     )
 
 
@@ -115,14 +115,14 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     assert used(cluster) == [0, 0]
     at = steps_at(progress)
     (row,) = [each for each in cluster.report()["sessions"] if each["id"] == session]
-    assert (row["state"], row["aside_bytes"] > 0) == ("suspended in memory", True)
+    assert (row["state"], row["spilled_bytes"] > 0) == ("suspended in memory", True)
     time.sleep(0.2)
     assert steps_at(progress) <= at + 1, "what it computed before, and had yet to write"
     assert ask(cluster, m.ResumeRequest(session)) == f"session {session} goes on on island 0"
     until_step(progress, at + 3)
     # To disk, and on on another island.
     ask(cluster, m.SuspendRequest(session, to_disk=True))
-    (directory,) = (module_directory / "aside").iterdir()
+    (directory,) = (module_directory / "spilled").iterdir()
     assert (directory / "host-0.json").exists()
     assert ask(cluster, m.ResumeRequest(session, (1,))) == f"session {session} goes on on island 1"
     before, after = used(cluster)

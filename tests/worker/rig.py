@@ -52,11 +52,11 @@ class Rig:
         from atoll.devices.xla.backend import XlaBackend
         from atoll.peers.data_port import DataPort
         from atoll.transfers.inbox import Inbox
-        from atoll.worker.asides import Asides
         from atoll.worker.executor_thread import ExecutorThread
         from atoll.worker.functions import Functions
         from atoll.worker.host_network import DataPortNetwork
         from atoll.worker.main import compilers_of
+        from atoll.worker.spill_store import SpillStore
         from atoll.worker.step_runner import StepRunner
         from atoll.worker.type_keys import TypeKeys
 
@@ -70,8 +70,8 @@ class Rig:
         self.functions = Functions(self.backend, self.inbox, keys, self.report, compilers=compilers)
         network = DataPortNetwork(self.backend, self.port, 0)
         steps = StepRunner(self.backend, self.functions, self.port, network, keys)
-        self.asides = Asides(self.backend, self.inbox, self.port, 0, steps.readers, self.report)
-        self.executor = ExecutorThread(steps, self.inbox, self.report, self.asides)
+        self.spill_store = SpillStore(self.backend, self.inbox, self.port, 0, steps.readers, self.report)
+        self.executor = ExecutorThread(steps, self.inbox, self.report, self.spill_store)
         self.session = 0
         self._next = 0
 

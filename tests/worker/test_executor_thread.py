@@ -34,7 +34,7 @@ class Holding:
             units=rig.executor.units,
             report=rig.report,
             recorder=nothing,
-            asides=nothing,
+            spill_store=nothing,
             host=0,
         )
 

@@ -1,4 +1,4 @@
-"""Where what outlives a cluster is kept: compiled programs, usage, and sessions that are put aside on disk."""
+"""Find the directories of files that outlive a cluster: compiled programs, usage, and suspended sessions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def usage_file(cluster: str) -> str:
 
 
 def suspended_directory() -> str:
-    """Where a host keeps the arrays of sessions that are put aside on disk, unless the cluster's settings say where: in
+    """Where a host keeps the arrays of sessions that are suspended on disk, unless the cluster's settings say where: in
     $ATOLL_STATE_DIR, or a directory of the user's.
     """
     return str(state_directory() / "suspended")

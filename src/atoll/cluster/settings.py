@@ -137,7 +137,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     ray_labels: str = ""
     ray_strategy: str = DEFAULT_RAY_STRATEGY
 
-    # What is put aside: see `migration`.
+    # Suspended sessions and spilled arrays: see `migration`.
     suspend_directory: str = ""  # for sessions on disk; "": one of each host's own
     suspend_lower: SuspendLower = SuspendLower.OFF
     suspended_seconds: float = SUSPENDED_SECONDS  # between two clusters, for scripts whose session is on disk to wait

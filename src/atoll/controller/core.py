@@ -46,10 +46,10 @@ from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
-from atoll.migration.asides import Asides
+from atoll.migration.array_spiller import ArraySpiller
+from atoll.migration.memory_pressure import MemoryPressure
 from atoll.migration.migrations import Migrations
 from atoll.migration.own_programs import OwnPrograms
-from atoll.migration.pressure import Pressure
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -131,7 +131,7 @@ class Controller:
             from_operators.received,
         )
         self._staying = SessionsThatStay(
-            state, self._compilation, self._asides, self.suspensions, self._admission.admit_again
+            state, self._compilation, self._spiller, self.suspensions, self._admission.admit_again
         )
         self._watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
         self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon)
@@ -200,19 +200,19 @@ class Controller:
         )
 
     def _make_sessions(self) -> None:
-        """Sessions, what moves them and puts them aside, and the hosts that they run on."""
+        """Make what opens, migrates and suspends sessions, and the hosts that they run on."""
         state, settings = self._state, self.settings
         self._queries = Queries(state, _location, self.memory)
         own = OwnPrograms(self.programs, self.launcher, self._outbox)
-        asides = self._asides = Asides(self.sessions, self.resources, self.launcher, own, self._outbox)
-        self.launcher.bring_back = asides.bring_back
-        self.launcher.buffers.on_aside_freed = asides.drop
+        spiller = self._spiller = ArraySpiller(self.sessions, self.resources, self.launcher, own, self._outbox)
+        self.launcher.restore = spiller.restore
+        self.launcher.buffers.on_spilled_freed = spiller.drop
         self.migrations = Migrations(
-            self.resources, self._compilation, self._queries, self.launcher, self.programs, own, asides, self._outbox
+            self.resources, self._compilation, self._queries, self.launcher, self.programs, own, spiller, self._outbox
         )
         self.suspensions = Suspensions(
             self.migrations,
-            asides,
+            spiller,
             self.resources,
             self.slices,
             self.launcher,
@@ -220,16 +220,16 @@ class Controller:
             self._outbox,
             settings.suspend_directory,
         )
-        pressure = Pressure(
+        pressure = MemoryPressure(
             self.sessions,
             self.launcher.memory,
             self.slices,
-            asides,
+            spiller,
             self.suspensions,
             settings.spill,
             settings.suspend_lower,
         )
-        self._slice_requests = SliceRequests(state, self.memory.free, pressure.make_way)
+        self._slice_requests = SliceRequests(state, self.memory.free, pressure.evict_for)
         self._relays = Relays(state, self.launcher, settings.relay_group)
         self._recovery = Recovery(
             state,
@@ -290,8 +290,8 @@ class Controller:
             m.PlanRegistered: self.programs.plan_registered,
             m.StoresReported: self._checks.reported,
             m.WorkerAnswer: self._queries.answered,
-            m.AsidePut: self._asides.put_on,
-            m.AsideFailed: self._asides.failed,
+            m.SpillReply: self._spiller.spill_replied,
+            m.SendSpilledFailed: self._spiller.failed,
             **self._relays.handlers,
         }
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Status
 from atoll.protocol import messages as m
-from atoll.scheduling.asides import Aside
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Session
+from atoll.scheduling.spilled_arrays import SpilledArray
 
 
 class Buffers:
@@ -24,7 +24,7 @@ class Buffers:
     def __init__(self, memory: Reservations, outbox: Outbox) -> None:
         self._memory = memory
         self._outbox = outbox
-        self.on_aside_freed: Callable[[Session, Aside], None]  # to be set
+        self.on_spilled_freed: Callable[[Session, SpilledArray], None]  # to be set
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
         """The client needs the handles no more; with `delete`, nobody may use their memory either."""
@@ -64,7 +64,7 @@ class Buffers:
 
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
         self._memory.release(entry)
-        if entry.aside is not None:
-            self.on_aside_freed(session, entry.aside)
-            entry.aside = None
+        if entry.spilled is not None:
+            self.on_spilled_freed(session, entry.spilled)
+            entry.spilled = None
         self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)

@@ -124,7 +124,7 @@ class Launcher:
         self.drop_if_idle = self._endings.drop_if_idle
         self.irregular = IrregularNodes(sessions, resources, quarantine, self._dependencies, self, self.reserve_numbers)
         self._endings.on_part_ended = self.irregular.part_ended
-        self.bring_back: Callable[[Session, list[int]], None]  # what is aside; to be set
+        self.restore: Callable[[Session, list[int]], None]  # spilled arrays; to be set
         self.buffers = self._buffers
 
     # ---- events
@@ -179,7 +179,7 @@ class Launcher:
         self.pump()
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
-        """Launches what makes buffers that the session has already, and whose contents are aside; `then` at its end."""
+        """Launch a program that makes buffers that the session has, and that are spilled; call `then` at its end."""
         program = session.programs[message.program]
         assert isinstance(program, RegisteredProgram)
         session.credits += message.credits
@@ -292,8 +292,8 @@ class Launcher:
         `is_large`, `make_entries` makes all of them later.
         """
         directory = session.directory
-        if session.has_asides:
-            self.bring_back(session, [each for each in message.arguments if directory.entries[each].aside is not None])
+        if session.has_spilled:
+            self.restore(session, [each for each in message.arguments if directory.entries[each].spilled is not None])
         entries = [directory.entries[handle] for handle in message.arguments]
         first = len(entries)
         entries += [NO_ENTRY] * len(program.values)

@@ -44,7 +44,7 @@ class Launches(Protocol):
     def launch(self, session: Session, message: m.Launch) -> None: ...
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
-        """Launches what makes buffers that the session has already, and whose contents are aside; `then` at its end."""
+        """Launch a program that makes buffers that the session has, and that are spilled; call `then` at its end."""
 
     def fail(self, launch: Launch, status: Status) -> None: ...
 

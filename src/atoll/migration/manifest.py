@@ -1,6 +1,6 @@
-"""What the controller knows of a session that is put aside on disk, for a cluster that never saw it.
+"""Describe a session that is suspended on disk, for a cluster that never saw it.
 
-One JSON document, which every host writes beside its files (`worker.aside_files`): the virtual devices and the slices
+One JSON document, which every host writes beside its files (`worker.spill_files`): the virtual devices and the slices
 they are in, every array with its type and where its shards are, and what was registered: functions by the hash of their
 source and where they run, programs as they were defined.
 """
@@ -14,8 +14,8 @@ import msgspec
 
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
-from atoll.scheduling.asides import Aside
 from atoll.scheduling.session import Session
+from atoll.scheduling.spilled_arrays import SpilledArray
 
 
 class PartOfArray(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class PartOfArray(msgspec.Struct, frozen=True):
     positions: tuple[int, ...]
 
 
-class ArrayAside(msgspec.Struct, frozen=True):
+class SuspendedArray(msgspec.Struct, frozen=True):
     """A logical buffer. Devices are virtual; `maker` is the program that made it.
 
     What shares all of its memory with others has no parts: `views` are, for each shard, (handle, position) of another.
@@ -39,7 +39,7 @@ class ArrayAside(msgspec.Struct, frozen=True):
     maker: str = ""
 
 
-class DeviceAside(msgspec.Struct, frozen=True):
+class SuspendedDevice(msgspec.Struct, frozen=True):
     """A virtual device: its attributes stay what they are, wherever it is."""
 
     id: int
@@ -50,7 +50,7 @@ class DeviceAside(msgspec.Struct, frozen=True):
     coords: tuple[int, ...]
 
 
-class FunctionAside(msgspec.Struct, frozen=True):
+class SuspendedFunction(msgspec.Struct, frozen=True):
     """`content` is the hash of its source, which the session's proxy has; [replica][partition] of virtual devices."""
 
     function: int
@@ -58,57 +58,59 @@ class FunctionAside(msgspec.Struct, frozen=True):
     assignment: tuple[tuple[int, ...], ...]
 
 
-class SliceAside(msgspec.Struct, frozen=True):
+class SuspendedSlice(msgspec.Struct, frozen=True):
     number: int
     devices: tuple[int, ...]
     shape: tuple[int, ...]
     exclusive: bool
 
 
-class SessionAside(msgspec.Struct, frozen=True):
+class SuspendedSession(msgspec.Struct, frozen=True):
     """A session. Errors that stand in the place of arrays are by handle, as texts."""
 
     number: int
     label: str
     tenant: str
     platform: str
-    devices: tuple[DeviceAside, ...]
-    slices: tuple[SliceAside, ...]
-    arrays: tuple[ArrayAside, ...]
-    functions: tuple[FunctionAside, ...]
+    devices: tuple[SuspendedDevice, ...]
+    slices: tuple[SuspendedSlice, ...]
+    arrays: tuple[SuspendedArray, ...]
+    functions: tuple[SuspendedFunction, ...]
     programs: dict[int, Program]
     errors: dict[int, str]
 
 
-def manifest_of(session: Session, arrays: Mapping[int, Aside]) -> bytes:
+def manifest_of(session: Session, arrays: Mapping[int, SpilledArray]) -> bytes:
     """As JSON."""
     entries = session.directory.entries
     where = {device.id: device for device in session.devices.virtual}
-    found = SessionAside(
+    found = SuspendedSession(
         session.number,
         session.label,
         session.tenant.name,
         session.platform,
         tuple(
-            DeviceAside(each.id, each.island, each.host, each.info.platform, each.info.kind, tuple(each.info.coords))
+            SuspendedDevice(
+                each.id, each.island, each.host, each.info.platform, each.info.kind, tuple(each.info.coords)
+            )
             for each in where.values()
         ),
         tuple(
-            SliceAside(each.number, each.devices, each.shape, each.exclusive)
+            SuspendedSlice(each.number, each.devices, each.shape, each.exclusive)
             for each in session.devices.slices.values()
         ),
         tuple(
-            ArrayAside(
+            SuspendedArray(
                 handle,
                 _spec(entries[handle].spec),
-                tuple(PartOfArray(part.piece.number, part.host, part.positions) for part in aside.parts),
-                aside.views,
+                tuple(PartOfArray(part.piece.number, part.host, part.positions) for part in spilled.parts),
+                spilled.views,
                 entries[handle].maker,
             )
-            for handle, aside in arrays.items()
+            for handle, spilled in arrays.items()
         ),
         tuple(
-            FunctionAside(number, request.content, request.assignment)
+            SuspendedFunction(number, request.content, request.assignment)
             for number, request in session.function_requests.items()
         ),
         dict(session.definitions),
@@ -118,5 +120,5 @@ def manifest_of(session: Session, arrays: Mapping[int, Aside]) -> bytes:
 
 
 def _spec(spec: ArraySpec | None) -> Any:
-    assert spec is not None  # or there would be nothing to put aside
+    assert spec is not None  # or there would be nothing to spill
     return spec

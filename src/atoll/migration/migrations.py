@@ -9,7 +9,7 @@ The client does not notice. Its handles, arrays and compiled functions are what 
 5. Then all at once: the copies take the arrays' handles, programs are lowered anew, the proxy goes on.
 
 Up to the last step nothing has changed: a migration that fails is over, and the session goes on where it was. A session
-that is suspended (`migration.suspensions`) begins at the third step, and its arrays come from where they are aside.
+that is suspended (`migration.suspensions`) begins at the third step, and its arrays come from where they are spilled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Callable
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Status, StatusError
-from atoll.migration.asides import Asides
+from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import Compiler, Launches, Out, Programs, Questions
 from atoll.migration.device_copies import DeviceCopies
-from atoll.migration.homecoming import Homecoming
 from atoll.migration.migration import Migration, Stage
 from atoll.migration.own_programs import OwnPrograms
+from atoll.migration.restore import Restore
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
@@ -59,7 +59,7 @@ class Migrations:
         launcher: Launches,
         programs: Programs,
         own: OwnPrograms,
-        asides: Asides,
+        spiller: ArraySpiller,
         outbox: Out,
     ) -> None:
         self.under_way: dict[int, Migration] = {}  # by session
@@ -69,7 +69,7 @@ class Migrations:
         self._launcher = launcher
         self._programs = programs
         self._own = own
-        self._asides = asides
+        self._spiller = spiller
         self._outbox = outbox
         self._stages: Durations[tuple[int, Stage]] = Durations()  # by migration and stage
         self._next_handle = m.OWN_HANDLES  # for copies, which are buffers of the session's
@@ -111,7 +111,7 @@ class Migrations:
         """The same for a suspended session, whose proxy is quiesced. Where it fails, the session stays suspended."""
         changes, islands = check_changes(session, plan(), self._resources, may_stay=True)
         migration = Migration(
-            self.next_number(), session, plan, then, changes, islands, Homecoming(self._asides), Stage.DRAINING
+            self.next_number(), session, plan, then, changes, islands, Restore(self._spiller), Stage.DRAINING
         )
         self.under_way[session.number] = migration
 

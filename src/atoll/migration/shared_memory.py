@@ -1,4 +1,4 @@
-"""Arrays that share their memory: parts and the whole that they are of. What they hold is put aside once."""
+"""Arrays that share their memory: parts and the whole that they are of. What they hold is spilled once."""
 
 from __future__ import annotations
 

@@ -18,23 +18,23 @@ from atoll.errors import Code, Status
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
-from atoll.scheduling.asides import Aside
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.session import Session
+from atoll.scheduling.spilled_arrays import SpilledArray
 from atoll.scheduling.tenants import Tenant
 
-_LOST = Status(Code.DATA_LOSS, "its cluster was ended, with what was on devices; what was put aside on disk is there")
+_LOST = Status(Code.DATA_LOSS, "its cluster was ended, with what was on devices; what was spilled on disk is there")
 
 
 class StayingBuffer(msgspec.Struct, frozen=True):
-    """A logical buffer: where it is aside, or why it is an error."""
+    """A logical buffer: where it is spilled, or why it is an error."""
 
     nbytes: int
     maker: str
     context: int
     consumed: bool
     spec: ArraySpec | None
-    aside: Aside | None
+    spilled: SpilledArray | None
     error: Status | None
 
 
@@ -80,9 +80,9 @@ def decode(content: bytes) -> StayingSessions:
 
 
 def may_stay(session: Session) -> bool:
-    """Whether all that is aside of it is in files: what had spilled to hosts' memory before ends with them."""
-    asides = [entry.aside for entry in session.directory.entries.values() if entry.aside is not None]
-    return not any(each.memory_hosts for each in asides)
+    """Whether all that is spilled of it is in files: what had spilled to hosts' memory before ends with them."""
+    spilled_arrays = [entry.spilled for entry in session.directory.entries.values() if entry.spilled is not None]
+    return not any(each.memory_hosts for each in spilled_arrays)
 
 
 def staying_session(session: Session, connection: int, by_system: bool) -> StayingSession:
@@ -113,9 +113,9 @@ def staying_session(session: Session, connection: int, by_system: bool) -> Stayi
 
 def _buffer(entry: Entry) -> StayingBuffer:
     error = entry.error
-    if error is None and entry.aside is None and not entry.consumed and entry.spec is not None:
+    if error is None and entry.spilled is None and not entry.consumed and entry.spec is not None:
         error = _LOST.within(entry.maker)
-    return StayingBuffer(entry.nbytes, entry.maker, entry.context, entry.consumed, entry.spec, entry.aside, error)
+    return StayingBuffer(entry.nbytes, entry.maker, entry.context, entry.consumed, entry.spec, entry.spilled, error)
 
 
 def make_again(staying: StayingSession, secret: str, tenant: Tenant, devices: SessionDevices) -> Session:
@@ -131,10 +131,10 @@ def make_again(staying: StayingSession, secret: str, tenant: Tenant, devices: Se
     session = Session(staying.number, staying.pid, staying.label, secret, devices, staying.platform, tenant)
     for handle, each in staying.buffers.items():
         entry = Entry((), each.nbytes, ready=True, error=each.error, consumed=each.consumed, maker=each.maker)
-        entry.context, entry.spec, entry.aside = each.context, each.spec, each.aside
+        entry.context, entry.spec, entry.spilled = each.context, each.spec, each.spilled
         session.directory.add(handle, entry)
     entries = session.directory.entries.values()
-    session.has_asides = any(entry.aside is not None for entry in entries)
+    session.has_spilled = any(entry.spilled is not None for entry in entries)
     session.has_errors = any(entry.error is not None for entry in entries)
     session.function_requests = dict(staying.functions)
     session.definitions = dict(staying.definitions)

@@ -1,11 +1,11 @@
-"""Suspended sessions: they come to rest, their arrays are put aside, and others have their devices (paper, 4.1, 4.3).
+"""Suspended sessions: they come to rest, their arrays are spilled, and others have their devices (paper, 4.1, 4.3).
 
 The session's proxy stays quiesced, so its script waits in whatever it asks next, and for as long as it takes. What the
 session is stays in the controller: handles, functions, programs, slices. What its arrays hold is in host memory or in
-files. It is resumed as a migration that begins with nothing on devices (`migration.homecoming`): at the same places, or
+files. It is resumed as a migration that begins with nothing on devices (`migration.restore`): at the same places, or
 on other islands of the same shape. Where there is no room, it waits, and says for whom.
 
-Up to the moment at which all arrays are aside nothing has changed; a suspension that fails is over, and the session
+Up to the moment at which all arrays are spilled nothing has changed; a suspension that fails is over, and the session
 goes on. A resumption that fails leaves it suspended.
 """
 
@@ -21,11 +21,11 @@ from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.placement import Slices
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Status, StatusError
-from atoll.migration.asides import Asides
+from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import Launches, Out
 from atoll.migration.manifest import manifest_of
+from atoll.migration.memory_need import MemoryNeed, homes, places_on
 from atoll.migration.migrations import QUIESCE_SECONDS, REST_SECONDS, WORK_SECONDS, Migrations
-from atoll.migration.room import Room, homes, places_on
 from atoll.migration.rules import Changes
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
@@ -39,7 +39,7 @@ class Stage(Enum):
 
     QUIESCING = "quiescing"
     DRAINING = "draining"
-    PUTTING = "putting aside"
+    SPILLING = "spilling"
     SUSPENDED = "suspended"
     WAITING = "waiting for room"
     RESUMING = "resuming"
@@ -49,7 +49,7 @@ class Stage(Enum):
 _DEADLINES = {
     Stage.QUIESCING: (QUIESCE_SECONDS, "its proxy does not answer"),
     Stage.DRAINING: (REST_SECONDS, "{in_flight} of its launches have not ended"),
-    Stage.PUTTING: (WORK_SECONDS, "its arrays are not copied yet"),
+    Stage.SPILLING: (WORK_SECONDS, "its arrays are not copied yet"),
 }
 
 
@@ -74,7 +74,7 @@ class Suspension:
     then: Callable[[Status], None]
     by_system: bool = False  # it is resumed as soon as there is room
     stage: Stage = Stage.QUIESCING
-    room: Room = field(default_factory=Room)  # that it needs to go on
+    room: MemoryNeed = field(default_factory=MemoryNeed)  # that it needs to go on
     resumption: _Resumption | None = None
 
 
@@ -84,7 +84,7 @@ class Suspensions:
     def __init__(
         self,
         migrations: Migrations,
-        asides: Asides,
+        spiller: ArraySpiller,
         resources: ResourceManager,
         slices: Slices,
         launches: Launches,
@@ -94,7 +94,7 @@ class Suspensions:
     ) -> None:
         self.by_session: dict[int, Suspension] = {}
         self._migrations = migrations
-        self._asides = asides
+        self._spiller = spiller
         self._resources = resources
         self._slices = slices
         self._launches = launches
@@ -144,13 +144,13 @@ class Suspensions:
         suspension = self.by_session.get(session.number)
         if suspension is not None and suspension.stage in (Stage.SUSPENDED, Stage.WAITING):
             hosts = set(self._resources.hosts_of(island))
-            asides = (entry.aside for entry in session.directory.entries.values())
-            return any(each is not None and not hosts.isdisjoint(each.memory_hosts) for each in asides)
+            spilled_arrays = (entry.spilled for entry in session.directory.entries.values())
+            return any(each is not None and not hosts.isdisjoint(each.memory_hosts) for each in spilled_arrays)
         return any(location.island == island for location in session.devices.locations.values())
 
     def coming(self) -> list[Session]:
         """Sessions whose memory is about to be free."""
-        on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.PUTTING)
+        on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.SPILLING)
         return [each.session for each in self.by_session.values() if each.stage in on_the_way]
 
     def on_disk(self) -> list[tuple[Session, bool]]:
@@ -162,7 +162,7 @@ class Suspensions:
     def take(self, session: Session, by_system: bool) -> None:
         """One that an earlier cluster has left on disk."""
         suspension = Suspension(self._migrations.next_number(), session, True, _told, by_system)
-        suspension.room = Room.of(session)
+        suspension.room = MemoryNeed.of(session)
         self.by_session[session.number] = suspension
         self._enter(suspension, Stage.SUSPENDED)
 
@@ -207,11 +207,11 @@ class Suspensions:
         yield from sorted(found, key=lambda each: (-each.session.tenant.settings.priority, each.number))
 
     def island_lost(self, lost: IslandLost) -> None:
-        self._asides.hosts_lost(set(self._resources.hosts_of(lost.island)), lost.status)
+        self._spiller.hosts_lost(set(self._resources.hosts_of(lost.island)), lost.status)
 
     def session_closed(self, session: Session) -> None:
         suspension = self.by_session.pop(session.number, None)
-        self._asides.session_closed(session)
+        self._spiller.session_closed(session)
         if suspension is not None:
             ended = Status(Code.CANCELLED, f"{session.name} has ended")
             if suspension.resumption is not None:
@@ -234,17 +234,17 @@ class Suspensions:
 
     def _put(self, suspension: Suspension) -> None:
         session = suspension.session
-        self._enter(suspension, Stage.PUTTING)
+        self._enter(suspension, Stage.SPILLING)
         handles = [
             handle
             for handle, entry in session.directory.entries.items()
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in ("token", "opaque")
         ]
         directory = self._directory_of(session) if suspension.to_files else ""
-        self._asides.put(
+        self._spiller.spill(
             session,
             handles,
-            partial(self._put_aside, suspension),
+            partial(self._spilled, suspension),
             directory,
             partial(manifest_of, session),
         )
@@ -254,14 +254,14 @@ class Suspensions:
         name = f"session-{session.number}-{hashlib.sha256(session.secret.encode()).hexdigest()[:12]}"
         return f"{self._directory}/{name}" if self._directory else name
 
-    def _put_aside(self, suspension: Suspension, status: Status) -> None:
+    def _spilled(self, suspension: Suspension, status: Status) -> None:
         session = suspension.session
         if self.by_session.get(session.number) is not suspension:
             return
         if not status.ok:
             self._give_up(suspension, status)
             return
-        suspension.room = Room.of(session)
+        suspension.room = MemoryNeed.of(session)
         session.devices.are_free = True
         self._enter(suspension, Stage.SUSPENDED)
         text = f"{session.name}: {human_bytes(suspension.room.nbytes)}"
@@ -274,7 +274,7 @@ class Suspensions:
         if self.by_session.pop(session.number, None) is None:
             return
         session.suspended = ""
-        self._asides.cancel(session, status)
+        self._spiller.cancel(session, status)
         self._out.to_session(session.number, m.Migrated(suspension.number, ()))
         suspension.then(status)
 

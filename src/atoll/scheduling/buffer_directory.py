@@ -13,9 +13,9 @@ from typing import Any
 
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
-from atoll.scheduling.asides import Aside
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.queued_nodes import Dependency
+from atoll.scheduling.spilled_arrays import SpilledArray
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class Entry:
     spec: ArraySpec | None = None  # None: an error from the start, or a call's completion
     dependency: Dependency[Any] | None = None  # of its launch, where it has one
     readers: list[Dependency[Any]] | None = None  # of launches that read it, as far as they have one
-    aside: Aside | None = None  # where it is while it has no memory of devices
+    spilled: SpilledArray | None = None  # where it is while it has no memory of devices
 
     @property
     def is_idle(self) -> bool:
         """Whether it is there, on devices, and nothing that was launched and has not started needs it."""
-        if self.uses > 0 or not self.ready or self.aside is not None or self.spec is None:
+        if self.uses > 0 or not self.ready or self.spilled is not None or self.spec is None:
             return False
         return not (self.consumed or self.released or self.error is not None)
 

@@ -58,8 +58,8 @@ class MemoryWaits:
     def __init__(self, ledger: Ledger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun]) -> None:
         self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which they began to
         # Whether a device is about to have so many bytes more for a node, which fails otherwise where that is asked
-        # for the last time: see `migration.pressure`.
-        self.relieve: Callable[[QueuedNode[GangRun], HostDevice, int, bool], bool] | None = None
+        # for the last time: see `migration.memory_pressure`.
+        self.reclaim: Callable[[QueuedNode[GangRun], HostDevice, int, bool], bool] | None = None
         self._ledger = ledger
         self._sessions = sessions
         self._scheduler = scheduler
@@ -159,12 +159,12 @@ class MemoryWaits:
 
     def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:
         if (
-            self.relieve is None
+            self.reclaim is None
             or waiting.quota
             or waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes)
         ):
             return False
-        return self.relieve(waiting.node, waiting.device, waiting.nbytes, is_last)
+        return self.reclaim(waiting.node, waiting.device, waiting.nbytes, is_last)
 
     def _is_hopeless(self, waiting: MemoryWait) -> bool:
         if not waiting.quota and waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):

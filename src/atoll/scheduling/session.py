@@ -173,7 +173,7 @@ class Session:
     waits_for_islands: bool = True  # that are lost, until they are back; else what needs one fails
     leaves_islands: bool = False  # by itself, when they are drained
     has_errors: bool = False  # some buffer of it stands for an error
-    has_asides: bool = False  # some buffer of it may be aside
+    has_spilled: bool = False  # some buffer of it may be spilled
     suspended: str = ""  # how far its suspension has come, in a few words; "" where it runs
 
     def launched(self) -> None:

@@ -148,7 +148,7 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
             "bytes": session.directory.nbytes,
             "programs": len(session.programs),
             "state": session.suspended,
-            "aside_bytes": _aside(session),
+            "spilled_bytes": _spilled_bytes(session),
             "functions": len(session.functions),
             "launches": session.launches,
             "in_flight": session.in_flight,
@@ -210,10 +210,10 @@ def _python_rules(controller: Reported, viewer: Tenant | None) -> PythonRules:
     return tenants.python_rules(tenants.default if viewer is None else viewer, controller.settings)
 
 
-def _aside(session: Session) -> int:
-    if not session.has_asides:
+def _spilled_bytes(session: Session) -> int:
+    if not session.has_spilled:
         return 0
-    return sum(entry.nbytes for entry in session.directory.entries.values() if entry.aside is not None)
+    return sum(entry.nbytes for entry in session.directory.entries.values() if entry.spilled is not None)
 
 
 def _tenant(tenant: Tenant, controller: Reported, now: float) -> dict[str, Any]:

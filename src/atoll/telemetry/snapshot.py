@@ -90,7 +90,7 @@ class Session(Part, frozen=True):
     slices: tuple[Slice, ...] = ()
     moved: dict[str, int] = {}
     state: str = ""  # "" where it runs: being suspended, say
-    aside_bytes: int = 0  # of `bytes`, what is in host memory or on disk instead of on devices
+    spilled_bytes: int = 0  # of `bytes`, what is in host memory or on disk instead of on devices
 
 
 class Tenant(Part, frozen=True):

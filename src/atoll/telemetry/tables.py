@@ -198,7 +198,8 @@ def session_rows(snapshot: Snapshot) -> list[SessionRow]:
             session.tenant,
             session.pid,
             session.arrays,
-            human_bytes(session.bytes) + (f", {human_bytes(session.aside_bytes)} aside" if session.aside_bytes else ""),
+            human_bytes(session.bytes)
+            + (f", {human_bytes(session.spilled_bytes)} spilled" if session.spilled_bytes else ""),
             session.bytes,
             session.functions,
             session.launches,

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from atoll.transfers.inbox import Inbox
-from atoll.worker.asides import Asides
 from atoll.worker.completions import CompletionWatcher
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
 from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.units import Units
 
@@ -36,14 +36,14 @@ class _Wake:
 class ExecutorThread:
     """Passes messages from the control thread to its own; `report` sends back what came of them, from any thread."""
 
-    def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None], asides: Asides) -> None:
+    def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None], spill_store: SpillStore) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._delegated_runs = DelegatedRunDispatcher(report, self._queue.put)
         occupancy = Occupancy(self._delegated_runs.report, steps.devices_of)
         watcher = CompletionWatcher(occupancy.report)
         self.plan_executor = PlanExecutor(
-            steps, inbox, occupancy, watcher, readers, lambda: self._queue.put(_Wake()), asides
+            steps, inbox, occupancy, watcher, readers, lambda: self._queue.put(_Wake()), spill_store
         )
         self.units = Units(self.plan_executor.endings, occupancy, self._delegated_runs)
         self._delegated_runs.execute, self._delegated_runs.await_feeds = self.plan_executor.handle, inbox.await_all

@@ -39,7 +39,6 @@ from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.tls.identity import Identity
-from atoll.worker.asides import Asides
 from atoll.worker.compilers import Compilers
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
@@ -48,6 +47,7 @@ from atoll.worker.host_links import HostLinks
 from atoll.worker.host_network import DataPortNetwork, feeds_lost
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
+from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.type_keys import TypeKeys
 
@@ -109,8 +109,8 @@ class Worker:
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend))
         network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)
-        asides = Asides(backend, inbox, data_port, options.host, steps.readers, report)
-        executor = ExecutorThread(steps, inbox, report, asides)
+        spill_store = SpillStore(backend, inbox, data_port, options.host, steps.readers, report)
+        executor = ExecutorThread(steps, inbox, report, spill_store)
         lease = Lease(self._lapsed)
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(
@@ -122,7 +122,7 @@ class Worker:
             executor.units,
             report,
             recorder,
-            asides,
+            spill_store,
             options.host,
         )
         where = advertised(data_port.address, options.advertise)

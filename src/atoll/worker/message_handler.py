@@ -16,8 +16,8 @@ from atoll.errors import Status, status_of
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.worker.asides import Asides
 from atoll.worker.functions import Functions
+from atoll.worker.spill_store import SpillStore
 from atoll.worker.units import Units
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _EXECUTED = frozenset(
     (
         *(m.Run, m.Dispatch, m.DropRun, m.CollectiveEnded, m.RevokeRuns, m.SetRunLimit),
-        *(m.Free, m.RegisterPlan, m.DropPlan, m.PutAside, m.ReportStores),
+        *(m.Free, m.RegisterPlan, m.DropPlan, m.SpillRequest, m.ReportStores),
     )
 )
 
@@ -46,7 +46,7 @@ class MessageHandler:
         units: Units,
         report: Callable[..., None],
         recorder: Recorder,
-        asides: Asides,
+        spill_store: SpillStore,
         host: int,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -54,7 +54,7 @@ class MessageHandler:
         self._host = host
         self._backend = backend
         self._recorder = recorder
-        self._asides = asides
+        self._spill_store = spill_store
         self._functions = functions
         self._data_port = data_port
         self._execute = execute
@@ -81,11 +81,11 @@ class MessageHandler:
                 self._data_port.close_session(message.session)
                 self._functions.close(message.session)
                 self._recorder.close(message.session)
-                self._asides.close_session(message.session)
-            case m.SendAside():
-                self._asides.send(message)
-            case m.DropAside():
-                self._asides.drop(message)
+                self._spill_store.close_session(message.session)
+            case m.SendSpilled():
+                self._spill_store.send(message)
+            case m.DropSpilled():
+                self._spill_store.drop(message)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)
@@ -116,7 +116,7 @@ class MessageHandler:
                 addresses = tuple((host, address) for host, address, _ in hosts)
                 self._data_port.set_peers(addresses, secrets.get(self._host, ""), frozenset(secrets.values()), lease)
             case m.Stop():
-                self._asides.finish()
+                self._spill_store.finish()
                 return False
             case m.Refused(status=status):
                 _log.error("the controller refused this worker: %s", status)

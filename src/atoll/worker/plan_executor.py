@@ -24,20 +24,20 @@ from atoll.host_services.calls.client_errors import status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
-from atoll.worker.asides import Asides
 from atoll.worker.collective_order import CollectiveOrder
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.endings import Endings
 from atoll.worker.future_arrays import Outcome
 from atoll.worker.occupancy import Occupancy
+from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Store
 
 # Steps that wait for other hosts.
 _RECEIVES = (p.Receive, p.ReceiveRows)
 # What a session has sent that is done in order.
-_Item = DispatchUnit | m.DropRun | m.Free | m.PutAside | m.CloseStore | m.DropFunction
+_Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.DropFunction
 
 
 class PlanExecutor:
@@ -54,7 +54,7 @@ class PlanExecutor:
         watcher: Watcher,
         readers: Pool,
         wake: Callable[[], None],
-        asides: Asides,
+        spill_store: SpillStore,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._steps = steps
@@ -62,7 +62,7 @@ class PlanExecutor:
         self._occupancy = occupancy
         self._report = occupancy.report
         self._wake = wake
-        self._asides = asides
+        self._spill_store = spill_store
         self._now = now
         self.endings = Endings(steps, occupancy, watcher, readers, now)
         self._stores: dict[int, Store] = {}
@@ -73,8 +73,8 @@ class PlanExecutor:
         self._collectives = CollectiveOrder()
 
     def handle(self, message: Any) -> None:
-        """Takes one of Run, Dispatch, DropRun, CollectiveEnded, Free, PutAside, RegisterPlan, DropPlan, DropFunction,
-        OpenStore, CloseStore, ReportStores, or an Outcome.
+        """Takes one of Run, Dispatch, DropRun, CollectiveEnded, Free, SpillRequest, RegisterPlan, DropPlan,
+        DropFunction, OpenStore, CloseStore, ReportStores, or an Outcome.
 
         What belongs to a session is done in order.
         """
@@ -82,7 +82,7 @@ class PlanExecutor:
             self._run(message)
         elif type(message) is m.Dispatch:
             self._dispatch(message)
-        elif type(message) in (m.Free, m.DropRun, m.PutAside, m.CloseStore):
+        elif type(message) in (m.Free, m.DropRun, m.SpillRequest, m.CloseStore):
             self._do_in_order(message.session, message)
         elif type(message) is m.DropFunction:
             self._do_in_order(self._steps.session_of(message.function), message)
@@ -176,8 +176,8 @@ class PlanExecutor:
                     with self._steps.deletions.lock if delete else nullcontext():
                         for handle in handles:
                             store.free(handle, delete)
-            case m.PutAside():
-                self._asides.put(item, self._stores.get(item.session))
+            case m.SpillRequest():
+                self._spill_store.spill(item, self._stores.get(item.session))
             case m.DropFunction(function=function):
                 self._steps.drop_function(function)
             case m.DropRun(run=run):

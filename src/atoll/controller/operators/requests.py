@@ -22,8 +22,8 @@ from atoll.controller.operators.drains import Drains
 from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.migration.memory_need import homes
 from atoll.migration.migrations import Migrations
-from atoll.migration.room import homes
 from atoll.migration.rules import Changes
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
@@ -122,7 +122,7 @@ class Operators:
         numbers = ", ".join(str(self._resources.number_of(location)) for location in places)
         self._reply(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
 
-    # ---- sessions that are put aside
+    # ---- suspended sessions
 
     def _session(self, number: int) -> Session:
         session = self._sessions.get(number)

@@ -17,22 +17,22 @@ from atoll.scheduling.session import Session
 
 
 class SliceRequests:
-    """Handles what sessions ask of the resource manager. `free_bytes` is of a physical device; `make_way` is that of
-    `migration.pressure`.
+    """Handles what sessions ask of the resource manager. `free_bytes` is of a physical device; `evict_for` is that of
+    `migration.memory_pressure`.
     """
 
     def __init__(
         self,
         state: ClusterState,
         free_bytes: Callable[[HostDevice], int],
-        make_way: Callable[[Session, Callable[[], Choice], Callable[[], None]], bool],
+        evict_for: Callable[[Session, Callable[[], Choice], Callable[[], None]], bool],
     ) -> None:
         self._sessions = state.sessions
         self._resources = state.resources
         self._slices = state.slices
         self._outbox = state.outbox
         self._free_bytes = free_bytes
-        self._make_way = make_way
+        self._make_way = evict_for
 
     def add(self, session: Session, message: m.AddSlice) -> None:
         def choose() -> Choice:

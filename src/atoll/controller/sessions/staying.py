@@ -13,7 +13,7 @@ from atoll.cluster.lifecycle import IslandReady
 from atoll.controller.state import ClusterState
 from atoll.dispatch.compilation import Compilation
 from atoll.errors import Code, Status
-from atoll.migration.asides import Asides
+from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.staying import (
     StayingSession,
     StayingSessions,
@@ -40,7 +40,7 @@ class SessionsThatStay:
         self,
         state: ClusterState,
         compilation: Compilation,
-        asides: Asides,
+        spiller: ArraySpiller,
         suspensions: Suspensions,
         admit: Callable[[Session, int], None],
     ) -> None:
@@ -51,7 +51,7 @@ class SessionsThatStay:
         self._slices = state.slices
         self._tenants = state.tenants
         self._compilation = compilation
-        self._asides = asides
+        self._spiller = spiller
         self._suspensions = suspensions
         self._admit = admit
         self._none_stays = False  # its operator has said so
@@ -74,9 +74,9 @@ class SessionsThatStay:
                 staying.append(staying_session(session, connection, by_system))
                 self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(self._resources.hosts))))
             else:
-                self._asides.session_closed(session)
+                self._spiller.session_closed(session)
         if staying:
-            found = StayingSessions(tuple(staying), max(self._sessions) + 1, self._asides.next_piece)
+            found = StayingSessions(tuple(staying), max(self._sessions) + 1, self._spiller.next_piece)
             numbers = {each.number: each.connection for each in staying}
             secrets = {each.number: self._sessions[each.number].secret for each in staying}
             self._outbox.add(KeepSessions(self._outbox.cause, encode(found), numbers, secrets))
@@ -90,7 +90,7 @@ class SessionsThatStay:
     def take(self, event: SessionsKept) -> int:
         """They are sessions of this cluster from now on. Returns the first number that none of them has."""
         found = decode(event.content)
-        self._asides.next_piece = max(self._asides.next_piece, found.next_piece)
+        self._spiller.next_piece = max(self._spiller.next_piece, found.next_piece)
         for each in found.sessions:
             tenant = self._tenants.by_name.get(each.tenant)
             if tenant is None:

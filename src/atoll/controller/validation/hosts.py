@@ -97,12 +97,12 @@ def rows_moved(message: m.RowsMoved, topology: Topology) -> None:
     check_number(message, "received")
 
 
-def aside_put(message: m.AsidePut, topology: Topology) -> None:
+def spill_reply(message: m.SpillReply, topology: Topology) -> None:
     check_status(message, "status")
     check_seconds(message, "seconds")
 
 
-def aside_failed(message: m.AsideFailed, topology: Topology) -> None:
+def send_spilled_failed(message: m.SendSpilledFailed, topology: Topology) -> None:
     check_status(message, "status", is_error=True)
 
 
@@ -153,8 +153,8 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.FeedsLost: feeds_lost,
     m.PeerSilent: peer_silent,
     m.RowsMoved: rows_moved,
-    m.AsidePut: aside_put,
-    m.AsideFailed: aside_failed,
+    m.SpillReply: spill_reply,
+    m.SendSpilledFailed: send_spilled_failed,
     m.RunProgress: run_progress,
     m.Gathered: gathered,
     m.MemberFailed: member_failed,

@@ -16,7 +16,6 @@ from atoll.engines.null_hosts.network import NullNetwork
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
-from atoll.worker.asides import Asides
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, UnitsEnded
 from atoll.worker.functions import Functions
@@ -25,6 +24,7 @@ from atoll.worker.message_handler import MessageHandler
 from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.relay import SendToHost
+from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.type_keys import TypeKeys
 from atoll.worker.units import Units
@@ -122,7 +122,7 @@ class NullHost:
         self._dispatcher = DelegatedRunDispatcher(report, lambda ended: soon(partial(self._units_ended, ended)), now)
         network = NullNetwork(self.backend, self.port, host, neighbours)
         steps = StepRunner(self.backend, functions, self.port, network, keys)
-        asides = Asides(self.backend, inbox, self.port, host, steps.readers, report, readers)
+        spill_store = SpillStore(self.backend, inbox, self.port, host, steps.readers, report, readers)
         occupancy = Occupancy(self._dispatcher.report, steps.devices_of)
         self._executor = PlanExecutor(
             steps,
@@ -131,7 +131,7 @@ class NullHost:
             ClockWatcher(clock, occupancy.report),
             readers,
             lambda: call_soon(self._resume_parked),
-            asides,
+            spill_store,
             now,
         )
         self._dispatcher.execute, self._dispatcher.await_feeds = self._executor.handle, inbox.await_all
@@ -146,7 +146,7 @@ class NullHost:
             Units(self._endings, occupancy, self._dispatcher),
             report,
             recorder,
-            asides,
+            spill_store,
             host,
             now,
         )

@@ -20,7 +20,7 @@ _MOST_DEVICES = 1 << 16  # of a slice
 
 
 class Medium(StrEnum):
-    """Where a session is put aside."""
+    """The place to which a session is suspended."""
 
     MEMORY = "memory"
     DISK = "disk"
@@ -170,7 +170,7 @@ def suspend(
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Put a session aside: its arrays leave the devices, which others may use; its script waits until `atoll resume`.
+    """Suspend a session: its arrays leave the devices, which others may use; its script waits until `atoll resume`.
 
     What the session has launched ends first. Its hosts copy its arrays, all at the same time, to their memory or to
     files in the directory of `atoll up --suspend-directory`. The script's next call waits, and notices nothing else.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from atoll.protocol.messages.agents import *  # noqa: F403
 from atoll.protocol.messages.agents import AgentSays
-from atoll.protocol.messages.asides import *  # noqa: F403
 from atoll.protocol.messages.contents import *  # noqa: F403
 from atoll.protocol.messages.engines import *  # noqa: F403
 from atoll.protocol.messages.engines import FromEngine
@@ -28,6 +27,7 @@ from atoll.protocol.messages.proxies import *  # noqa: F403
 from atoll.protocol.messages.proxies import FromProxy
 from atoll.protocol.messages.relays import *  # noqa: F403
 from atoll.protocol.messages.relays import FromRelay, MemberDone, MemberFailed, Piece
+from atoll.protocol.messages.spill_messages import *  # noqa: F403
 from atoll.protocol.messages.standbys import *  # noqa: F403
 from atoll.protocol.messages.workers import *  # noqa: F403
 from atoll.protocol.messages.workers import FromWorker, ToWorker

@@ -9,7 +9,7 @@ from atoll.cluster.devices import VirtualDevice as VirtualDevice
 from atoll.errors import Status
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
-PROTOCOL = 25
+PROTOCOL = 26
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
 OWN_NUMBERS = 1 << 48

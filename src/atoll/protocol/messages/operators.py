@@ -101,7 +101,7 @@ class RemapRequest(Message, frozen=True, tag=97):
 
 
 class SuspendRequest(Message, frozen=True, tag=165):
-    """Put a session aside until it is resumed: its arrays in host memory or on disk, its devices for others."""
+    """Suspend a session until it is resumed: its arrays in host memory or on disk, its devices for others."""
 
     session: int
     to_disk: bool = False

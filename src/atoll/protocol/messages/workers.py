@@ -8,9 +8,9 @@ from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.errors import Status
 from atoll.ir.plan import Plan
-from atoll.protocol.messages.asides import AsideFailed, AsidePut, DropAside, PutAside, SendAside
 from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
 from atoll.protocol.messages.relays import Forward, JoinGroup
+from atoll.protocol.messages.spill_messages import DropSpilled, SendSpilled, SendSpilledFailed, SpillReply, SpillRequest
 
 # ---- worker -> controller
 
@@ -387,8 +387,8 @@ FromWorker = (
     | PlanRegistered
     | Reported
     | RowsMoved
-    | AsidePut
-    | AsideFailed
+    | SpillReply
+    | SendSpilledFailed
     | StoresReported
     | RunProgress
     | RunsRevoked
@@ -413,9 +413,9 @@ ToWorker = (
     | CloseStore
     | DropFeed
     | FailFeeds
-    | PutAside
-    | SendAside
-    | DropAside
+    | SpillRequest
+    | SendSpilled
+    | DropSpilled
     | Ping
     | WorkerQuery
     | Peers

@@ -28,7 +28,7 @@ class PressurePlay(Play):
         self.array(6)
         self.high = self.open(44, "high.py", token="high").number
         self.flush()
-        self.pieces: list[m.AsidePiece] = []
+        self.pieces: list[m.SpilledPiece] = []
 
     def launch(self, session: int, handle: int) -> list[Any]:
         """Makes one array more, by way of a put."""
@@ -42,11 +42,11 @@ class PressurePlay(Play):
         self.tick(now, silent_sessions=(self.low, self.high) if silent else ())
         return self.outbox()
 
-    def put(self, message: m.PutAside) -> list[Any]:
-        """The host has put that aside."""
-        pieces = tuple(m.AsidePiece(number, 8) for number, _, _ in message.shards)
+    def put(self, message: m.SpillRequest) -> list[Any]:
+        """The host has put that spilled."""
+        pieces = tuple(m.SpilledPiece(number, 8) for number, _, _ in message.shards)
         self.pieces.extend(pieces)
-        return self.report(0, m.AsidePut(message.session, message.request, OK, pieces))
+        return self.report(0, m.SpillReply(message.session, message.request, OK, pieces))
 
 
 def of_kind(kind: type[Any], messages: list[Any]) -> list[Any]:
@@ -56,9 +56,9 @@ def of_kind(kind: type[Any], messages: list[Any]) -> list[Any]:
 def test_an_idle_array_of_a_lower_session_spills_and_comes_back_when_it_is_used():
     play = PressurePlay(spill=100)
     assert runs(play.launch(play.high, 7)) == []
-    (put,) = of_kind(m.PutAside, play.at(1.0))
+    (put,) = of_kind(m.SpillRequest, play.at(1.0))
     assert (put.session, [handle for _, handle, _ in put.shards]) == (play.low, [5])
-    assert of_kind(m.PutAside, play.at(2.0)) == [], "what is under way counts"
+    assert of_kind(m.SpillRequest, play.at(2.0)) == [], "what is under way counts"
     said = play.put(put)
     assert of_kind(m.Free, said) == [m.Free(play.low, (5,))]
     (run,) = runs(said)
@@ -67,14 +67,14 @@ def test_an_idle_array_of_a_lower_session_spills_and_comes_back_when_it_is_used(
     # It is used: it comes back as soon as there is memory again, and then what uses it runs.
     play.session = play.low
     play.with_call()
-    (send,) = of_kind(m.SendAside, play.say(m.Launch(1, (5,), (9,), ())))
+    (send,) = of_kind(m.SendSpilled, play.say(m.Launch(1, (5,), (9,), ())))
     assert send.pieces[0][0] == play.pieces[0]
     assert runs(play.report(0, m.FeedsArrived(play.low, (send.pieces[0][1],)))) == []
     play.session = play.high
     back, *rest = runs(play.say(m.Release((7,))))
     assert (back.results, rest) == ((5,), [])
     said = play.done(back.sequence)
-    assert of_kind(m.DropAside, said) == [m.DropAside(play.low, (play.pieces[0],))]
+    assert of_kind(m.DropSpilled, said) == [m.DropSpilled(play.low, (play.pieces[0],))]
     assert play.controller.sessions[play.low].directory.entries[5].blocks
 
 
@@ -82,7 +82,7 @@ def test_what_spills_is_bounded():
     play = PressurePlay(spill=7)
     play.launch(play.high, 7)
     for now in range(1, 8):
-        assert of_kind(m.PutAside, play.at(float(now))) == []
+        assert of_kind(m.SpillRequest, play.at(float(now))) == []
     (awaited,) = of_kind(m.Awaited, play.say(m.Await(1, (7,))))
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
 
@@ -92,12 +92,12 @@ def test_what_its_host_has_no_memory_for_is_not_asked_again_at_once():
     play.launch(play.high, 7)
     failure = Status(Code.RESOURCE_EXHAUSTED, "host 0 has too little memory left")
     asked = []
-    puts = of_kind(m.PutAside, play.at(1.0))
+    puts = of_kind(m.SpillRequest, play.at(1.0))
     for now in range(2, 8):
         for put in puts:
             asked += [handle for _, handle, _ in put.shards]
-            puts = of_kind(m.PutAside, play.report(0, m.AsidePut(put.session, put.request, failure)))
-        puts += of_kind(m.PutAside, play.at(float(now)))
+            puts = of_kind(m.SpillRequest, play.report(0, m.SpillReply(put.session, put.request, failure)))
+        puts += of_kind(m.SpillRequest, play.at(float(now)))
     assert asked == [5, 6], "each once"
     (awaited,) = of_kind(m.Awaited, play.say(m.Await(1, (7,))))
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
@@ -106,33 +106,33 @@ def test_what_its_host_has_no_memory_for_is_not_asked_again_at_once():
 def test_nothing_of_a_higher_priority_spills():
     play = PressurePlay(spill=100)
     play.launch(play.high, 7)
-    for put in of_kind(m.PutAside, play.at(1.0)):
+    for put in of_kind(m.SpillRequest, play.at(1.0)):
         for run in runs(play.put(put)):
             play.done(run.sequence)
     # The low session lacks memory now: not that of 7, but its own is idle, before it fails.
     play.launch(play.low, 8)
-    put = [each for now in range(2, 9) for each in of_kind(m.PutAside, play.at(float(now)))]
+    put = [each for now in range(2, 9) for each in of_kind(m.SpillRequest, play.at(float(now)))]
     assert [(each.session, each.shards[0][1]) for each in put] == [(play.low, 6)]
 
 
 def test_an_array_that_is_used_meanwhile_stays():
     play = PressurePlay(spill=100)
     play.launch(play.high, 7)
-    (put,) = of_kind(m.PutAside, play.at(1.0))
+    (put,) = of_kind(m.SpillRequest, play.at(1.0))
     play.session = play.low
     play.say(m.Launch(2, (), (20,), (77,)))  # awaits its bytes: what follows waits behind it
     play.with_call()
     play.say(m.Launch(1, (5,), (9,), ()))
     said = play.put(put)
     assert of_kind(m.Free, said) == []
-    assert of_kind(m.DropAside, said) == [m.DropAside(play.low, (play.pieces[0],))]
+    assert of_kind(m.DropSpilled, said) == [m.DropSpilled(play.low, (play.pieces[0],))]
 
 
 def test_without_a_setting_it_fails_as_ever():
     play = PressurePlay()
     play.launch(play.high, 7)
     said = [each for now in range(1, 8) for each in play.at(float(now))]
-    assert of_kind(m.PutAside, said) == []
+    assert of_kind(m.SpillRequest, said) == []
     (awaited,) = of_kind(m.Awaited, play.say(m.Await(1, (7,))))
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
 
@@ -143,15 +143,15 @@ def test_a_lower_session_is_suspended_for_memory_and_goes_on_when_there_is_room(
     play.launch(play.high, 7)
     assert of_kind(m.Quiesce, play.at(1.0)) == [m.Quiesce(1)]
     play.session = play.low
-    (put,) = of_kind(m.PutAside, play.say(m.Quiesced(1)))
+    (put,) = of_kind(m.SpillRequest, play.say(m.Quiesced(1)))
     assert put.to_files == (where is SuspendLower.DISK)
     (run,) = runs(play.put(put))
     assert run.session == play.high
     play.done(run.sequence)
-    assert of_kind(m.SendAside, play.at(2.0)) == []
+    assert of_kind(m.SendSpilled, play.at(2.0)) == []
     play.session = play.high
     play.say(m.Release((7,)))
-    assert len(of_kind(m.SendAside, play.at(3.0))) == 2
+    assert len(of_kind(m.SendSpilled, play.at(3.0))) == 2
 
 
 def test_who_does_not_come_to_rest_is_not_asked_again_at_once():
@@ -159,8 +159,8 @@ def test_who_does_not_come_to_rest_is_not_asked_again_at_once():
     play.launch(play.high, 7)
     assert of_kind(m.Quiesce, play.at(1.0)) == [m.Quiesce(1)]
     play.session = play.low
-    (put,) = of_kind(m.PutAside, play.say(m.Quiesced(1)))
-    said = play.report(0, m.AsidePut(play.low, put.request, Status(Code.INTERNAL, "no memory")))
+    (put,) = of_kind(m.SpillRequest, play.say(m.Quiesced(1)))
+    said = play.report(0, m.SpillReply(play.low, put.request, Status(Code.INTERNAL, "no memory")))
     assert of_kind(m.Migrated, said) == [m.Migrated(1, ())]
     assert of_kind(m.Quiesce, play.at(2.0) + play.at(3.0)) == []
 
@@ -171,13 +171,13 @@ def test_a_lower_session_makes_way_for_an_exclusive_slice():
     said = play.say(m.AddSlice(1, SliceRequest(1, exclusive=True)))
     assert (of_kind(m.SliceAdded, said), of_kind(m.Quiesce, said)) == ([], [m.Quiesce(1)])
     play.session = play.low
-    (put,) = of_kind(m.PutAside, play.say(m.Quiesced(1)))
+    (put,) = of_kind(m.SpillRequest, play.say(m.Quiesced(1)))
     (added,) = of_kind(m.SliceAdded, play.put(put))
     assert added.status.ok
-    assert of_kind(m.SendAside, play.at(1.0)) == []
+    assert of_kind(m.SendSpilled, play.at(1.0)) == []
     play.session = play.high
     play.say(m.ReleaseSlice(added.slice))
-    assert len(of_kind(m.SendAside, play.at(2.0))) == 2
+    assert len(of_kind(m.SendSpilled, play.at(2.0))) == 2
 
 
 def test_an_exclusive_slice_that_would_not_fit_suspends_nobody():

@@ -1,9 +1,9 @@
-"""Arrays that are put aside, so that they take no memory of the devices: in this host's memory, or in files.
+"""Store spilled arrays, which take no device memory, in this host's memory or in files.
 
 A *piece* is what one shard holds. It is copied by threads, several at a time, and comes back as a feed to any host,
-where an ordinary program makes an array of it: the controller sees to order and to memory (`migration.asides`).
+where an ordinary program makes an array of it: the controller sees to order and to memory (`migration.array_spiller`).
 
-Invariant: a piece that was reported to be aside is there, whole, until it is dropped or its session's store is closed.
+Invariant: a piece that was reported as spilled is there, whole, until it is dropped or its session's store is closed.
 What is in files outlives this process, and is known to the controller by path, size and checksum.
 """
 
@@ -28,7 +28,7 @@ from atoll.quantities import human_bytes
 from atoll.transfers.contents import Buffers, as_views
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.landing_memory import LANDING
-from atoll.worker import aside_files
+from atoll.worker import spill_files
 from atoll.worker.host_network import Port, send_to_host
 from atoll.worker.step_runner import alive
 from atoll.worker.store import Readers, Store
@@ -38,21 +38,21 @@ THREADS = 4
 _REMOVAL_SECONDS = 0.5
 
 
-class _Putting:
-    """The pieces of one PutAside, until the last of them is copied."""
+class _Spill:
+    """The pieces of one SpillRequest, until the last of them is copied."""
 
-    def __init__(self, message: m.PutAside, started: float) -> None:
+    def __init__(self, message: m.SpillRequest, started: float) -> None:
         self.message = message
         self.started = started
         self.left = len(message.shards)
         self.failure: Status | None = None
-        self.pieces: list[m.AsidePiece] = []
+        self.pieces: list[m.SpilledPiece] = []
 
 
-class Asides:
+class SpillStore:
     """Copies, delivers and drops pieces. `report` sends to the controller, from any thread.
 
-    `put` is for the executor's thread, everything else for any.
+    `spill` is for the executor's thread, everything else for any.
     """
 
     def __init__(
@@ -73,23 +73,25 @@ class Asides:
         self._readers = readers
         self._report = report
         self._has_room = has_room
-        self._pool = pool or ThreadPoolExecutor(THREADS, "atoll-aside")
+        self._pool = pool or ThreadPoolExecutor(THREADS, "atoll-spill")
         self._lock = threading.Lock()
         self._removals: list[Future[None]] = []
         self._memory: dict[int, dict[int, Any]] = {}  # contents by session and piece
 
-    # ---- putting aside
+    # ---- spilling
 
-    def put(self, message: m.PutAside, store: Store | None) -> None:
+    def spill(self, message: m.SpillRequest, store: Store | None) -> None:
         """Begins to copy; the answer comes when all is copied. What was sent before has been enqueued."""
-        putting = _Putting(message, time.monotonic())
+        spill = _Spill(message, time.monotonic())
         if store is None:
-            self._report(m.AsidePut(message.session, message.request, Status(Code.CANCELLED, "the session has ended")))
+            self._report(
+                m.SpillReply(message.session, message.request, Status(Code.CANCELLED, "the session has ended"))
+            )
             return
         copies: list[tuple[int, Any, Callable[[], None]]] = []
         try:
             if message.to_files:
-                aside_files.make_directory(message.directory)
+                spill_files.make_directory(message.directory)
             for number, handle, shard in message.shards:
                 buffer = store.get(handle)
                 shards = self._backend.shards(alive(buffer))
@@ -97,40 +99,40 @@ class Asides:
         except Exception as error:
             for _, _, release in copies:
                 release()
-            self._report(m.AsidePut(message.session, message.request, status_of(error)))
+            self._report(m.SpillReply(message.session, message.request, status_of(error)))
             return
         with self._lock:
             self._memory.setdefault(message.session, {})
         for number, shard, release in copies:
-            start_in(self._pool, self._copy, putting, number, shard, release)
+            start_in(self._pool, self._copy, spill, number, shard, release)
         if not copies:
-            self._finish(putting)
+            self._finish(spill)
 
-    def _copy(self, putting: _Putting, number: int, shard: Any, release: Callable[[], None]) -> None:
-        message, piece, failure = putting.message, None, None
+    def _copy(self, spill: _Spill, number: int, shard: Any, release: Callable[[], None]) -> None:
+        message, piece, failure = spill.message, None, None
         try:
-            if putting.failure is None:
-                piece = self._put_piece(message, number, np.asarray(shard))
+            if spill.failure is None:
+                piece = self._spill_piece(message, number, np.asarray(shard))
         except Exception as error:
             failure = status_of(error)
         finally:
             del shard
             release()
         with self._lock:
-            putting.left -= 1
-            putting.failure = putting.failure or failure
+            spill.left -= 1
+            spill.failure = spill.failure or failure
             if piece is not None:
-                putting.pieces.append(piece)
-            is_last = not putting.left
+                spill.pieces.append(piece)
+            is_last = not spill.left
         if is_last:
-            self._finish(putting)
+            self._finish(spill)
 
-    def _put_piece(self, message: m.PutAside, number: int, contents: np.ndarray[Any, Any]) -> m.AsidePiece:
+    def _spill_piece(self, message: m.SpillRequest, number: int, contents: np.ndarray[Any, Any]) -> m.SpilledPiece:
         view = contents_of(contents)
         if message.to_files:
-            return aside_files.write(message.directory, number, view)
+            return spill_files.write(message.directory, number, view)
         if not self._has_room(view.nbytes):  # until all is copied the arrays are there, too: it would be ended by force
-            text = f"host {self._host} has too little memory left for {human_bytes(view.nbytes)} more that is put aside"
+            text = f"host {self._host} has too little memory left for {human_bytes(view.nbytes)} more that is spilled"
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}; files need none (atoll suspend --to disk)")
         if contents.dtype.kind == "T":
             copy: Any = view
@@ -141,24 +143,24 @@ class Asides:
             own = self._memory.get(message.session)
             if own is not None:  # else the session has ended meanwhile
                 own[number] = copy
-        return m.AsidePiece(number, view.nbytes)
+        return m.SpilledPiece(number, view.nbytes)
 
-    def _finish(self, putting: _Putting) -> None:
-        message, status = putting.message, putting.failure or OK
+    def _finish(self, spill: _Spill) -> None:
+        message, status = spill.message, spill.failure or OK
         if status.ok and message.to_files:
             try:
-                aside_files.write_manifest(message.directory, self._host, message.manifest, putting.pieces)
+                spill_files.write_manifest(message.directory, self._host, message.manifest, spill.pieces)
             except OSError as error:
                 status = status_of(error)
         if not status.ok:
-            self.drop(m.DropAside(message.session, tuple(putting.pieces)))
-            putting.pieces = []
-        seconds = time.monotonic() - putting.started
-        self._report(m.AsidePut(message.session, message.request, status, tuple(putting.pieces), seconds))
+            self.drop(m.DropSpilled(message.session, tuple(spill.pieces)))
+            spill.pieces = []
+        seconds = time.monotonic() - spill.started
+        self._report(m.SpillReply(message.session, message.request, status, tuple(spill.pieces), seconds))
 
     # ---- coming back
 
-    def send(self, message: m.SendAside) -> None:
+    def send(self, message: m.SendSpilled) -> None:
         """Delivers pieces as feeds, to this host or others. Does not block."""
         for piece, feed, hosts in message.pieces:
             if self._host in hosts:
@@ -168,16 +170,16 @@ class Asides:
             if others:
                 self._task(self._send, message.session, piece, feed, others)()
 
-    def _task(self, call: Callable[..., None], session: int, piece: m.AsidePiece, feed: int, *more: Any) -> Any:
+    def _task(self, call: Callable[..., None], session: int, piece: m.SpilledPiece, feed: int, *more: Any) -> Any:
         def run() -> None:
             try:
                 call(session, piece, feed, *more)
             except Exception as error:
-                self._report(m.AsideFailed(session, feed, status_of(error)))
+                self._report(m.SendSpilledFailed(session, feed, status_of(error)))
 
         return lambda: start_in(self._pool, run)
 
-    def _deliver(self, session: int, piece: m.AsidePiece, feed: int) -> None:
+    def _deliver(self, session: int, piece: m.SpilledPiece, feed: int) -> None:
         try:
             content = self._read(session, piece)
         except BaseException:
@@ -185,25 +187,25 @@ class Asides:
             raise
         self._inbox.put(session, feed, content)
 
-    def _send(self, session: int, piece: m.AsidePiece, feed: int, hosts: Sequence[int]) -> None:
+    def _send(self, session: int, piece: m.SpilledPiece, feed: int, hosts: Sequence[int]) -> None:
         content = memoryview(self._read(session, piece))
         for host in hosts:
             send_to_host(self._port, self._host, host, session, feed, Buffers(as_views([content])))
 
-    def _read(self, session: int, piece: m.AsidePiece) -> Any:
-        """What the piece holds. Raises DATA_LOSS where it is not what was put aside."""
+    def _read(self, session: int, piece: m.SpilledPiece) -> Any:
+        """Return the contents of the piece. Raises DATA_LOSS if they are not what was spilled."""
         if piece.path:
-            return aside_files.read(piece)
+            return spill_files.read(piece)
         with self._lock:
             content = self._memory.get(session, {}).get(piece.number)
         if content is None:
-            text = f"what was put aside as piece {piece.number} is not in the memory of host {self._host}"
+            text = f"what was spilled as piece {piece.number} is not in the memory of host {self._host}"
             raise StatusError(Code.DATA_LOSS, text)
         return content
 
     # ---- the end
 
-    def drop(self, message: m.DropAside) -> None:
+    def drop(self, message: m.DropSpilled) -> None:
         """The pieces are needed no more: their memory is free, and their files go."""
         with self._lock:
             own = self._memory.get(message.session, {})
@@ -211,7 +213,7 @@ class Asides:
                 own.pop(piece.number, None)
         files = [piece for piece in message.pieces if piece.path]
         if files:
-            self._removals.append(self._pool.submit(aside_files.remove, files))
+            self._removals.append(self._pool.submit(spill_files.remove, files))
             self._removals = [each for each in self._removals if not each.done()]
 
     def finish(self) -> None:

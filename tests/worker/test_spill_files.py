@@ -1,4 +1,4 @@
-"""Files of what is put aside: whole, checked, and gone when they are dropped."""
+"""Files of what is spilled: whole, checked, and gone when they are dropped."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
-from atoll.worker import aside_files
+from atoll.worker import spill_files
 
 CONTENTS = np.random.default_rng(0).integers(0, 256, 3_000_001, np.uint8)
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> str:
-    aside_files.make_directory(str(tmp_path / "session"))
+    spill_files.make_directory(str(tmp_path / "session"))
     return str(tmp_path / "session")
 
 
 def test_what_is_written_is_read(directory: str):
     for number, contents in enumerate([CONTENTS, CONTENTS[:0]]):
-        piece = aside_files.write(directory, number, contents.data)
+        piece = spill_files.write(directory, number, contents.data)
         assert (piece.number, piece.nbytes) == (number, contents.nbytes)
         assert Path(piece.path).stat().st_mode & 0o777 == 0o600
-        assert np.array_equal(aside_files.read(piece), contents)
+        assert np.array_equal(spill_files.read(piece), contents)
 
 
 @pytest.mark.parametrize("fault", ["flipped", "torn", "gone"])
 def test_what_is_not_what_was_written_is_refused(directory: str, fault: str):
-    piece = aside_files.write(directory, 1, CONTENTS.data)
+    piece = spill_files.write(directory, 1, CONTENTS.data)
     path = Path(piece.path)
     found = bytearray(path.read_bytes())
     if fault == "flipped":
@@ -42,31 +42,31 @@ def test_what_is_not_what_was_written_is_refused(directory: str, fault: str):
     else:
         path.unlink()
     with pytest.raises(StatusError) as refused:
-        aside_files.read(piece)
+        spill_files.read(piece)
     assert refused.value.status.code == Code.DATA_LOSS
     assert str(path) in refused.value.status.message
 
 
 def test_the_manifest_lists_the_pieces_with_their_checksums(directory: str):
-    pieces = [aside_files.write(directory, number, CONTENTS[: 10 + number].data) for number in (2, 1)]
-    aside_files.write_manifest(directory, 3, b'{"number":7}', pieces)
-    found = msgspec.json.decode((Path(directory) / "host-3.json").read_bytes(), type=aside_files.Manifest)
+    pieces = [spill_files.write(directory, number, CONTENTS[: 10 + number].data) for number in (2, 1)]
+    spill_files.write_manifest(directory, 3, b'{"number":7}', pieces)
+    found = msgspec.json.decode((Path(directory) / "host-3.json").read_bytes(), type=spill_files.Manifest)
     assert (found.format, found.host, bytes(found.session)) == (1, 3, b'{\n    "number": 7\n  }')
     assert found.pieces[0] == {"number": 1, "file": "1.piece", "nbytes": 11, "crc32": pieces[1].checksum}
 
 
 def test_dropped_pieces_leave_no_file_and_no_directory(directory: str):
-    pieces = [aside_files.write(directory, number, CONTENTS.data) for number in range(3)]
-    aside_files.write_manifest(directory, 0, b"", pieces)
-    aside_files.remove(pieces[:1])
+    pieces = [spill_files.write(directory, number, CONTENTS.data) for number in range(3)]
+    spill_files.write_manifest(directory, 0, b"", pieces)
+    spill_files.remove(pieces[:1])
     assert len(list(Path(directory).iterdir())) == 3
-    aside_files.remove([*pieces, m.AsidePiece(9, 1, f"{directory}/9.piece")])
+    spill_files.remove([*pieces, m.SpilledPiece(9, 1, f"{directory}/9.piece")])
     assert not Path(directory).exists()
 
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StatusError, match=r"cannot make the directory .*file/session: Not a directory"):
-        aside_files.make_directory(str(tmp_path / "file" / "session"))
+        spill_files.make_directory(str(tmp_path / "file" / "session"))
     with pytest.raises(StatusError, match=r"cannot write 10 B to .*: No such file"):
-        aside_files.write(str(tmp_path / "none"), 1, CONTENTS[:10].data)
+        spill_files.write(str(tmp_path / "none"), 1, CONTENTS[:10].data)

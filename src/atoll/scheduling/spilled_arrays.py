@@ -1,4 +1,4 @@
-"""Where a logical buffer is that was put aside: it has no memory of devices until it is brought back."""
+"""Describe where the contents of a spilled array are: it has no device memory until it is restored."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from atoll.protocol import messages as m
 
 
 @dataclass(frozen=True, slots=True)
-class AsidePart:
-    """What the shards at these positions hold, kept by one host: equal ones are kept once."""
+class SpilledPart:
+    """The contents of the shards at these positions, on one host: equal shards are stored once."""
 
-    piece: m.AsidePiece
+    piece: m.SpilledPiece
     host: int
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
-    """All shards of a buffer: what is kept of it, or, where others have all of its memory, too, which shards of which
-    other buffers they are, and the hosts in whose memory those are.
+class SpilledArray:
+    """All shards of a spilled array: its parts, or, if other arrays share all of its memory, the shards of these that
+    it consists of, and the hosts in whose memory those are.
     """
 
-    parts: tuple[AsidePart, ...]
+    parts: tuple[SpilledPart, ...]
     views: tuple[tuple[int, int], ...] = ()  # (handle, position) of others
     view_hosts: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """That are kept."""
+        """The size of all parts."""
         return sum(part.piece.nbytes for part in self.parts)
 
     @property
@@ -41,7 +41,7 @@ class Aside:
         """The hosts whose loss is that of the buffer: files outlive them."""
         return self.view_hosts or tuple(sorted({part.host for part in self.parts if not part.piece.path}))
 
-    def by_host(self) -> Iterator[tuple[int, tuple[m.AsidePiece, ...]]]:
-        """What each host keeps."""
+    def by_host(self) -> Iterator[tuple[int, tuple[m.SpilledPiece, ...]]]:
+        """Yield each host with its pieces."""
         for host in sorted({part.host for part in self.parts}):
             yield host, tuple(part.piece for part in self.parts if part.host == host)

@@ -1,4 +1,4 @@
-"""Arrays that are put aside in a host's memory: not where that would leave too little for others."""
+"""Arrays that are spilled in a host's memory: not where that would leave too little for others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from atoll.errors import Code
 from atoll.protocol import messages as m
-from atoll.worker import asides as module
-from atoll.worker.asides import Asides
+from atoll.worker import spill_store as module
+from atoll.worker.spill_store import SpillStore
 
 SHARDS = [np.full(1000, number, np.uint8) for number in range(3)]
 
@@ -23,7 +23,7 @@ class Pool:
         call(*arguments)
 
 
-def put(room: int, to_files: bool = False, directory: str = "") -> tuple[Asides, m.AsidePut]:
+def put(room: int, to_files: bool = False, directory: str = "") -> tuple[SpillStore, m.SpillReply]:
     """Three shards, by a host with room for so many bytes; its answer."""
     said: list[Any] = []
     backend: Any = SimpleNamespace(shards=lambda buffer: SHARDS)
@@ -31,7 +31,7 @@ def put(room: int, to_files: bool = False, directory: str = "") -> tuple[Asides,
     store: Any = SimpleNamespace(get=lambda handle: object())
     pool: Any = Pool()
     nobody: Any = None
-    asides = Asides(
+    spill_store = SpillStore(
         backend,
         nobody,
         nobody,
@@ -39,11 +39,11 @@ def put(room: int, to_files: bool = False, directory: str = "") -> tuple[Asides,
         readers,
         said.append,
         pool,
-        lambda nbytes: asides.nbytes + nbytes <= room,
+        lambda nbytes: spill_store.nbytes + nbytes <= room,
     )
-    asides.put(m.PutAside(1, 7, ((1, 5, 0), (2, 5, 1), (3, 5, 2)), to_files, directory), store)
+    spill_store.spill(m.SpillRequest(1, 7, ((1, 5, 0), (2, 5, 1), (3, 5, 2)), to_files, directory), store)
     (answer,) = said
-    return asides, answer
+    return spill_store, answer
 
 
 @pytest.fixture(autouse=True)
@@ -51,15 +51,15 @@ def any_buffer_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "alive", lambda buffer: buffer)
 
 
-def test_what_there_is_room_for_is_put_aside():
-    asides, answer = put(room=3000)
-    assert (answer.status.ok, [each.nbytes for each in answer.pieces], asides.nbytes) == (True, [1000] * 3, 3000)
+def test_an_array_that_fits_is_spilled():
+    spill_store, answer = put(room=3000)
+    assert (answer.status.ok, [each.nbytes for each in answer.pieces], spill_store.nbytes) == (True, [1000] * 3, 3000)
 
 
 def test_a_host_with_too_little_memory_says_so_and_keeps_nothing():
-    asides, answer = put(room=2500)
-    assert (answer.status.code, answer.pieces, asides.nbytes) == (Code.RESOURCE_EXHAUSTED, (), 0)
-    assert "host 3 has too little memory left for 1000 B more that is put aside" in answer.status.message
+    spill_store, answer = put(room=2500)
+    assert (answer.status.code, answer.pieces, spill_store.nbytes) == (Code.RESOURCE_EXHAUSTED, (), 0)
+    assert "host 3 has too little memory left for 1000 B more that is spilled" in answer.status.message
     assert "--to disk" in answer.status.message
 
 

@@ -1,4 +1,4 @@
-"""Between controller and workers: arrays that are put aside, so that they take no device memory, and come back."""
+"""Messages between controller and workers about spilled arrays, which take no device memory until they are restored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from atoll.errors import Status
 from atoll.protocol.messages.opening import Message
 
 
-class AsidePiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one shard of an array holds, or several equal ones of a host, under a number of the controller's.
+class SpilledPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The contents of one shard of an array, or of several equal ones of a host, with a number that the controller
+    gives.
 
     With a `path` it is in a file that has nothing but these bytes, as a feed would carry them; else in the host's
     memory. `checksum` is the CRC-32 of what is in a file.
@@ -21,7 +22,7 @@ class AsidePiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     checksum: int = 0
 
 
-class PutAside(Message, frozen=True, tag=160):
+class SpillRequest(Message, frozen=True, tag=160):
     """Copy shards to the host's memory, or to files in a `directory`; the arrays stay as they are.
 
     `shards` are (number of the piece, handle, which of this host's shards of it). `manifest` is written beside files:
@@ -36,17 +37,17 @@ class PutAside(Message, frozen=True, tag=160):
     manifest: bytes = b""
 
 
-class AsidePut(Message, frozen=True, tag=161):
-    """The answer to PutAside, when all of it is copied, or nothing."""
+class SpillReply(Message, frozen=True, tag=161):
+    """The answer to SpillRequest, when all of it is copied, or nothing."""
 
     session: int
     request: int
     status: Status
-    pieces: tuple[AsidePiece, ...] = ()
+    pieces: tuple[SpilledPiece, ...] = ()
     seconds: float = 0.0
 
 
-class SendAside(Message, frozen=True, tag=162):
+class SendSpilled(Message, frozen=True, tag=162):
     """Deliver pieces as feeds: (piece, feed, to which hosts). The pieces stay.
 
     They are needed together, by a launch of this number: see `transfers.admission`.
@@ -54,10 +55,10 @@ class SendAside(Message, frozen=True, tag=162):
 
     session: int
     launch: int
-    pieces: tuple[tuple[AsidePiece, int, tuple[int, ...]], ...]
+    pieces: tuple[tuple[SpilledPiece, int, tuple[int, ...]], ...]
 
 
-class AsideFailed(Message, frozen=True, tag=163):
+class SendSpilledFailed(Message, frozen=True, tag=163):
     """A piece that was to be delivered as this feed cannot be."""
 
     session: int
@@ -65,8 +66,8 @@ class AsideFailed(Message, frozen=True, tag=163):
     status: Status
 
 
-class DropAside(Message, frozen=True, tag=164):
+class DropSpilled(Message, frozen=True, tag=164):
     """These pieces are needed no more."""
 
     session: int
-    pieces: tuple[AsidePiece, ...]
+    pieces: tuple[SpilledPiece, ...]

@@ -1,32 +1,32 @@
-"""Arrays of a session that was put aside, as it is resumed: they come back to the places where it goes on."""
+"""Restore the arrays of a suspended session that is resumed, on the devices where it continues."""
 
 from __future__ import annotations
 
 from atoll.errors import Code, Status, StatusError
-from atoll.migration.asides import Asides
+from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.migration import Migration
-from atoll.scheduling.asides import Aside
+from atoll.scheduling.spilled_arrays import SpilledArray
 
 
-class Homecoming:
-    """The `Mover` of a suspended session. What is aside is kept until all of it has come back."""
+class Restore:
+    """The `Mover` of a suspended session. Spilled pieces stay until all arrays are restored."""
 
-    def __init__(self, asides: Asides) -> None:
-        self._asides = asides
-        self._kept: dict[int, Aside] = {}
+    def __init__(self, spiller: ArraySpiller) -> None:
+        self._spiller = spiller
+        self._kept: dict[int, SpilledArray] = {}
         self._left: set[int] = set()
         self._losses: dict[int, int] = {}
         self._failure: Status | None = None
 
     def begin(self, migration: Migration) -> None:
         session = migration.session
-        self._losses = dict(self._asides.losses)
+        self._losses = dict(self._spiller.losses)
         for handle, entry in session.directory.entries.items():
-            if entry.aside is not None and entry.error is None:
-                self._kept[handle] = entry.aside
+            if entry.spilled is not None and entry.error is None:
+                self._kept[handle] = entry.spilled
         self._left = set(self._kept)
         places = {**session.devices.locations, **migration.changes}
-        self._asides.bring_back(session, tuple(self._kept), self._came, places, keeps=True)
+        self._spiller.restore(session, tuple(self._kept), self._came, places, keeps=True)
 
     def _came(self, handle: int, status: Status) -> None:
         self._left.discard(handle)
@@ -42,10 +42,10 @@ class Homecoming:
         """Nothing is at the old places."""
 
     def arrive(self, migration: Migration) -> None:
-        for aside in self._kept.values():
-            self._asides.drop(migration.session, aside)
+        for spilled in self._kept.values():
+            self._spiller.drop(migration.session, spilled)
         entries = migration.session.directory.entries.values()
-        migration.session.has_asides = any(entry.aside is not None for entry in entries)
+        migration.session.has_spilled = any(entry.spilled is not None for entry in entries)
 
     def give_up(self, migration: Migration, status: Status) -> None:
-        self._asides.take_back(migration.session, self._kept, self._losses, status)
+        self._spiller.restore_failed(migration.session, self._kept, self._losses, status)

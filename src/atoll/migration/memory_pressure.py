@@ -1,13 +1,12 @@
-"""Room for those who lack it, where the settings of a cluster allow that: arrays that nobody uses spill to host memory,
-and sessions of a lower priority are suspended.
+"""Reclaim device memory under pressure, as far as the settings of the cluster allow it.
 
 A node that waits for device memory gets it in this order. Idle arrays of sessions of a lower priority spill, the
-largest first, as far as `spill_bytes` of each host's memory go. Where that is not enough, the session of the lowest
-priority that holds most of the device is suspended, if sessions may be. And where the node would fail for want of
-memory, idle arrays of its own session and of others of its priority spill, too. What has spilled comes back when it is
-used (`migration.asides`); who was suspended goes on when there is room (`migration.suspensions`).
+largest first, as far as `spill_bytes` of each host's memory go. If that is not enough, the session of the lowest
+priority that holds most of the device is suspended, if sessions may be. If the node would otherwise fail for lack of
+memory, idle arrays of its own session and of others of its priority spill as well. A spilled array is restored when it
+is used (`migration.array_spiller`), and a suspended session is resumed when there is memory (`migration.suspensions`).
 
-Pure. Invariant: nobody loses anything to somebody of a lower priority.
+Pure. Invariant: no session loses anything to a session of a lower priority.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.placement import Choice, Slices
 from atoll.cluster.settings import SuspendLower
 from atoll.errors import Status, StatusError
-from atoll.migration.asides import Asides
+from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.suspensions import Suspensions
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.queued_nodes import QueuedNode
@@ -41,15 +40,15 @@ class _Way:
     then: Callable[[], None]
 
 
-class Pressure:
-    """Makes room, as far as the settings of the cluster allow it."""
+class MemoryPressure:
+    """Reclaims device memory, as far as the settings of the cluster allow it."""
 
     def __init__(
         self,
         sessions: Mapping[int, Session],
         memory: Reservations,
         slices: Slices,
-        asides: Asides,
+        spiller: ArraySpiller,
         suspensions: Suspensions,
         spill_bytes: int,
         suspend_lower: SuspendLower,
@@ -57,7 +56,7 @@ class Pressure:
         self._sessions = sessions
         self._memory = memory
         self._slices = slices
-        self._asides = asides
+        self._spiller = spiller
         self._suspensions = suspensions
         self._spill_bytes = spill_bytes
         self._suspend_lower = suspend_lower
@@ -65,12 +64,12 @@ class Pressure:
         self._stuck: dict[tuple[int, int], float] = {}  # what could not spill, and when
         self._refused: dict[int, float] = {}  # sessions that could not be suspended, and when
         if spill_bytes or suspend_lower is not SuspendLower.OFF:
-            memory.waits.relieve = self.relieve
+            memory.waits.reclaim = self.reclaim
 
     # ---- memory
 
-    def relieve(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
-        """Whether memory of the device is about to become free for the node. With `is_last`, it fails otherwise."""
+    def reclaim(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
+        """Return whether memory of the device becomes free for the node, which fails otherwise if `is_last` is set."""
         missing = nbytes - self._memory.ledger.free(device)
         if missing <= 0:
             return True
@@ -82,7 +81,7 @@ class Pressure:
         return self._suspend_one(node, device)
 
     def _spill(self, node: QueuedNode[GangRun], device: HostDevice, missing: int, is_last: bool) -> int:
-        """Begins to put idle arrays aside that have memory there; the bytes of the device that this will free."""
+        """Begin to spill idle arrays that have memory there. Return the bytes of the device that this will free."""
         room = self._room()
         freed = 0
         priority = node.tenant.settings.priority
@@ -101,7 +100,7 @@ class Pressure:
                 chosen.append(handle)
                 self._spilling[session.number, handle] = entry
             if chosen:
-                self._asides.put(session, chosen, partial(self._spilled, session.number, chosen))
+                self._spiller.spill(session, chosen, partial(self._spilled, session.number, chosen))
         return freed
 
     def _spilled(self, session: int, handles: list[int], status: Status) -> None:
@@ -125,9 +124,9 @@ class Pressure:
         """What is left of each host's memory for what spills."""
         room: Counter[int] = Counter({host: self._spill_bytes for host, _ in self._memory.ledger.capacity})
         for session in self._sessions.values():
-            for entry in session.directory.entries.values() if session.has_asides and not session.suspended else ():
-                if entry.aside is not None:
-                    room.subtract({part.host: part.piece.nbytes for part in entry.aside.parts})
+            for entry in session.directory.entries.values() if session.has_spilled and not session.suspended else ():
+                if entry.spilled is not None:
+                    room.subtract({part.host: part.piece.nbytes for part in entry.spilled.parts})
         for entry in self._spilling.values():
             room.subtract(_by_host(entry))
         return room
@@ -180,7 +179,7 @@ class Pressure:
             if not way.left:
                 way.then()
 
-    def make_way(self, session: Session, choose: Callable[[], Choice], then: Callable[[], None]) -> bool:
+    def evict_for(self, session: Session, choose: Callable[[], Choice], then: Callable[[], None]) -> bool:
         """Suspends those of a lower priority who are where a slice of the session could be, and then calls `then`.
 
         False where that would not help: `choose()` raises StatusError where there is no room for the slice.

@@ -17,18 +17,18 @@ from atoll.scheduling.session import Session
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryNeed:
     """The bytes that a session's arrays need on each of its virtual devices."""
 
     by_device: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, session: Session) -> Room:
-        """For what the session has aside."""
+    def of(cls, session: Session) -> MemoryNeed:
+        """For what the session has spilled."""
         found: dict[int, int] = {}
         for entry in session.directory.entries.values():
             # A view has the memory of others.
-            if entry.aside is not None and not entry.aside.views and entry.spec is not None and entry.error is None:
+            if entry.spilled is not None and not entry.spilled.views and entry.spec is not None and entry.error is None:
                 sharding = entry.spec.sharding
                 for position, device in enumerate(sharding.devices):
                     shape = shard_shape(sharding, entry.spec.shape, position)

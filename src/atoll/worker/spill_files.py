@@ -1,4 +1,4 @@
-"""Files of what is put aside: one a piece, with its bytes and nothing else, and a manifest a host.
+"""Files of spilled arrays: one per piece, with its bytes and nothing else, and one manifest per host.
 
 The manifest has what a cluster that never saw the session needs to open it: what the controller knows of it, as it was
 sent, and the pieces that are here, with sizes and checksums. It is written last, whole or not at all.
@@ -37,7 +37,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def where(directory: str) -> Path:
-    """An absolute directory, or one below this host's own for sessions that are put aside."""
+    """An absolute directory, or one below this host's own for suspended sessions."""
     return Path(suspended_directory()) / directory
 
 
@@ -50,7 +50,7 @@ def make_directory(directory: str) -> None:
         raise _failed("make the directory", path, error) from None
 
 
-def write(directory: str, number: int, contents: memoryview) -> m.AsidePiece:
+def write(directory: str, number: int, contents: memoryview) -> m.SpilledPiece:
     """Raises StatusError where it cannot be written; then no file is left."""
     path = where(directory) / f"{number}.piece"
     checksum = 0
@@ -70,10 +70,10 @@ def write(directory: str, number: int, contents: memoryview) -> m.AsidePiece:
             with suppress(OSError):
                 path.unlink()
         raise _failed(f"write {human_bytes(contents.nbytes)} to", path, error) from None
-    return m.AsidePiece(number, contents.nbytes, str(path), checksum)
+    return m.SpilledPiece(number, contents.nbytes, str(path), checksum)
 
 
-def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m.AsidePiece]) -> None:
+def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m.SpilledPiece]) -> None:
     """Raises StatusError where it cannot be written."""
     path = where(directory) / f"host-{host}.json"
     rows = tuple(
@@ -92,7 +92,7 @@ def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m
         raise _failed("write", path, error) from None
 
 
-def read(piece: m.AsidePiece) -> Any:
+def read(piece: m.SpilledPiece) -> Any:
     """The contents. Raises StatusError (DATA_LOSS) where they are not those that were written."""
     content = LANDING.take(piece.nbytes)
     try:
@@ -100,7 +100,7 @@ def read(piece: m.AsidePiece) -> Any:
         try:
             found = os.fstat(descriptor).st_size
             if found != piece.nbytes:
-                text = f"{piece.path} has {found} bytes instead of the {piece.nbytes} that were put aside there"
+                text = f"{piece.path} has {found} bytes instead of the {piece.nbytes} that were spilled there"
                 raise StatusError(Code.DATA_LOSS, text)
             read_file(descriptor, content.data)
         finally:
@@ -108,11 +108,11 @@ def read(piece: m.AsidePiece) -> Any:
     except OSError as error:
         raise _failed("read", Path(piece.path), error, Code.DATA_LOSS) from None
     if zlib.crc32(content.data) != piece.checksum:
-        raise StatusError(Code.DATA_LOSS, f"{piece.path} is not what was put aside there: its checksum differs")
+        raise StatusError(Code.DATA_LOSS, f"{piece.path} is not what was spilled there: its checksum differs")
     return content
 
 
-def remove(pieces: Iterable[m.AsidePiece]) -> None:
+def remove(pieces: Iterable[m.SpilledPiece]) -> None:
     """The files, and with the last of them the manifest and the directory."""
     directories = set()
     for piece in pieces:

@@ -1,0 +1,374 @@
+"""Spill arrays and restore them: one mechanism for suspended sessions and for idle arrays.
+
+To spill an array, the hosts that have it copy the contents of its shards to their memory or to files
+(`worker.spill_store`). Its device memory is freed only when all of them have done so, so a failure leaves the array as
+it was. To restore it, the controller launches an ordinary program that makes an array from host buffers, whose feeds
+are the spilled pieces. So the launch takes memory in the islands' order and waits for it like any other, launches that
+need the array stand behind it in the lines of its session, and the array may return to other devices.
+
+Pure. Invariant: a logical buffer is on devices, spilled, or being restored, and its directory entry stays the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from atoll.cluster.locations import Placement
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import OK, Code, Status, unimplemented
+from atoll.ir import program as ir
+from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
+from atoll.migration.controller import Launches, Out
+from atoll.migration.own_programs import OwnPrograms
+from atoll.migration.shared_memory import Shard, view_program, views_of
+from atoll.protocol import messages as m
+from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.session import Launch, Session
+from atoll.scheduling.spilled_arrays import SpilledArray, SpilledPart
+
+# Feeds of what comes back: above those of proxies, below those between hosts.
+_FIRST_FEED = m.OWN_NUMBERS >> 1
+
+
+@dataclass(eq=False)
+class _Spill:
+    """Arrays that are being put spilled. `then(status)` is called once all hosts have answered."""
+
+    session: Session
+    arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]]  # by handle
+    views: dict[int, tuple[Shard, ...]]  # of these
+    left: set[int]  # hosts
+    then: Callable[[Status], None]
+    pieces: dict[int, m.SpilledPiece] = field(default_factory=dict)  # by number
+    failure: Status | None = None
+
+
+@dataclass(eq=False)
+class _Restore:
+    """An array that is being restored. With `keeps`, its spilled pieces stay until somebody drops them."""
+
+    session: Session
+    handle: int
+    entry: Entry
+    spilled: SpilledArray
+    then: Callable[[int, Status], None] | None
+    keeps: bool
+    launch: Launch | None = None
+
+
+def _no_manifest(arrays: Mapping[int, SpilledArray]) -> bytes:
+    return b""
+
+
+class ArraySpiller:
+    """Spills and restores arrays of sessions."""
+
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        resources: ResourceManager,
+        launches: Launches,
+        own: OwnPrograms,
+        out: Out,
+    ) -> None:
+        self._sessions = sessions
+        self._resources = resources
+        self._launches = launches
+        self._own = own
+        self._out = out
+        self._spills: dict[int, _Spill] = {}  # by request
+        self._restores: dict[tuple[int, int], _Restore] = {}  # by session and handle
+        self.losses: Counter[int] = Counter()  # of each host, with what it had in memory
+        self._by_feed: dict[tuple[int, int], _Restore] = {}  # by session and feed
+        self._next_request = 1
+        self.next_piece = 1
+        self._next_feed = _FIRST_FEED
+
+    # ---- spilling
+
+    def spill(
+        self,
+        session: Session,
+        handles: Iterable[int],
+        then: Callable[[Status], None],
+        directory: str = "",
+        manifest: Callable[[Mapping[int, SpilledArray]], bytes] = _no_manifest,
+    ) -> None:
+        """Spill these arrays, to files if there is a `directory`: all of them, or none. Arrays that are used
+        meanwhile stay.
+
+        Raises UNIMPLEMENTED for an array that has no known shards.
+        """
+        entries = {handle: session.directory.entries[handle] for handle in handles}
+        for handle, entry in entries.items():
+            _check_kind(handle, entry)
+        views = views_of(entries, session.devices.locations)
+        arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]] = {}
+        shards: dict[int, list[tuple[int, int, int]]] = {}  # by host
+        for handle, entry in sorted(entries.items(), key=lambda each: each[0] in views):  # views after the others
+            parts = self._parts(session, entry) if handle not in views else []
+            arrays[handle] = (entry, tuple(part for part, _ in parts))
+            for part, shard in parts:
+                shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
+        request = self._next_request
+        self._next_request += 1
+        self._spills[request] = spill = _Spill(session, arrays, views, set(shards), then)
+        spilled_arrays = {handle: SpilledArray(parts, views.get(handle, ())) for handle, (_, parts) in arrays.items()}
+        text = manifest(spilled_arrays) if directory else b""
+        for host, some in sorted(shards.items()):
+            self._out.to_host(
+                host, m.SpillRequest(session.number, request, tuple(some), bool(directory), directory, text)
+            )
+        if not shards:
+            self._spill_done(request, spill)
+
+    def _parts(self, session: Session, entry: Entry) -> list[tuple[SpilledPart, int]]:
+        """What is to be kept of an array, each with the number of one of its host's shards that holds it."""
+        spec = entry.spec
+        assert spec is not None
+        same: dict[tuple[int, object], list[int]] = {}
+        first: dict[tuple[int, object], int] = {}
+        counts: dict[int, int] = {}
+        for position, device in enumerate(spec.sharding.devices):
+            host = session.devices.locations[device].host
+            key = (host, _contents(spec, position))
+            first.setdefault(key, counts.get(host, 0))
+            counts[host] = counts.get(host, 0) + 1
+            same.setdefault(key, []).append(position)
+        parts = []
+        for key, positions in same.items():
+            parts.append((SpilledPart(m.SpilledPiece(self.next_piece), key[0], tuple(positions)), first[key]))
+            self.next_piece += 1
+        return parts
+
+    def spill_replied(self, host: int, message: m.SpillReply) -> None:
+        """A host has copied its part, or failed to."""
+        spill = self._spills.get(message.request)
+        if spill is None or host not in spill.left:
+            self._drop(message.session, host, message.pieces)
+            return
+        spill.left.discard(host)
+        spill.pieces.update((piece.number, piece) for piece in message.pieces)
+        if not message.status.ok:
+            spill.failure = spill.failure or message.status
+        if not spill.left:
+            self._spill_done(message.request, spill)
+
+    def _spill_done(self, request: int, spill: _Spill) -> None:
+        del self._spills[request]
+        session = spill.session
+        for handle, (entry, parts) in spill.arrays.items():
+            spilled = self._spilled(spill, handle, parts)
+            is_there = session.directory.entries.get(handle) is entry and entry.is_idle
+            if spill.failure is None and spilled is not None and is_there:
+                self._out.free(entry.hosts, session.number, (handle,))
+                self._launches.memory.release(entry)
+                entry.spilled, entry.hosts = spilled, ()
+                session.has_spilled = True
+            elif spilled is not None:
+                self.drop(session, spilled)
+        self._out.flush_frees()  # what lies there goes before anything comes back under its handle
+        spill.then(spill.failure or OK)
+
+    def _spilled(self, spill: _Spill, handle: int, parts: tuple[SpilledPart, ...]) -> SpilledArray | None:
+        """Return the spilled array; None for a view of arrays that are not spilled."""
+        if handle not in spill.views:
+            pieces = spill.pieces
+            return SpilledArray(
+                tuple(
+                    SpilledPart(pieces[part.piece.number], part.host, part.positions)
+                    for part in parts
+                    if part.piece.number in pieces
+                )
+            )
+        sources = {source for source, _ in spill.views[handle]}
+        spilled_arrays = [spill.arrays[source][0].spilled for source in sources]
+        if any(each is None for each in spilled_arrays):
+            return None
+        hosts = {host for each in spilled_arrays if each is not None for host in each.memory_hosts}
+        return SpilledArray((), spill.views[handle], tuple(sorted(hosts)))
+
+    def cancel(self, session: Session, status: Status) -> None:
+        """Cancel the spilling of the session's arrays, which stay on its devices."""
+        for spill in self._spills.values():
+            if spill.session is session:
+                spill.failure = spill.failure or status
+
+    # ---- restoring
+
+    def restore(
+        self,
+        session: Session,
+        handles: Iterable[int],
+        then: Callable[[int, Status], None] | None = None,
+        places: Placement | None = None,
+        keeps: bool = False,
+    ) -> None:
+        """Launches what makes these arrays again, at the session's places, or at others. `then(handle, status)` is
+        called for each when that has ended.
+
+        Raises StatusError where an array cannot be there.
+        """
+        places = session.devices.locations if places is None else places
+        entries = session.directory.entries
+        programs: dict[ir.Program, int] = {}
+        try:
+            for handle in sorted(handles, key=lambda each: bool(_there(entries[each]).views)):  # views after the others
+                entry = entries[handle]
+                spilled, spec = _there(entry), entry.spec
+                assert spec is not None
+                sources = {source: entries[source].spec for source, _ in spilled.views if source in entries}
+                specs = {source: each for source, each in sources.items() if each is not None}
+                if spilled.views:
+                    if len(specs) < len(
+                        {source for source, _ in spilled.views}
+                    ):  # only a proxy that lies releases them
+                        entry.spilled, entry.error = None, Status(Code.DATA_LOSS, "what it was a part of is gone")
+                        if then is not None:
+                            then(handle, entry.error)
+                        continue
+                    definition = view_program(spec, spilled.views, specs)
+                else:
+                    definition = _definition(spec, tuple(part.positions for part in spilled.parts))
+                if definition not in programs:
+                    programs[definition] = self._own.make(session, definition, places)
+                restore = _Restore(session, handle, entry, spilled, then, keeps)
+                self._launch(restore, programs[definition], tuple(specs), places)
+        finally:
+            for number in programs.values():
+                self._own.drop(session, number)
+
+    def _launch(self, restore: _Restore, program: int, sources: tuple[int, ...], places: Placement) -> None:
+        session, spilled, spec = restore.session, restore.spilled, restore.entry.spec
+        assert spec is not None
+        first, count = self._next_feed, len(spilled.parts)
+        self._next_feed += count
+        feeds = tuple(range(first, first + count))
+        self._restores[session.number, restore.handle] = restore
+        self._by_feed.update(((session.number, feed), restore) for feed in feeds)
+        restore.entry.spilled = None
+        by_host: dict[int, list[tuple[m.SpilledPiece, int, tuple[int, ...]]]] = {}
+        for part, feed in zip(spilled.parts, feeds, strict=True):
+            hosts = tuple(sorted({places[spec.sharding.devices[position]].host for position in part.positions}))
+            keeper = part.host if self._is_there(part.host) else hosts[0]  # who may see the same files
+            by_host.setdefault(keeper, []).append((part.piece, feed, hosts))
+        for host, pieces in sorted(by_host.items()):
+            self._out.to_host(host, m.SendSpilled(session.number, first, tuple(pieces)))
+        self._own.take_credit(session)
+        launch = m.Launch(program, sources, (restore.handle,), feeds)
+        restore.launch = self._launches.launch_again(session, launch, partial(self._came, restore, feeds))
+
+    def _is_there(self, host: int) -> bool:
+        record = self._resources.hosts.get(host)
+        return record is not None and self._resources.islands[record.island].works
+
+    def _came(self, restore: _Restore, feeds: tuple[int, ...], launch: Launch) -> None:
+        number = restore.session.number
+        for feed in feeds:
+            self._by_feed.pop((number, feed), None)
+        if self._restores.get((number, restore.handle)) is restore:
+            del self._restores[number, restore.handle]
+        if not restore.keeps:
+            self.drop(restore.session, restore.spilled)
+        if restore.then is not None:
+            restore.then(restore.handle, launch.error or OK)
+
+    def failed(self, host: int, message: m.SendSpilledFailed) -> None:
+        """A piece cannot be delivered: its array cannot be made."""
+        restore = self._by_feed.get((message.session, message.feed))
+        if restore is not None and restore.launch is not None:
+            self._launches.fail(restore.launch, message.status)
+
+    def restore_failed(
+        self, session: Session, kept: Mapping[int, SpilledArray], losses: Mapping[int, int], status: Status
+    ) -> None:
+        """Arrays that were to come back are spilled again: what was kept of them still is, unless one of its hosts was
+        lost since there were so many `losses`.
+        """
+        for restore in list(self._restores.values()):
+            if restore.session is session and restore.launch is not None:
+                self._launches.fail(restore.launch, status)
+        for handle, spilled in kept.items():
+            entry = session.directory.entries.get(handle)
+            if entry is None or entry.spilled is not None:
+                continue
+            self._out.free(entry.hosts, session.number, (handle,))
+            self._launches.memory.release(entry)
+            if all(self.losses[host] == losses.get(host, 0) for host in spilled.memory_hosts):
+                entry.spilled, entry.error, entry.ready, entry.hosts = spilled, None, True, ()
+            else:
+                entry.error, entry.ready = entry.error or status, True
+                self.drop(session, spilled)
+        self._out.flush_frees()
+
+    # ---- the end
+
+    def drop(self, session: Session, spilled: SpilledArray) -> None:
+        """Drop the pieces of a spilled array that is not needed any more."""
+        for host, pieces in spilled.by_host():
+            self._drop(session.number, host, pieces)
+
+    def _drop(self, session: int, host: int, pieces: tuple[m.SpilledPiece, ...]) -> None:
+        if pieces and self._is_there(host):
+            self._out.to_host(host, m.DropSpilled(session, pieces))
+
+    def session_closed(self, session: Session) -> None:
+        """What it has in files goes, too; what is in memory goes with its stores."""
+        for entry in session.directory.entries.values() if session.has_spilled else ():
+            if entry.spilled is not None and entry.spilled.in_files:
+                self.drop(session, entry.spilled)
+        for table in (self._restores, self._by_feed):
+            for key in [key for key in table if key[0] == session.number]:
+                del table[key]
+        for request, spill in list(self._spills.items()):
+            if spill.session is session:
+                del self._spills[request]
+
+    def hosts_lost(self, hosts: set[int], status: Status) -> None:
+        """What these hosts were to copy will not be, and what they had in memory is lost."""
+        self.losses.update(hosts)
+        for restore in list(self._restores.values()):
+            if restore.launch is not None and not hosts.isdisjoint(restore.spilled.memory_hosts):
+                self._launches.fail(restore.launch, status.within(restore.entry.maker))
+        for session in self._sessions.values():
+            for entry in session.directory.entries.values() if session.has_spilled else ():
+                if entry.spilled is not None and not hosts.isdisjoint(entry.spilled.memory_hosts):
+                    self.drop(session, entry.spilled)
+                    entry.spilled = None
+                    entry.error = entry.error or status.within(entry.maker)
+                    session.has_errors = True
+        for request, spill in list(self._spills.items()):
+            if spill.left & hosts:
+                spill.failure = spill.failure or status
+                spill.left -= hosts
+                if not spill.left:
+                    self._spill_done(request, spill)
+
+
+def _check_kind(handle: int, entry: Entry) -> None:
+    if entry.spec is None or isinstance(entry.spec.sharding.tiling, Opaque):
+        raise unimplemented(f"array {handle}, made by {entry.maker!r}, is of a kind that cannot be spilled")
+
+
+def _there(entry: Entry) -> SpilledArray:
+    assert entry.spilled is not None
+    return entry.spilled
+
+
+def _contents(spec: ArraySpec, position: int) -> object:
+    """Equal for shards that hold the same, as far as the sharding says."""
+    if isinstance(spec.sharding.tiling, Replicated):
+        return ()
+    return shard_boxes(spec.sharding, spec.shape)[position] if isinstance(spec.sharding.tiling, Tiled) else position
+
+
+def _definition(spec: ArraySpec, groups: tuple[tuple[int, ...], ...]) -> ir.Program:
+    """Makes an array of one host buffer for each group of positions."""
+    buffers = tuple(
+        ir.HostBuffer(feed, shard_shape(spec.sharding, spec.shape, positions[0]), None, positions)
+        for feed, positions in enumerate(groups)
+    )
+    return ir.single("bring back", (), ir.HostToDevice(buffers, (spec,)), feeds=len(groups))
