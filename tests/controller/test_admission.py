@@ -208,7 +208,7 @@ def test_who_asks_to_stop_is_answered_and_workers_are_asked_to_end():
     assert type(end) is a.End
     cluster.event(e.StopAsked(1.0))
     reply, left, stop, close, end = cluster.flush()
-    assert (reply.message.staying, type(left)) == ((), a.Close)
+    assert (reply.message.persisted, type(left)) == ((), a.Close)
     assert (stop.message, type(close), type(end)) == (m.Stop(), a.Close, a.End)
 
 

@@ -111,7 +111,7 @@ def keep_tenants(directory: str, tenants: tuple[TenantSettings, ...]) -> None:
         out.write(msgspec.json.encode(tenants))
 
 
-def kept_tenants(directory: str) -> tuple[TenantSettings, ...]:
+def persisted_tenants(directory: str) -> tuple[TenantSettings, ...]:
     """Those of `keep_tenants`; () where there are none."""
     if not directory:
         return ()

@@ -35,9 +35,9 @@ from atoll.controller.operators.service import OperatorService
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxies import Proxies
 from atoll.controller.sessions.queries import Queries
+from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
-from atoll.controller.sessions.staying import SessionsThatStay
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.dispatch.compilation import Compilation
@@ -130,7 +130,7 @@ class Controller:
             EngineMessages(self._recovery, self.agents, self._operators).received,
             from_operators.received,
         )
-        self._staying = SessionsThatStay(
+        self._persistence = SessionPersistence(
             state, self._compilation, self._spiller, self.suspensions, self._admission.admit_again
         )
         self._watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
@@ -148,7 +148,7 @@ class Controller:
             e.StopAsked: self._stop,
             e.EstimatesRead: self._estimates_read,
             e.Restarted: self._restarted,
-            e.SessionsKept: self._sessions_kept,
+            e.SessionsPersisted: self._sessions_persisted,
             e.ConnectionAway: self._admission.away,
             e.ConnectionBack: self._admission.back,
             e.Skipped: self._faults.skipped,
@@ -301,7 +301,7 @@ class Controller:
         self.history.subscribe(lifecycle)
         subscribe = lifecycle.subscribe
         subscribe(IslandReady, self._operators.island_ready)
-        subscribe(IslandReady, self._staying.island_ready)
+        subscribe(IslandReady, self._persistence.island_ready)
         subscribe(IslandLost, self._recovery.island_lost)
         subscribe(IslandLost, self.migrations.island_lost)
         subscribe(IslandLost, self.suspensions.island_lost)
@@ -347,11 +347,11 @@ class Controller:
         """Nothing that was decided changes: peers come back, or are lost one by one."""
         self.history.record("controller restarted", f"it goes on as number {event.term}")
 
-    def _sessions_kept(self, event: e.SessionsKept) -> None:
-        self._sessions.next_number = self._staying.take(event)
+    def _sessions_persisted(self, event: e.SessionsPersisted) -> None:
+        self._sessions.next_number = self._persistence.restore(event)
 
     def _stop_requested(self, operator: int, message: m.StopRequest) -> None:
-        self._staying.stop_asked(operator, message)
+        self._persistence.stop_asked(operator, message)
 
     def _estimates_read(self, event: e.EstimatesRead) -> None:
         self._estimates.load(event.estimates)
@@ -441,7 +441,7 @@ class Controller:
     def _stop(self, event: e.StopAsked) -> None:
         self._keep_usage()
         self._keep_estimates(math.inf)
-        self._staying.stopping(event.keeps_sessions, self.settings.suspended_seconds)
+        self._persistence.stopping(event.persist_sessions, self.settings.suspended_seconds)
         for host, connection in list(self.connections.hosts.items()):
             self._outbox.to_host(host, m.Stop())
             self._outbox.close(connection)

@@ -15,7 +15,7 @@ from atoll.controller_process.state import ShellState
 from atoll.errors import JournalError
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
-from atoll.journal.kept import NAME, KeptSessions, kept_in
+from atoll.journal.persisted_state import NAME, PersistedState, persisted_in
 from atoll.journal.recovery import Recovered, recover
 from atoll.journal.snapshots import unpickled
 
@@ -47,15 +47,15 @@ class Predecessor(Nobody):
         self._began = time.monotonic()
         self._directory = Directory(path)
         self._found: Recovered | None = None
-        self._kept: KeptSessions | None = None
+        self._persisted: PersistedState | None = None
         if not restarts:
-            kept = kept_in(self._directory.path)
+            persisted = persisted_in(self._directory.path)
             if self._directory.snapshots():
                 _log.warning("%s has the journal of a cluster that was killed, and is over: it is cleared", path)
             self._directory.clear()
-            if kept is not None:
-                self._kept, self.term = kept
-                self.state = unpickled(self._kept.shell)
+            if persisted is not None:
+                self._persisted, self.term = persisted
+                self.state = unpickled(self._persisted.shell)
             return
         self._found = recover(self._directory)
         if self._found is None:
@@ -85,13 +85,13 @@ class Predecessor(Nobody):
         _log.warning("the controller goes on, for the %d. time: %d events in %.2f s", self.term, events, seconds)
 
     def _start(self, shell: ControllerShell) -> None:
-        """Raises SettingsError where sessions that an ended cluster has kept have no place in this one."""
-        if self._kept is None:
+        """Start the shell, with persisted sessions if there are any. Raises SettingsError if the islands do not fit."""
+        if self._persisted is None:
             shell.start()
             return
-        kept = self._directory.path / NAME
-        self._kept.former.check(shell.controller.settings, str(kept))
-        shell.start(self._kept.sessions, self._kept.secrets)
+        persisted = self._directory.path / NAME
+        self._persisted.cluster.check(shell.controller.settings, str(persisted))
+        shell.start(self._persisted.sessions, self._persisted.secrets)
         shell.flush_now()
-        kept.unlink(missing_ok=True)  # this cluster's journal has them now
-        _log.warning("%s may go on in this cluster", self._kept.former)
+        persisted.unlink(missing_ok=True)  # this cluster's journal has them now
+        _log.warning("%s may go on in this cluster", self._persisted.cluster)

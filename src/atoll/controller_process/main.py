@@ -68,11 +68,11 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
     # With TLS, the next cluster is trusted where it has the same authority.
-    kept = shell.stop(shell.journal is not None and (not address.tls or bool(os.environ.get(KEPT_VARIABLE))))
+    persisted = shell.stop(shell.journal is not None and (not address.tls or bool(os.environ.get(KEPT_VARIABLE))))
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
     if shell.journal is not None:
-        shell.journal.end(kept)
+        shell.journal.end(persisted)
     if address.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(address.path)

@@ -15,7 +15,7 @@ import msgspec
 from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.tenants import kept_tenants
+from atoll.cluster.tenants import persisted_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
 from atoll.controller.faults import NothingChangedError, failure
@@ -23,8 +23,8 @@ from atoll.controller_process.collector import Collector
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.following import Following, is_standby
 from atoll.controller_process.options import CHARGED, FAILED, READY, ControllerOptions, report
+from atoll.controller_process.persist_sessions import persist_sessions
 from atoll.controller_process.state import ShellState
-from atoll.controller_process.staying import leave
 from atoll.controller_process.step_budget import StepBudget
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.journal import Journal
@@ -80,7 +80,7 @@ class ControllerShell:
         state = state or ShellState()
         # As the loop's, but for that of uvloop, which counts milliseconds; and it goes on where the last one was.
         self._later = max(0.0, state.seconds - time.monotonic())
-        settings = msgspec.structs.replace(options.settings, tenants=kept_tenants(options.directory))
+        settings = msgspec.structs.replace(options.settings, tenants=persisted_tenants(options.directory))
         self.controller = controller or Controller(settings, digest(token), host_token=digest(host_token))
         grace_seconds = self.controller.settings.grace_seconds
         self.joiners = Joiners(options.directory, self.controller.tokens) if has_tls else None
@@ -124,7 +124,7 @@ class ControllerShell:
         self._has_done_turn = False
         self._suspects: tuple[int, ...] = ()  # connections of sessions that sent something in the turn that failed last
         self._turn = 0.0  # when the first event of this turn came
-        self._to_keep: list[a.KeepSessions] = []
+        self._to_persist: list[a.PersistSessions] = []
         self._does: dict[type[Any], Callable[[Any], None]] = {
             a.Send: self._send,
             a.Close: self._close,
@@ -133,7 +133,7 @@ class ControllerShell:
             a.SetTimer: self._set_timer,
             a.ReportReady: lambda action: self._report(READY),
             a.End: self._end,
-            a.KeepSessions: self._to_keep.append,
+            a.PersistSessions: self._to_persist.append,
             a.KeepUsage: lambda action: self.keeper.keep_usage(action.present_ns, action.usage),
             a.KeepEstimates: lambda action: self.keeper.keep_estimates(action.estimates),
             a.AnswerUsage: self._answer_usage,
@@ -147,11 +147,11 @@ class ControllerShell:
 
     # ---- events
 
-    def start(self, kept: bytes = b"", secrets: dict[int, str] | None = None) -> None:
-        """The cluster begins; with sessions that one before it has `kept`, and their `secrets`."""
+    def start(self, persisted: bytes = b"", secrets: dict[int, str] | None = None) -> None:
+        """Begin the cluster, with the `persisted` sessions of an ended one, and their `secrets`."""
         self._handle(e.Started(self._clock()))
-        if kept:
-            self._handle(e.SessionsKept(self._clock(), kept, secrets or {}))
+        if persisted:
+            self._handle(e.SessionsPersisted(self._clock(), persisted, secrets or {}))
             self._await_peers("their cluster was ended")
         estimates = self.keeper.read_estimates()
         if estimates:
@@ -253,14 +253,14 @@ class ControllerShell:
 
         return on_message, on_lost
 
-    def stop(self, keeps_sessions: bool = False) -> bytes:
-        """Workers are asked to end. Returns once what was decided is on its way, with what is to be kept."""
-        self._handle(e.StopAsked(self._clock(), keeps_sessions))
+    def stop(self, persist: bool = False) -> bytes:
+        """Ask workers to end. Return the state to persist, once all decided messages have been sent."""
+        self._handle(e.StopAsked(self._clock(), persist))
         self._flush()
         self._following.end()
         if self.joiners is not None:
             self.joiners.close()
-        return leave(self.controller, self.state(), self.resumable, self._to_keep)
+        return persist_sessions(self.controller, self.state(), self.resumable, self._to_persist)
 
     def _tick(self) -> None:
         self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
@@ -476,7 +476,7 @@ class ControllerShell:
         return self.controller, self.state()
 
     def state(self) -> ShellState:
-        """What is to be kept of this process, with the controller; to be asked for between two turns."""
+        """Return the state of this process that a snapshot needs beside the controller. Call it between two turns."""
         links = [connection.state() for connection in self.resumable.all()]
         resumable = {link.number for link in links}
         others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
@@ -498,7 +498,10 @@ class ControllerShell:
                 self._suspects = tuple(each for each in senders if each in sessions)
 
     def _replay(self, event: e.AnyEvent, is_skipped: bool) -> None:
-        """Repeat what the earlier process did with the event. Messages to peers are kept for peers that lack them."""
+        """Repeat what the earlier process did with the event.
+
+        Messages to peers are retained for peers that lack them.
+        """
         self._later = max(self._later, event.seconds - time.monotonic())
         match event:
             case e.ConnectionOpened(connection=number, role=role):

@@ -32,10 +32,8 @@ _SHORT_NS = 1_000_000
 _KINDS = frozenset({"call", "move", "send", "receive"})
 
 
-class Kept(NamedTuple):
-    """A value that is there when a run's part on an island has ended: a result. Its memory is that of argument `donor`,
-    or fresh where that is -1.
-    """
+class PartResult(NamedTuple):
+    """A result of a run's part on an island. Its memory is that of argument `donor`, or new memory if `donor` is -1."""
 
     value: int
     requirement: MemoryRequirement
@@ -83,7 +81,7 @@ class IslandPart:
     whole: GangSpec
     again: GangSpec  # the same of a run behind another one: the memory is what it needs beside that one's
     memory: PartMemory
-    kept: tuple[Kept, ...]
+    results: tuple[PartResult, ...]
     lost: tuple[int, ...]  # arguments that have no memory of their own any more at the end
     devices: tuple[int, ...] | None  # of the host, where all its gangs have the same
     transfers: tuple[Transfers, ...]
@@ -155,7 +153,7 @@ def delegated_program(
     parts = {}
     for island, numbers in by_island.items():
         specs = tuple(gangs[each] for each in numbers)
-        needs, kept, lost = memory.run(specs, ahead)
+        needs, results, lost = memory.run(specs, ahead)
         of_host = {devices for spec in specs for devices in spec.devices.values()}
         moved = tuple(_moved(program, spec) if spec.kind in TRANSFERS else 0 for spec in specs)
         devices = next(iter(of_host)) if len(of_host) == 1 else None
@@ -175,7 +173,7 @@ def delegated_program(
         whole = _whole(specs, tuple(sorted(needs.most.items())))
         again = replace(whole, scratch=needs.behind(needs))
         parts[island] = IslandPart(
-            each, whole, again, needs, kept, lost, devices, transfers, written, lessons, tuple(lessons)
+            each, whole, again, needs, results, lost, devices, transfers, written, lessons, tuple(lessons)
         )
     return DelegatedProgram(parts, tuple(nodes), number, ahead, weight)
 
@@ -228,7 +226,9 @@ class _Memory:
             value for value, made in enumerate(program.values, start=program.arguments) if made.result >= 0
         ]
 
-    def run(self, gangs: tuple[GangSpec, ...], ahead: int) -> tuple[PartMemory, tuple[Kept, ...], tuple[int, ...]]:
+    def run(
+        self, gangs: tuple[GangSpec, ...], ahead: int
+    ) -> tuple[PartMemory, tuple[PartResult, ...], tuple[int, ...]]:
         """The gangs of an island, on one host: what they need, what is left, which arguments have lost their memory."""
         reservations, entries = self._reservations, self._launch.entries
         ledger = reservations.ledger
@@ -267,8 +267,8 @@ class _Memory:
         most, tail = beside(ledger.peak), beside(ledger.used)
         for gang in running:
             reservations.ended(gang)
-        kept = [
-            Kept(value, block.requirement, donors.get(id(block), -1))
+        results = [
+            PartResult(value, block.requirement, donors.get(id(block), -1))
             for value in self._results
             for block in entries[value].blocks
             if block.requirement[0][0][0] == host
@@ -276,6 +276,6 @@ class _Memory:
         held = {id(block) for number in donors.values() for block in entries[number].blocks}
         lost = tuple(number for block, number in donors.items() if block not in held)
         left = beside(ledger.used)  # also what nobody drops until the launch is over
-        for device, nbytes in total([each.requirement for each in kept if each.donor < 0]):
+        for device, nbytes in total([each.requirement for each in results if each.donor < 0]):
             left[device] = max(nbytes, left.get(device, 0))
-        return PartMemory(most, head if calls > ahead else most, tail, left), tuple(kept), lost
+        return PartMemory(most, head if calls > ahead else most, tail, left), tuple(results), lost

@@ -387,7 +387,7 @@ class DelegatedRuns:
 
     def _keep_results(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
         part = run.program.parts[gang.island]
-        self._memory.keep(gang, part.kept, part.lost)
+        self._memory.hold_results(gang, part.results, part.lost)
 
     def give_up(self, run: DelegatedRun) -> None:
         """What has been returned is over, without anything else."""

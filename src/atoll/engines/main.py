@@ -17,7 +17,7 @@ from atoll.cluster.processes.process import read_options, run_loop, start_loggin
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.settings import DEFAULT_ENGINE
-from atoll.cluster.tenants import kept_tenants
+from atoll.cluster.tenants import persisted_tenants
 from atoll.engines.kinds import make_engine
 from atoll.engines.options import EngineOptions, Started
 from atoll.engines.standby import StandbySupervisor
@@ -37,7 +37,7 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     try:
         address = parse_address(options.controller_address)
         has_agents = options.settings.engine != DEFAULT_ENGINE
-        has_tenants = bool(kept_tenants(options.directory))
+        has_tenants = bool(persisted_tenants(options.directory))
         if has_tenants and not has_agents and not options.settings.insecure_sandbox:
             _check_sandbox()
         start_security(options.directory, address, options.advertise, has_agents, has_tenants)

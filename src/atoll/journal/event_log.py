@@ -16,7 +16,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.journal.records import decode_event, encode_event
 from atoll.protocol import messages as m
-from atoll.protocol.events import AnyEvent, ConnectionOpened, Received, SessionsKept
+from atoll.protocol.events import AnyEvent, ConnectionOpened, Received, SessionsPersisted
 from atoll.security.roles import is_of_the_cluster
 from atoll.security.tokens import Tokens
 
@@ -29,7 +29,7 @@ RIGHT_TOKEN = "right"
 _WRONG_TOKEN = "wrong"
 _NO_TOKENS = Tokens()
 _MESSAGES_WITH_SECRETS: frozenset[type[Any]] = frozenset((m.Hello, m.SetTenant))
-_EVENTS_WITH_SECRETS: frozenset[type[Any]] = frozenset((ConnectionOpened, SessionsKept))
+_EVENTS_WITH_SECRETS: frozenset[type[Any]] = frozenset((ConnectionOpened, SessionsPersisted))
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ def _event_without_secrets(event: AnyEvent) -> AnyEvent:
     match event:
         case ConnectionOpened(connection=connection):
             return msgspec.structs.replace(event, secret=f"secret of connection {connection}")
-        case SessionsKept(secrets=secrets):
+        case SessionsPersisted(secrets=secrets):
             shown = {session: f"secret of session {session}" for session in secrets}
             return msgspec.structs.replace(event, secrets=shown)
     return event

@@ -182,7 +182,7 @@ class Directory:
         """That of a snapshot, part by part: see `payload_of`."""
         return payload_of(self.snapshot(number), self._key)
 
-    def write_kept(self, name: str, term: int, payload: bytes) -> None:
+    def write_persisted(self, name: str, term: int, payload: bytes) -> None:
         """Has a file of this name beside the journal, whole, or not at all. Raises OSError."""
         write_whole(self.path / name, 0, term, payload, self._key)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from atoll.journal.cipher import FileCipher
 from atoll.journal.files import Directory
-from atoll.journal.kept import NAME
+from atoll.journal.persisted_state import NAME
 from atoll.journal.records import encode_turn, join_records
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import start_snapshot, wait_for_snapshot
@@ -163,8 +163,8 @@ class Journal:
             self._syncing = threading.Thread(target=_sync, args=(own,), name="journal", daemon=True)
             self._syncing.start()
 
-    def end(self, kept: bytes = b"") -> None:
-        """The cluster ends: there is nothing to go on with but what is `kept` (`journal.kept`) of its sessions.
+    def end(self, persisted: bytes = b"") -> None:
+        """End the journal of a cluster that ends, except for the state of its `persisted` sessions.
 
         What is appended from now on is dropped.
         """
@@ -173,11 +173,11 @@ class Journal:
             os.kill(self._child, 9)
             self._reap(0)
         self._turn_to(None)
-        if kept:
+        if persisted:
             try:
-                self._directory.write_kept(NAME, self.term, kept)
+                self._directory.write_persisted(NAME, self.term, persisted)
             except OSError as error:
-                _log.error("what is suspended cannot be kept for the next cluster: %s", error)
+                _log.error("suspended sessions cannot be persisted for the next cluster: %s", error)
         self._directory.clear()
         self._directory.close()
 

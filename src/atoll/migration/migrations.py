@@ -109,7 +109,7 @@ class Migrations:
 
     def begin_resume(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """The same for a suspended session, whose proxy is quiesced. Where it fails, the session stays suspended."""
-        changes, islands = check_changes(session, plan(), self._resources, may_stay=True)
+        changes, islands = check_changes(session, plan(), self._resources, can_persist=True)
         migration = Migration(
             self.next_number(), session, plan, then, changes, islands, Restore(self._spiller), Stage.DRAINING
         )
@@ -184,7 +184,7 @@ class Migrations:
     def _compile(self, migration: Migration) -> None:
         session = migration.session
         migration.changes, migration.islands = check_changes(
-            session, migration.plan(), self._resources, may_stay=bool(session.suspended)
+            session, migration.plan(), self._resources, can_persist=bool(session.suspended)
         )
         after = {**session.devices.locations, **migration.changes}
         asked: list[tuple[int, tuple[int, ...]]] = []

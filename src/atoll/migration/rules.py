@@ -22,18 +22,18 @@ Changes = Mapping[int, DeviceLocation]
 
 
 def check_changes(
-    session: Session, wanted: Changes, resources: ResourceManager, may_stay: bool = False
+    session: Session, wanted: Changes, resources: ResourceManager, can_persist: bool = False
 ) -> tuple[Changes, set[int]]:
-    """What of `wanted` is a change, and the islands that it is about: with `may_stay`, where all of it is to be.
+    """What of `wanted` is a change, and the islands that it is about: with `can_persist`, where all of it is to be.
 
     Raises FAILED_PRECONDITION for what would be torn apart or cannot be there, UNIMPLEMENTED for arrays that cannot
     be copied.
     """
     locations = session.devices.locations
     changes = {device: location for device, location in wanted.items() if locations[device] != location}
-    if not changes and not may_stay:
+    if not changes and not can_persist:
         raise StatusError(Code.FAILED_PRECONDITION, "they are there already")
-    if may_stay:
+    if can_persist:
         islands = {location.island for location in wanted.values()}
     else:
         islands = {location.island for location in changes.values()} | {locations[device].island for device in changes}
@@ -42,7 +42,7 @@ def check_changes(
             state = resources.islands[island].state
             reason = "has just come back" if state is IslandState.READY else f"is {state}"
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
-    reasons = {session.devices.closed(location) for location in (wanted if may_stay else changes).values()} - {""}
+    reasons = {session.devices.closed(location) for location in (wanted if can_persist else changes).values()} - {""}
     if reasons:
         raise StatusError(Code.FAILED_PRECONDITION, min(reasons))
     after = {**locations, **changes}

@@ -64,18 +64,18 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
     Raises AddressError, AccessError or ClusterError, which names the address that was tried and what to start.
     """
     registry = ClusterRegistry()
-    staying, embedded_ones = registry.all(), embedded_clusters()
+    standing, embedded_ones = registry.all(), embedded_clusters()
     if not (address or join or name):
         address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")
     if address or join:
-        known = [*staying, *embedded_ones]
+        known = [*standing, *embedded_ones]
         reached = reach(address, join, known)
         same = [each for each in known if is_at(each, reached.address)]
         return Target(reached.address, same[0] if same else None, reached.join)
     if name:
-        found = [each for each in (*staying, *embedded_ones) if each.name == name]
+        found = [each for each in (*standing, *embedded_ones) if each.name == name]
     else:
-        found = _without_a_name(staying, embedded_ones if embedded else [])
+        found = _without_a_name(standing, embedded_ones if embedded else [])
     if not found:
         tried = registry.address(name or DEFAULT_NAME)
         raise ClusterError(f"no cluster{' ' + name if name else ''} is up (tried {tried}): {_WHAT_TO_START}")
@@ -86,14 +86,14 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
     return Target(reached.address, found[0], reached.join)
 
 
-def _without_a_name(staying: list[ClusterRecord], embedded_ones: list[ClusterRecord]) -> list[ClusterRecord]:
+def _without_a_name(standing: list[ClusterRecord], embedded_ones: list[ClusterRecord]) -> list[ClusterRecord]:
     """The candidates; more than one where the user has to choose."""
     owners = {each.owner: each for each in embedded_ones}
     for pid in ancestors(os.getpid()):
         if pid in owners:
             return [owners[pid]]
-    default = [each for each in staying if each.name == DEFAULT_NAME]
-    return default or staying or embedded_ones
+    default = [each for each in standing if each.name == DEFAULT_NAME]
+    return default or standing or embedded_ones
 
 
 def other_clusters(target: Target) -> list[ClusterRecord]:

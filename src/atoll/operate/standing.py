@@ -20,7 +20,7 @@ from atoll.engines.options import EngineOptions, sockets_base
 from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
-from atoll.journal.kept import check_kept
+from atoll.journal.persisted_state import check_persisted
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
@@ -67,7 +67,7 @@ class StandingCluster:
             settings = replace(settings, grace_seconds=GRACE_SECONDS)
         check_settings(settings)
         if journal is not None:
-            check_kept(journal, settings)
+            check_persisted(journal, settings)
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
         address = _listening_address(listen or registry.address(name), token, insecure)
@@ -218,12 +218,12 @@ class Ended:
     said: StopReply = field(default_factory=StopReply)
 
     @property
-    def staying(self) -> list[str]:
+    def persisted(self) -> list[str]:
         """Lines that name the sessions that stay, and say how they go on; none where all have ended."""
-        if not self.said.staying:
+        if not self.said.persisted:
             return []
-        names = ", ".join(name for _, name in self.said.staying)
-        numbers = " and ".join(f"`atoll resume {number}`" for number, _ in self.said.staying)
+        names = ", ".join(name for _, name in self.said.persisted)
+        numbers = " and ".join(f"`atoll resume {number}`" for number, _ in self.said.persisted)
         again = "`atoll up` with the same --journal, then"
         return [
             f"suspended on disk, {self.said.seconds / 3600:.3g} h at most: {names}",

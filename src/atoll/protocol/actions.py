@@ -78,8 +78,8 @@ class KeepEstimates(Action, frozen=True, tag=9):
     estimates: tuple[Estimate, ...]
 
 
-class KeepSessions(Action, frozen=True, tag=10):
-    """Keep these sessions, each with its connection, for the next cluster: what its `SessionsKept` has."""
+class PersistSessions(Action, frozen=True, tag=10):
+    """Persist these sessions, each with its connection. The next cluster gets them as `SessionsPersisted`."""
 
     content: bytes
     sessions: dict[int, int]  # connections, by session
@@ -93,5 +93,5 @@ class Log(Action, frozen=True, tag=11):
 
 
 AnyAction = (
-    Log | Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates | KeepSessions
+    Log | Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates | PersistSessions
 )

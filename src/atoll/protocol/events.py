@@ -91,9 +91,9 @@ class Tick(Event, frozen=True, tag=7):
 
 
 class StopAsked(Event, frozen=True, tag=8):
-    """The process is to end. With `keeps_sessions`, those that are suspended on disk may go on in the next cluster."""
+    """The process is to end. With `persist_sessions`, sessions that are suspended on disk outlive the cluster."""
 
-    keeps_sessions: bool = False
+    persist_sessions: bool = False
 
 
 class EstimatesRead(Event, frozen=True, tag=9):
@@ -111,8 +111,9 @@ class Restarted(Event, frozen=True, tag=10):
     term: int
 
 
-class SessionsKept(Event, frozen=True, tag=13):
-    """A cluster that has ended has left these suspended sessions (`migration.staying`), which go on in this one.
+class SessionsPersisted(Event, frozen=True, tag=13):
+    """An ended cluster has persisted these suspended sessions (`migration.persisted_sessions`), which this one
+    restores.
 
     `secrets` are what hosts know them by, by session.
     """
@@ -160,6 +161,6 @@ AnyEvent = (
     | Restarted
     | ConnectionAway
     | ConnectionBack
-    | SessionsKept
+    | SessionsPersisted
     | Skipped
 )

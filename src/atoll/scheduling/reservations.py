@@ -173,7 +173,7 @@ class Reservations:
             gang.node.tenant.took_memory(1)
             self.ended(each)
 
-    def keep(
+    def hold_results(
         self, gang: Gang[GangRun], kept: Sequence[tuple[int, MemoryRequirement, int]], lost: Sequence[int]
     ) -> None:
         """The same, where it is known what is left: values, with their memory, and the arguments that this was of (-1:

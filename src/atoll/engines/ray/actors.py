@@ -27,7 +27,7 @@ from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.ray.agent_watch import AgentWatch
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError
-from atoll.journal.kept import check_kept
+from atoll.journal.persisted_state import check_persisted
 from atoll.security.access import TOKEN_VARIABLE
 from atoll.security.kept import kept_environment
 from atoll.security.roles import JOINING, Role
@@ -168,7 +168,7 @@ class EngineActor:
             address = advertised(listen, advertise)
             if given.journal:
                 Path(given.journal).mkdir(mode=0o700, parents=True, exist_ok=True)
-                check_kept(Path(given.journal), given.settings)
+                check_persisted(Path(given.journal), given.settings)
             kept = kept_environment(Path(given.authority), token) if given.authority else {}
             self._directory = make_directory("ray")
             settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)

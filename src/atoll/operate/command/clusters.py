@@ -344,5 +344,5 @@ def down(
     if ended.forced:
         text += f", {ended.forced} of them by force"
     print(text)
-    for line in ended.staying:
+    for line in ended.persisted:
         print(line)

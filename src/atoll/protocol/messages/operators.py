@@ -195,7 +195,7 @@ class StopReply(Message, frozen=True, tag=83):
     and for how many seconds their scripts wait for the next cluster.
     """
 
-    staying: tuple[tuple[int, str], ...] = ()
+    persisted: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0
 
 

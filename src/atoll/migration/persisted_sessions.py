@@ -1,10 +1,10 @@
-"""What stays of a session that is suspended on disk when its cluster ends, for the next one to make it again.
+"""Define the record of a session that is suspended on disk when its cluster ends, from which the next one restores it.
 
-That has all that the controller knows of it: virtual devices and where they were, slices, buffers with the files that
-hold them, functions and programs as they were registered. Nothing of it is compiled, lowered or on devices; its proxy,
-which waits, has the sources of its functions and sends them when hosts are there.
+The record has all that the controller knows of the session: virtual devices and where they were, slices, buffers with
+the files that hold them, functions and programs as they were registered. Nothing of it is compiled, lowered or on
+devices. Its proxy waits; it has the sources of its functions and sends them when there are hosts.
 
-Pure, and plain data: it is written to a file, and stands in an event.
+Pure, and plain data: it is written to a file, and is part of an event.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from atoll.scheduling.tenants import Tenant
 _LOST = Status(Code.DATA_LOSS, "its cluster was ended, with what was on devices; what was spilled on disk is there")
 
 
-class StayingBuffer(msgspec.Struct, frozen=True):
-    """A logical buffer: where it is spilled, or why it is an error."""
+class PersistedBuffer(msgspec.Struct, frozen=True):
+    """A logical buffer: its spilled parts, or its error."""
 
     nbytes: int
     maker: str
@@ -38,8 +38,8 @@ class StayingBuffer(msgspec.Struct, frozen=True):
     error: Status | None
 
 
-class StayingSession(msgspec.Struct, frozen=True):
-    """A suspended session. `connection` is its proxy's. The secret that hosts know it by is kept separately."""
+class PersistedSession(msgspec.Struct, frozen=True):
+    """A suspended session. `connection` is its proxy's. The secret that hosts know it by is stored separately."""
 
     number: int
     connection: int
@@ -54,7 +54,7 @@ class StayingSession(msgspec.Struct, frozen=True):
     slices: tuple[Slice, ...]
     next_slice: int
     used: tuple[int, ...]
-    buffers: dict[int, StayingBuffer]
+    buffers: dict[int, PersistedBuffer]
     functions: dict[int, m.RegisterFunction]
     definitions: dict[int, Program]
     irregular: dict[int, m.RegisterSwitch | m.RegisterLoop]
@@ -62,33 +62,33 @@ class StayingSession(msgspec.Struct, frozen=True):
     leaves_islands: bool
 
 
-class StayingSessions(msgspec.Struct, frozen=True):
+class PersistedSessions(msgspec.Struct, frozen=True):
     """All of a cluster, and the first number that none of their pieces has."""
 
-    sessions: tuple[StayingSession, ...]
+    sessions: tuple[PersistedSession, ...]
     next_session: int
     next_piece: int
 
 
-def encode(staying: StayingSessions) -> bytes:
-    return msgspec.msgpack.encode(staying)
+def encode(persisted: PersistedSessions) -> bytes:
+    return msgspec.msgpack.encode(persisted)
 
 
-def decode(content: bytes) -> StayingSessions:
-    """Raises msgspec's errors for what is none."""
-    return msgspec.msgpack.decode(content, type=StayingSessions)
+def decode(content: bytes) -> PersistedSessions:
+    """Decode persisted sessions. Raises msgspec's errors if `content` is invalid."""
+    return msgspec.msgpack.decode(content, type=PersistedSessions)
 
 
-def may_stay(session: Session) -> bool:
-    """Whether all that is spilled of it is in files: what had spilled to hosts' memory before ends with them."""
+def can_persist(session: Session) -> bool:
+    """Return whether all spilled arrays of the session are in files: host memory does not outlive its cluster."""
     spilled_arrays = [entry.spilled for entry in session.directory.entries.values() if entry.spilled is not None]
     return not any(each.memory_hosts for each in spilled_arrays)
 
 
-def staying_session(session: Session, connection: int, by_system: bool) -> StayingSession:
-    """What stays of one that is at rest."""
+def persisted_session(session: Session, connection: int, by_system: bool) -> PersistedSession:
+    """Return the record of a suspended session."""
     devices = session.devices
-    return StayingSession(
+    return PersistedSession(
         session.number,
         connection,
         session.pid,
@@ -111,34 +111,34 @@ def staying_session(session: Session, connection: int, by_system: bool) -> Stayi
     )
 
 
-def _buffer(entry: Entry) -> StayingBuffer:
+def _buffer(entry: Entry) -> PersistedBuffer:
     error = entry.error
     if error is None and entry.spilled is None and not entry.consumed and entry.spec is not None:
         error = _LOST.within(entry.maker)
-    return StayingBuffer(entry.nbytes, entry.maker, entry.context, entry.consumed, entry.spec, entry.spilled, error)
+    return PersistedBuffer(entry.nbytes, entry.maker, entry.context, entry.consumed, entry.spec, entry.spilled, error)
 
 
-def make_again(staying: StayingSession, secret: str, tenant: Tenant, devices: SessionDevices) -> Session:
-    """The session, suspended, on these `devices`, which are those of a session that opens. Hosts know it by `secret`.
+def restored_session(persisted: PersistedSession, secret: str, tenant: Tenant, devices: SessionDevices) -> Session:
+    """Return the session, suspended, on these `devices`, which are those of a new session. Hosts know it by `secret`.
 
     Its functions and programs are to be registered by whoever compiles and lowers them.
     """
-    devices.relocate(staying.locations)
-    devices.slices = {each.number: each for each in staying.slices}
-    devices.next_slice = staying.next_slice
-    devices.used = set(staying.used)
+    devices.relocate(persisted.locations)
+    devices.slices = {each.number: each for each in persisted.slices}
+    devices.next_slice = persisted.next_slice
+    devices.used = set(persisted.used)
     devices.are_free = True
-    session = Session(staying.number, staying.pid, staying.label, secret, devices, staying.platform, tenant)
-    for handle, each in staying.buffers.items():
+    session = Session(persisted.number, persisted.pid, persisted.label, secret, devices, persisted.platform, tenant)
+    for handle, each in persisted.buffers.items():
         entry = Entry((), each.nbytes, ready=True, error=each.error, consumed=each.consumed, maker=each.maker)
         entry.context, entry.spec, entry.spilled = each.context, each.spec, each.spilled
         session.directory.add(handle, entry)
     entries = session.directory.entries.values()
     session.has_spilled = any(entry.spilled is not None for entry in entries)
     session.has_errors = any(entry.error is not None for entry in entries)
-    session.function_requests = dict(staying.functions)
-    session.definitions = dict(staying.definitions)
-    session.irregular = dict(staying.irregular)
-    session.waits_for_islands = staying.waits_for_islands
-    session.leaves_islands = staying.leaves_islands
+    session.function_requests = dict(persisted.functions)
+    session.definitions = dict(persisted.definitions)
+    session.irregular = dict(persisted.irregular)
+    session.waits_for_islands = persisted.waits_for_islands
+    session.leaves_islands = persisted.leaves_islands
     return session

@@ -1,8 +1,8 @@
-"""Sessions that outlive their cluster: suspended on disk when it ends, they are kept for the next one.
+"""Persist sessions that are suspended on disk when their cluster ends, and take them over in the next cluster.
 
-At the end, proxies of such sessions learn that all hosts are gone, and wait. In the next cluster they are suspended
-sessions from the start, whose islands have just come back: proxies send the sources of functions, hosts compile them,
-and `atoll resume` does the rest.
+At the end, proxies of such sessions learn that all hosts are gone, and wait. In the next cluster the sessions are
+suspended from the start, and their islands have just been restarted: proxies send the sources of functions, hosts
+compile them, and `atoll resume` does the rest.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from atoll.controller.state import ClusterState
 from atoll.dispatch.compilation import Compilation
 from atoll.errors import Code, Status
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.staying import (
-    StayingSession,
-    StayingSessions,
+from atoll.migration.persisted_sessions import (
+    PersistedSession,
+    PersistedSessions,
+    can_persist,
     decode,
     encode,
-    make_again,
-    may_stay,
-    staying_session,
+    persisted_session,
+    restored_session,
 )
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
-from atoll.protocol.actions import KeepSessions
-from atoll.protocol.events import SessionsKept
+from atoll.protocol.actions import PersistSessions
+from atoll.protocol.events import SessionsPersisted
 from atoll.scheduling.functions import function_name
 from atoll.scheduling.session import Session
 
 _ENDED = Status(Code.DATA_LOSS, "the cluster was ended, and what was on its devices with it")
 
 
-class SessionsThatStay:
-    """Keeps them at the end, and takes them at the beginning. `admit(session, connection)` has their proxies served."""
+class SessionPersistence:
+    """Persists sessions at the end, and restores them at the beginning. `admit(session, connection)` serves a proxy."""
 
     def __init__(
         self,
@@ -54,41 +54,41 @@ class SessionsThatStay:
         self._spiller = spiller
         self._suspensions = suspensions
         self._admit = admit
-        self._none_stays = False  # its operator has said so
+        self._persist_none = False  # an operator asked for that
         self._operators: list[int] = []  # who have asked for the end, by their connections
 
     # ---- the end of a cluster
 
     def stop_asked(self, operator: int, message: m.StopRequest) -> None:
-        """The operator gets its answer when it is known who stays."""
-        self._none_stays = message.all_sessions
+        """Note the operator, which gets its answer when it is known which sessions are persisted."""
+        self._persist_none = message.all_sessions
         self._operators.append(operator)
 
-    def stopping(self, keeps: bool, seconds: float) -> None:
-        """Has the shell keep the sessions that stay, where it can; they wait for so long. Files of the others go."""
+    def stopping(self, persist: bool, seconds: float) -> None:
+        """Let the shell persist the sessions that can be, which wait for `seconds`. Remove the files of the others."""
         connections = self._connections.sessions
-        staying: list[StayingSession] = []
+        persisted: list[PersistedSession] = []
         for session, by_system in self._suspensions.on_disk():
             connection = connections.get(session.number)
-            if keeps and not self._none_stays and connection is not None and may_stay(session):
-                staying.append(staying_session(session, connection, by_system))
+            if persist and not self._persist_none and connection is not None and can_persist(session):
+                persisted.append(persisted_session(session, connection, by_system))
                 self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(self._resources.hosts))))
             else:
                 self._spiller.session_closed(session)
-        if staying:
-            found = StayingSessions(tuple(staying), max(self._sessions) + 1, self._spiller.next_piece)
-            numbers = {each.number: each.connection for each in staying}
-            secrets = {each.number: self._sessions[each.number].secret for each in staying}
-            self._outbox.add(KeepSessions(self._outbox.cause, encode(found), numbers, secrets))
-        names = tuple((each.number, self._sessions[each.number].name) for each in staying)
+        if persisted:
+            found = PersistedSessions(tuple(persisted), max(self._sessions) + 1, self._spiller.next_piece)
+            numbers = {each.number: each.connection for each in persisted}
+            secrets = {each.number: self._sessions[each.number].secret for each in persisted}
+            self._outbox.add(PersistSessions(self._outbox.cause, encode(found), numbers, secrets))
+        names = tuple((each.number, self._sessions[each.number].name) for each in persisted)
         for operator in self._operators:
             self._outbox.send(operator, m.StopReply(names, seconds))
             self._outbox.close(operator)
 
     # ---- the beginning of the next
 
-    def take(self, event: SessionsKept) -> int:
-        """They are sessions of this cluster from now on. Returns the first number that none of them has."""
+    def restore(self, event: SessionsPersisted) -> int:
+        """Add the sessions to this cluster. Return the first number that none of them has."""
         found = decode(event.content)
         self._spiller.next_piece = max(self._spiller.next_piece, found.next_piece)
         for each in found.sessions:
@@ -99,7 +99,7 @@ class SessionsThatStay:
                 self._outbox.close(each.connection, text)
                 continue
             devices = self._slices.open(each.number, each.virtual, each.initial_locations)
-            session = make_again(each, event.secrets[each.number], tenant, devices)
+            session = restored_session(each, event.secrets[each.number], tenant, devices)
             tenant.sessions += 1
             self._sessions[session.number] = session
             self._connections.sessions[session.number] = each.connection
@@ -120,7 +120,7 @@ class SessionsThatStay:
             functions.contents[name] = request.content
 
     def island_ready(self, ready: IslandReady) -> None:
-        """Its hosts have nothing compiled of the sessions that were there before them."""
+        """Note that the hosts of the island have compiled nothing of earlier sessions."""
         for session in self._sessions.values():
             if session.functions:
                 self._compilation.chill(session, ready.island)

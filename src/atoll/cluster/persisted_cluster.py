@@ -1,4 +1,4 @@
-"""The cluster that has left suspended sessions, as far as the next one must be like it."""
+"""Describe a cluster that has persisted suspended sessions, as far as the next one must be like it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from atoll.cluster.topology import IslandShape
 from atoll.errors import SettingsError
 
 
-class FormerCluster(msgspec.Struct, frozen=True):
-    """Its islands, and the numbers of the sessions that it has left."""
+class PersistedCluster(msgspec.Struct, frozen=True):
+    """The islands of an ended cluster, and the numbers of the sessions that it has persisted."""
 
     shapes: tuple[IslandShape, ...]
     sessions: tuple[int, ...]
 
     def check(self, settings: ClusterSettings, where: str) -> None:
-        """Raises SettingsError for a cluster in which the sessions, which are kept in `where`, have no place."""
+        """Raises SettingsError for a cluster that lacks islands of the sessions, which are persisted in `where`."""
         shapes = settings.topology.shapes
         for island, shape in enumerate(self.shapes):
             has = shapes[island] if island < len(shapes) else None
             if has != shape:
+                verb = "are" if len(self.sessions) > 1 else "is"
                 raise SettingsError(
-                    f"{self} {'are' if len(self.sessions) > 1 else 'is'} kept in {where}, of a cluster whose island "
-                    f"{island} has {shape}: in this one it would {f'have {has}' if has else 'not exist'}. Start the "
-                    f"same islands to go on, or remove {where} to do without"
+                    f"{self} {verb} persisted in {where}, of a cluster whose island {island} has {shape}: in this one "
+                    f"it would {f'have {has}' if has else 'not exist'}. Start the same islands to restore "
+                    f"{'them' if len(self.sessions) > 1 else 'it'}, or remove {where} to continue without"
                 )
 
     def __str__(self) -> str:

@@ -47,7 +47,7 @@ class Clusters:
         self.now.wait()
         assert not self.now.directory.exists()
         self.now.stop()
-        return [number for number, _ in said.staying]
+        return [number for number, _ in said.persisted]
 
 
 @pytest.fixture

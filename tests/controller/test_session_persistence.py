@@ -1,4 +1,4 @@
-"""Suspended sessions that outlive their cluster: what it keeps of them at its end, and what the next makes of that."""
+"""Suspended sessions that outlive their cluster: the end of the cluster, and their restoration in the next one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.controller.test_suspensions import SuspendPlay, answer_in
 PIECE = m.SpilledPiece(1, 8, "/spilled/1.piece", 7)
 
 
-def kept_of(play: SuspendPlay, keeps: bool = True) -> tuple[list[a.KeepSessions], list[Any]]:
-    """What is kept at the end, and what is said."""
-    play.event(e.StopAsked(play.now, keeps))
+def persisted_of(play: SuspendPlay, persist: bool = True) -> tuple[list[a.PersistSessions], list[Any]]:
+    """What is persisted at the end, and what is said."""
+    play.event(e.StopAsked(play.now, persist))
     actions = play.flush()
     said = [each.message for each in actions if isinstance(each, a.Send)]
-    return [each for each in actions if isinstance(each, a.KeepSessions)], said
+    return [each for each in actions if isinstance(each, a.PersistSessions)], said
 
 
 def suspended() -> SuspendPlay:
@@ -34,12 +34,12 @@ def suspended() -> SuspendPlay:
 
 
 class Next(SuspendPlay):
-    """The cluster after that one, with the session as it was left, and whose connection is kept."""
+    """The cluster after that one, with the session as it was left, and whose connection is persisted."""
 
-    def __init__(self, kept: a.KeepSessions) -> None:
+    def __init__(self, persisted: a.PersistSessions) -> None:
         Cluster.__init__(self, "2x1x2")
-        self.event(e.SessionsKept(0.0, kept.content, kept.secrets))
-        ((self.session, connection),) = kept.sessions.items()
+        self.event(e.SessionsPersisted(0.0, persisted.content, persisted.secrets))
+        ((self.session, connection),) = persisted.sessions.items()
         self._names[connection] = ("session", self.session)
         self._sessions[self.session] = connection
         self.event(e.ConnectionAway(0.0, connection))
@@ -60,13 +60,13 @@ class Next(SuspendPlay):
 
 
 def next_of(play: SuspendPlay) -> Next:
-    (kept,), _ = kept_of(play)
-    return Next(kept)
+    (persisted,), _ = persisted_of(play)
+    return Next(persisted)
 
 
 def test_at_the_end_proxies_learn_that_all_hosts_are_gone():
-    kept, said = kept_of(suspended())
-    assert [list(each.sessions) for each in kept] == [[1]]
+    persisted, said = persisted_of(suspended())
+    assert [list(each.sessions) for each in persisted] == [[1]]
     assert m.HostsLost((0, 1)) in said
     assert not any(isinstance(each, m.DropSpilled) for each in said)
 
@@ -74,29 +74,29 @@ def test_at_the_end_proxies_learn_that_all_hosts_are_gone():
 def test_who_ends_the_cluster_learns_which_sessions_stay():
     play = suspended()
     play.operator(m.StopRequest())
-    _, said = kept_of(play)
-    ((number, name),) = next(each for each in said if isinstance(each, m.StopReply)).staying
+    _, said = persisted_of(play)
+    ((number, name),) = next(each for each in said if isinstance(each, m.StopReply)).persisted
     assert (number, name) == (1, play.controller.sessions[1].name)
     play = suspended()
     play.operator(m.StopRequest(all_sessions=True))
-    assert m.StopReply((), play.controller.settings.suspended_seconds) in kept_of(play)[1]
+    assert m.StopReply((), play.controller.settings.suspended_seconds) in persisted_of(play)[1]
 
 
 def test_what_is_not_kept_goes_with_its_files():
-    for all_sessions, keeps in ((True, True), (False, False)):
+    for all_sessions, persist in ((True, True), (False, False)):
         play = suspended()
         play.operator(m.StopRequest(all_sessions))
-        kept, said = kept_of(play, keeps)
-        assert kept == []
+        persisted, said = persisted_of(play, persist)
+        assert persisted == []
         assert m.DropSpilled(1, (PIECE,)) in said
 
 
 def test_sessions_that_run_or_are_in_memory_end_with_their_cluster():
     play = SuspendPlay()
-    assert kept_of(play)[0] == []
+    assert persisted_of(play)[0] == []
     play = SuspendPlay()
     play.suspended()
-    assert kept_of(play)[0] == []
+    assert persisted_of(play)[0] == []
 
 
 def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
@@ -177,9 +177,9 @@ def test_an_array_that_was_not_spilled_is_an_error():
 def test_a_tenant_that_is_no_more_has_no_sessions():
     play = suspended()
     play.controller.sessions[1].tenant.settings = msgspec.structs.replace(DEFAULT_TENANT, name="gone")
-    (kept,), _ = kept_of(play)
+    (persisted,), _ = persisted_of(play)
     after = Cluster("2x1x2")
-    after.event(e.SessionsKept(0.0, kept.content, kept.secrets))
+    after.event(e.SessionsPersisted(0.0, persisted.content, persisted.secrets))
     closed = [each for each in after.flush() if isinstance(each, a.Close)]
-    assert [each.connection for each in closed] == list(kept.sessions.values())
+    assert [each.connection for each in closed] == list(persisted.sessions.values())
     assert after.controller.sessions == {}

@@ -7,41 +7,41 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.cluster.former import FormerCluster
+from atoll.cluster.persisted_cluster import PersistedCluster
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import JournalError, SettingsError
 from atoll.journal import files
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
-from atoll.journal.kept import NAME, KeptSessions, check_kept, kept_in
+from atoll.journal.persisted_state import NAME, PersistedState, check_persisted, persisted_in
 
 SETTINGS = ClusterSettings("1x1x2")
-KEPT = KeptSessions(FormerCluster(SETTINGS.topology.shapes, (3,)), b"shell", b"sessions", {3: "a secret"})
+PERSISTED = PersistedState(PersistedCluster(SETTINGS.topology.shapes, (3,)), b"shell", b"sessions", {3: "a secret"})
 
 
 def ended(path: Path) -> Path:
-    """A journal's directory, after a controller of term 5 has kept something."""
+    """A journal's directory, after a controller of term 5 has persisted something."""
     journal = Journal(Directory(path), 5, 1, dict)
     journal.begin()
-    journal.end(msgspec.msgpack.encode(KEPT))
+    journal.end(msgspec.msgpack.encode(PERSISTED))
     return path
 
 
 def test_it_is_all_that_is_left_and_comes_back(tmp_path):
     directory = ended(tmp_path / "journal")
     assert sorted(each.name for each in directory.iterdir()) == ["lock", NAME]
-    assert kept_in(directory) == (KEPT, 5)
-    check_kept(directory, SETTINGS)
+    assert persisted_in(directory) == (PERSISTED, 5)
+    check_persisted(directory, SETTINGS)
 
 
 def test_a_directory_that_has_none_or_is_not_there_is_fine(tmp_path):
-    check_kept(tmp_path / "none", SETTINGS)
-    check_kept(tmp_path, SETTINGS)
+    check_persisted(tmp_path / "none", SETTINGS)
+    check_persisted(tmp_path, SETTINGS)
 
 
 def test_a_cluster_that_differs_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match="suspended session 3 is kept"):
-        check_kept(ended(tmp_path / "journal"), ClusterSettings("1x1x4"))
+    with pytest.raises(SettingsError, match="suspended session 3 is persisted"):
+        check_persisted(ended(tmp_path / "journal"), ClusterSettings("1x1x4"))
 
 
 @pytest.mark.parametrize("content", [b"", b"something else", b"ATOLL JOURNAL\n"])
@@ -50,16 +50,16 @@ def test_what_cannot_be_read_is_said_with_what_to_do(tmp_path, content):
     whole = (directory / NAME).read_bytes()
     (directory / NAME).write_bytes(content and content + whole[len(content) + 9 :])
     with pytest.raises(JournalError, match="remove it to do without them"):
-        check_kept(directory, SETTINGS)
+        check_persisted(directory, SETTINGS)
     flipped = bytearray(whole)
     flipped[-1] ^= 1
     (directory / NAME).write_bytes(flipped)
     with pytest.raises(JournalError, match="is damaged"):
-        check_kept(directory, SETTINGS)
+        check_persisted(directory, SETTINGS)
 
 
 def test_another_version_of_atoll_says_which_can_read_it(tmp_path, monkeypatch):
     directory = ended(tmp_path / "journal")
     monkeypatch.setattr(files, "__version__", "9.9")
     with pytest.raises(JournalError, match=r"was written by atoll .* and this is atoll 9\.9.*remove it"):
-        check_kept(directory, SETTINGS)
+        check_persisted(directory, SETTINGS)
