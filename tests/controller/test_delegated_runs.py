@@ -46,8 +46,8 @@ def progress(run: m.Run, *segments: int, is_over: bool = False) -> m.RunProgress
     times = [number for segment in segments for number in (10 * segment + 1, 10 * segment + 11)]
     first, *_ = (*segments, 0)
     took = [10 for _ in segments]
-    lessons = tuple((each, 10) for each in run.lessons if each in segments)
-    counted = m.GangsEnded(sum(took), min(times, default=0), 0, max(times, default=0), tuple(counts_of(took)), lessons)
+    samples = tuple((each, 10) for each in run.samples if each in segments)
+    counted = m.GangsEnded(sum(took), min(times, default=0), 0, max(times, default=0), tuple(counts_of(took)), samples)
     packed = struct.pack(f"<{len(times)}q", *times)
     return m.RunProgress(run.sequence, first, packed, counted if segments else None, is_over)
 

@@ -107,7 +107,7 @@ def frozen(value: Any, seen: dict[int, int] | None = None) -> Any:
     if isinstance(value, list | tuple | deque):
         return [frozen(each, seen) for each in value]
     name = type(value).__name__
-    if name in ("Tenant", "Account", "Experience", "GangSpec", "RegisteredProgram"):
+    if name in ("Tenant", "Account", "DurationEstimate", "GangSpec", "RegisteredProgram"):
         return name
     if isinstance(value, msgspec.Struct):
         return name, [frozen(getattr(value, each), seen) for each in value.__struct_fields__]

@@ -51,7 +51,7 @@ class Next(SuspendPlay):
         return self.outbox()
 
     def proxy_is_back(self) -> list[Any]:
-        """It has learnt of the end of the former cluster, and compiles its function once more."""
+        """The proxy knows of the end of the former cluster, and compiles its function once more."""
         self.event(e.ConnectionBack(0.0, self._sessions[self.session]))
         self.say(m.LossAcknowledged((0, 1)))
         self.say(m.CompileAgain(1, 77))

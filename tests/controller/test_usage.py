@@ -125,8 +125,8 @@ def test_when_the_cluster_ends_all_is_kept():
     (usage,) = [action for action in actions if isinstance(action, a.KeepUsage)]
     assert usage.present_ns == 1_000_000_000
     assert {each.program: each.device_ns for each in usage.usage}["f"] == 30 * MS
-    (learnt,) = [action for action in actions if isinstance(action, a.KeepEstimates)]
-    assert [(each.nanoseconds, each.runs) for each in learnt.estimates] == [(10 * MS, 3)]
+    (kept,) = [action for action in actions if isinstance(action, a.KeepEstimates)]
+    assert [(each.nanoseconds, each.runs) for each in kept.estimates] == [(10 * MS, 3)]
 
 
 def test_a_user_is_shown_its_own_usage_alone():
@@ -152,22 +152,22 @@ def test_a_user_is_shown_its_own_usage_alone():
 # ---- estimates
 
 
-def learnt_in(play: Play) -> list[Estimate]:
+def estimates_in(play: Play) -> list[Estimate]:
     return [each for action in kept(play, a.KeepEstimates) for each in action.estimates]
 
 
 def taught() -> tuple[Play, Estimate]:
-    """A cluster whose function took 3 ms, and what it has learnt."""
+    """A cluster whose function took 3 ms, and its duration estimates."""
     play = started()
     play.with_call()
     play.array(5)
     for i in range(4):
         ended(play, launch(play, 6 + i), i * 3 * MS, (i + 1) * 3 * MS)
     play.tick(20.0)
-    (estimate,) = learnt_in(play)
+    (estimate,) = estimates_in(play)
     assert estimate == Estimate("null 1x1 content 1", 3 * MS, 4)
     play.tick(40.0)
-    assert learnt_in(play) == [], "nothing new"
+    assert estimates_in(play) == [], "nothing new"
     return play, estimate
 
 
@@ -189,27 +189,27 @@ def register_again(cluster: Cluster, session: int, device: int = 0) -> None:
     cluster.proxy(session, m.RegisterProgram(1, single("g", (on(device),), call)))
 
 
-def test_another_session_starts_with_what_was_learnt_also_on_other_devices():
+def test_another_session_starts_with_the_estimates_also_on_other_devices():
     play, _ = taught()
     for device in (0, 1):
         session = play.open(pid=50 + device).number
         register_again(play, session, device)
-        assert (gang_of(play, session).expected, gang_of(play, session).experience.runs) == (3 * MS, 4)
+        assert (gang_of(play, session).expected, gang_of(play, session).duration_estimate.runs) == (3 * MS, 4)
 
 
-def test_what_waits_for_its_first_run_learns_from_others_that_do_the_same():
+def test_a_gang_without_a_run_takes_the_estimate_of_others_that_do_the_same():
     play = started()
     play.with_call()
     play.array(5)
     sessions = [play.open(pid=50 + number).number for number in range(2)]
     for session in sessions:
         register_again(play, session)
-    assert [gang_of(play, session).experience.runs for session in sessions] == [0, 0]
+    assert [gang_of(play, session).duration_estimate.runs for session in sessions] == [0, 0]
     ended(play, launch(play, 6), 0, 20 * MS)
     assert [gang_of(play, session).expected for session in sessions] == [pytest.approx(20 * MS)] * 2
 
 
-def test_what_was_learnt_outlives_the_program_and_the_cluster():
+def test_duration_estimates_outlive_the_program_and_the_cluster():
     play, estimate = taught()
     play.close(play.session)
     session = play.open().number
@@ -223,7 +223,7 @@ def test_what_was_learnt_outlives_the_program_and_the_cluster():
     register_again(later, session)
     assert gang_of(later, session).expected == 3 * MS, "its first run, too"
     later.tick(20.0)
-    assert learnt_in(later) == [], "it is known already"
+    assert estimates_in(later) == [], "it is known already"
 
 
 def test_what_takes_another_time_now_is_kept_again():
@@ -231,7 +231,7 @@ def test_what_takes_another_time_now_is_kept_again():
     for i in range(12):
         ended(play, launch(play, 20 + i), (100 + i * 9) * MS, (109 + i * 9) * MS)
     play.tick(60.0)
-    (estimate,) = learnt_in(play)
+    (estimate,) = estimates_in(play)
     assert 8 * MS < estimate.nanoseconds <= 9 * MS
 
 

@@ -63,7 +63,7 @@ class Launches:
         units = [(gang_spec(each, function or f"f{number}", devices),) for each in program_nodes or (host_call,)]
         nodes = tuple(QueuedNode[str](number + i, session) for i in range(len(units)))
         for node, (spec,) in zip(nodes, units, strict=True):
-            node.gangs = (Gang(node.number, 0, node, "run", spec.experience.estimate, weight=spec.weight),)
+            node.gangs = (Gang(node.number, 0, node, "run", spec.duration_estimate.nanoseconds, weight=spec.weight),)
         self.nodes[number] = nodes
         inputs = [self.arrays[each] for each in arguments]
         dependency = None

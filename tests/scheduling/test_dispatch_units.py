@@ -7,7 +7,7 @@ from typing import Any
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program, single
 from atoll.protocol import messages as m
 from atoll.scheduling.dispatch_units import MOST_SEGMENTS, UNIT_NS, UnitBuilder, join
-from atoll.scheduling.gangs import Experience, GangSpec, HostFeeds, MadeValue
+from atoll.scheduling.gangs import DurationEstimate, GangSpec, HostFeeds, MadeValue
 from tests.controller.play import Play, on
 
 SHORT = 100_000
@@ -29,7 +29,7 @@ def node(number: int, estimate: int = SHORT, runs: int = 9, **changes: Any) -> t
         "scratch": (((0, 0), 50),),
         "collective": False,
         "devices": {0: (0,), 1: (0,)},
-        "experience": Experience(estimate, runs),
+        "duration_estimate": DurationEstimate(estimate, runs),
     }
     return (GangSpec(**fields | changes),)
 
@@ -71,17 +71,17 @@ def test_what_a_view_looks_at_outlives_the_unit():
     assert [each.value for each in gang.makes] == [1, 2]
 
 
-def test_nodes_learn_from_the_units_that_they_are_joined_into():
+def test_units_are_samples_for_the_nodes_that_they_join():
     nodes = (node(1), node(2))
     builder = UnitBuilder(nodes)
     for _ in range(4):
         (first,) = builder.next_launch(may_join=True)[0]
     assert first.segments == 2
-    first.experience = Experience(4 * UNIT_NS, 1)
+    first.duration_estimate = DurationEstimate(4 * UNIT_NS, 1)
     for _ in range(4):
         after = builder.next_launch(may_join=True)
     assert [unit[0].segments for unit in after] == [1, 1]
-    assert [each[0].experience.estimate for each in nodes] == [2 * UNIT_NS] * 2
+    assert [each[0].duration_estimate.nanoseconds for each in nodes] == [2 * UNIT_NS] * 2
 
 
 # ---- in the controller

@@ -194,16 +194,16 @@ def test_while_an_unbounded_gang_runs_only_the_window_bounds_gangs_in_flight():
 
 
 def test_what_a_gang_is_expected_to_take_is_asked_when_it_is_committed():
-    class Learnt:
+    class HasDuration:
         expected = 500 * MS
 
-    learnt, nodes = Learnt(), [launch(i, estimate=0) for i in range(20)]
+    source, nodes = HasDuration(), [launch(i, estimate=0) for i in range(20)]
     for node in nodes:
-        node.gangs[0].learnt = learnt
+        node.gangs[0].duration_source = source
     scheduler = scheduler_with(*nodes, window=24)
     first = gangs(scheduler)
     assert len(first) == 2
-    learnt.expected = 1
+    source.expected = 1
     for gang in first:
         scheduler.finished(gang)
     assert len(started(scheduler)) == 18

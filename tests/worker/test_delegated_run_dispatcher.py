@@ -259,7 +259,7 @@ def test_of_gangs_that_end_out_of_order_those_behind_an_open_one_have_their_time
 
 def test_a_gang_has_its_devices_from_the_end_of_the_one_before_it():
     host = Host(segments=3)
-    host.dispatcher.handle(m.Run(FIRST, SESSION, PLAN, (), (), (), segments=3, ahead=12, lessons=(1,)))
+    host.dispatcher.handle(m.Run(FIRST, SESSION, PLAN, (), (), (), segments=3, ahead=12, sampled=(1,)))
     for sequence, now in ((100, 4), (102, 5), (104, 9)):
         host.dispatcher.report(m.Done(((sequence, 0, now * MS),)))
     (told,) = host.told()

@@ -66,7 +66,7 @@ class DelegatedCharges:
         self._clocks.ended_until(host, ended.ended)
         if devices is not None:
             busy = self._clocks.busy_together(host, devices, ended.busy_ns, ended.started, ended.free, ended.ended)
-            _count(gang, part, tally, ended.counts, ended.busy_ns, busy * len(devices), ended.lessons)
+            _count(gang, part, tally, ended.counts, ended.busy_ns, busy * len(devices), ended.samples)
 
     def _ended_one_by_one(
         self, gang: Gang[GangRun], part: IslandPart, first: int, times: tuple[int, ...], tally: Tally
@@ -78,8 +78,8 @@ class DelegatedCharges:
                 each, _ = self._clocks.ended(gang.hosts, spec.devices, (started, ended), spec.computes)
                 took[place] = each // spec.device_count
                 busy += each
-        lessons = [(place, took[place]) for place in part.lessons if place in took]
-        _count(gang, part, tally, counts_of(list(took.values())), sum(took.values()), busy, lessons)
+        samples = [(place, took[place]) for place in part.samples if place in took]
+        _count(gang, part, tally, counts_of(list(took.values())), sum(took.values()), busy, samples)
 
 
 def _count(
@@ -89,7 +89,7 @@ def _count(
     counts: Sequence[int],
     nanoseconds: int,
     busy: int,
-    lessons: Iterable[tuple[int, int]],
+    samples: Iterable[tuple[int, int]],
 ) -> None:
     """Gangs of the part have ended, as `Tally.ended_all` has it, which kept devices busy for so long."""
     own = gang.run
@@ -98,8 +98,8 @@ def _count(
     account.device_ns += busy
     if account.is_idle:
         account.wake()
-    specs, known = part.gangs, part.lessons
-    for place, took in lessons:
+    specs, known = part.gangs, part.samples
+    for place, took in samples:
         if place in known:
-            specs[place].learn(took)
+            specs[place].observe(took)
     tally.ended_all(sum([seconds for _, seconds in own.waited]), counts, nanoseconds, busy)

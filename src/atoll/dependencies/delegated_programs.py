@@ -86,8 +86,8 @@ class IslandPart:
     devices: tuple[int, ...] | None  # of the host, where all its gangs have the same
     transfers: tuple[Transfers, ...]
     written: tuple[int, ...]  # bytes that are charged of the gangs before each place, and of all of them
-    lessons: dict[int, int]  # places from which it is learnt how long functions take, and how many gangs do the same
-    lesson_places: tuple[int, ...]
+    samples: dict[int, int]  # places whose durations are observed, and how many gangs do the same
+    sample_places: tuple[int, ...]
 
     @property
     def gangs(self) -> tuple[GangSpec, ...]:
@@ -108,11 +108,11 @@ class DelegatedProgram:
     def is_short(self) -> bool:
         """Whether its functions are known to take little time, on average."""
         known = [
-            (part.gangs[place].experience, count)
+            (part.gangs[place].duration_estimate, count)
             for part in self.parts.values()
-            for place, count in part.lessons.items()
+            for place, count in part.samples.items()
         ]
-        took = sum(each.estimate * count for each, count in known)
+        took = sum(each.nanoseconds * count for each, count in known)
         return all(each.runs for each, _ in known) and took < _SHORT_NS * sum(count for _, count in known)
 
     def close(self, limits: dict[int, int]) -> None:
@@ -157,9 +157,9 @@ def delegated_program(
         of_host = {devices for spec in specs for devices in spec.devices.values()}
         moved = tuple(_moved(program, spec) if spec.kind in TRANSFERS else 0 for spec in specs)
         devices = next(iter(of_host)) if len(of_host) == 1 else None
-        last = {id(spec.experience): place for place, spec in enumerate(specs) if spec.functions}
-        count = Counter(id(spec.experience) for spec in specs if spec.functions)
-        lessons = {place: count[which] for which, place in last.items()}
+        last = {id(spec.duration_estimate): place for place, spec in enumerate(specs) if spec.functions}
+        count = Counter(id(spec.duration_estimate) for spec in specs if spec.functions)
+        samples = {place: count[which] for which, place in last.items()}
         transfers = tuple(
             Transfers(
                 kind,
@@ -173,7 +173,7 @@ def delegated_program(
         whole = _whole(specs, tuple(sorted(needs.most.items())))
         again = replace(whole, scratch=needs.behind(needs))
         parts[island] = IslandPart(
-            each, whole, again, needs, results, lost, devices, transfers, written, lessons, tuple(lessons)
+            each, whole, again, needs, results, lost, devices, transfers, written, samples, tuple(samples)
         )
     return DelegatedProgram(parts, tuple(nodes), number, ahead, weight)
 

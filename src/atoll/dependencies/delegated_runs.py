@@ -197,7 +197,7 @@ class DelegatedRuns:
                 launch.host_feeds,
                 segments=limit,
                 ahead=run.program.ahead,
-                lessons=run.program.parts[gang.island].lesson_places,
+                sampled=run.program.parts[gang.island].sample_places,
             ),
         )
 

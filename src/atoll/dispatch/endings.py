@@ -136,7 +136,7 @@ class Endings:
         if run.failure is not None and run.launch.error is None:
             return
         if run.launch.error is None:
-            run.spec.learn(run.duration)
+            run.spec.observe(run.duration)
             run.launch.program.account.bytes_moved += run.spec.moved + run.received
             if gang.exclusive:
                 for name in run.spec.functions:

@@ -45,7 +45,7 @@ class Failures:
             spec = gang.run.spec
             if gang.island == island and spec.host_call is not HostCallKind.PYTHON:
                 for name in spec.functions:
-                    found.setdefault(name, Running(gang.node.tenant, spec.experience.runs > 0))
+                    found.setdefault(name, Running(gang.node.tenant, spec.duration_estimate.runs > 0))
         return found
 
     def half_failed(self) -> list[Gang[GangRun]]:

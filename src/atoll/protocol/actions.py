@@ -73,7 +73,7 @@ class AnswerUsage(Action, frozen=True, tag=8):
 
 
 class KeepEstimates(Action, frozen=True, tag=9):
-    """Keep what was learnt of how long gangs take."""
+    """Store the duration estimates of gangs."""
 
     estimates: tuple[Estimate, ...]
 

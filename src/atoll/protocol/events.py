@@ -97,7 +97,7 @@ class StopAsked(Event, frozen=True, tag=8):
 
 
 class EstimatesRead(Event, frozen=True, tag=9):
-    """What clusters before this one have learnt of how long gangs take."""
+    """The duration estimates of gangs that earlier clusters have stored."""
 
     estimates: tuple[Estimate, ...]
 

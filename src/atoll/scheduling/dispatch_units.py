@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from atoll.cluster.locations import total
-from atoll.scheduling.gangs import Experience, GangSpec
+from atoll.scheduling.gangs import DurationEstimate, GangSpec
 
 UNIT_NS = 4_000_000
 MOST_SEGMENTS = 12
@@ -78,10 +78,12 @@ class _Forming:
         while self._node < stop and self._unit < len(self._before):
             unit = self._before[self._unit]
             each = self._nodes[self._node : self._node + unit[0].segments]
-            took = unit[0].experience
+            took = unit[0].duration_estimate
             if len(each) > 1 and took.runs:
                 for (gang,) in each:  # a guess, which is not for others that do the same
-                    gang.experience = Experience(took.estimate // len(each), gang.experience.runs)
+                    gang.duration_estimate = DurationEstimate(
+                        took.nanoseconds // len(each), gang.duration_estimate.runs
+                    )
             for node in each:
                 self._add(node)
             self._unit += 1
@@ -119,7 +121,7 @@ def _is_plain(gang: GangSpec) -> bool:
 
 
 def _is_known(gang: GangSpec) -> bool:
-    return gang.experience.runs >= _LEAST_RUNS
+    return gang.duration_estimate.runs >= _LEAST_RUNS
 
 
 def _fits(unit: Sequence[GangSpec], gang: GangSpec) -> bool:
@@ -127,7 +129,7 @@ def _fits(unit: Sequence[GangSpec], gang: GangSpec) -> bool:
     return (
         len(unit) < MOST_SEGMENTS
         and (gang.island, gang.hosts) == (last.island, last.hosts)
-        and sum(each.experience.estimate for each in unit) + gang.experience.estimate <= UNIT_NS
+        and sum(each.duration_estimate.nanoseconds for each in unit) + gang.duration_estimate.nanoseconds <= UNIT_NS
     )
 
 
@@ -165,7 +167,7 @@ def _joined(gangs: Sequence[GangSpec]) -> GangSpec:
         ),
         collective=any(gang.collective for gang in gangs),
         devices={host: tuple(sorted({d for gang in gangs for d in gang.devices[host]})) for host in first.hosts},
-        experience=Experience(sum(gang.experience.estimate for gang in gangs)),
+        duration_estimate=DurationEstimate(sum(gang.duration_estimate.nanoseconds for gang in gangs)),
         segments=len(gangs),
         moved=sum(gang.moved for gang in gangs),
         title=", ".join(_counted([gang.title for gang in gangs if gang.title])),

@@ -1,7 +1,7 @@
-"""What is learnt of how long gangs take, shared by all programs and sessions whose gangs do the same.
+"""Estimate the durations of gangs, shared by all programs and sessions whose gangs do the same.
 
 A gang is known by its function, as its client sent it, by the kind of its devices, and by how many of them it has on
-each host; not by which these are. What is learnt outlives programs, and by way of the shell clusters: a program whose
+each host; not by which these are. Estimates outlive programs, and by way of the shell clusters: a program whose
 functions are known starts with what they took.
 """
 
@@ -14,7 +14,7 @@ from atoll.cluster.resources import Host
 from atoll.cluster.usage.estimates_file import MOST_ESTIMATES
 from atoll.cluster.usage.records import Estimate, Expected
 from atoll.ir.steps import Steps
-from atoll.scheduling.gangs import FIRST_RUNS, Experience, GangSpec
+from atoll.scheduling.gangs import FIRST_RUNS, DurationEstimate, GangSpec
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
@@ -37,13 +37,13 @@ class Estimates:
         self._hosts = hosts
         self._known: dict[str, Estimate] = {}  # the newest last
         self._keys: dict[int, dict[str, int]] = {}  # by program: of how many of its gangs
-        self._live: dict[str, Experience] = {}  # of gangs of programs that are registered
+        self._live: dict[str, DurationEstimate] = {}  # of gangs of programs that are registered
         self._users: Counter[str] = Counter()  # gangs that share it
         self._saved: dict[str, int] = {}
         self._next_save = 0.0
 
     def load(self, estimates: Iterable[Estimate]) -> None:
-        """What was learnt before."""
+        """Set the estimates of earlier clusters."""
         for each in estimates:
             self._keep(each)
             self._saved[each.key] = each.nanoseconds
@@ -53,17 +53,17 @@ class Estimates:
         found: GangsByKey = {}
         for node in program.nodes:
             for gang in node:
-                if not gang.host_call and (key := self._known_by(gang)):
+                if not gang.host_call and (key := self._key_of(gang)):
                     found.setdefault(key, []).append(gang)
             yield
         return found
 
     def begin(self, program: RegisteredProgram, gangs: GangsByKey) -> None:
-        """The program was registered: its gangs start with what is known of them, and learn together with others."""
+        """The program was registered: its gangs start with earlier estimates, and share them with others."""
         for key, some in gangs.items():
-            experience = self._live.setdefault(key, self._experience(key))
+            duration_estimate = self._live.setdefault(key, self._duration_estimate(key))
             for gang in some:
-                gang.experience = experience
+                gang.duration_estimate = duration_estimate
             self._users[key] += len(some)
         if gangs:
             self._keys[program.number] = {key: len(some) for key, some in gangs.items()}
@@ -91,19 +91,19 @@ class Estimates:
                 self._saved[key] = each.nanoseconds
         return tuple(changed)
 
-    def _known_by(self, gang: GangSpec) -> str:
-        return gang.known_by(self._contents, self._hosts[gang.hosts[0]].devices[0].kind)
+    def _key_of(self, gang: GangSpec) -> str:
+        return gang.estimate_key(self._contents, self._hosts[gang.hosts[0]].devices[0].kind)
 
-    def _experience(self, key: str) -> Experience:
+    def _duration_estimate(self, key: str) -> DurationEstimate:
         """What is kept. A first run that takes longer counts for little then."""
         known = self._known.get(key)
-        return Experience() if known is None else Experience(known.nanoseconds, max(known.runs, FIRST_RUNS))
+        return DurationEstimate() if known is None else DurationEstimate(known.nanoseconds, max(known.runs, FIRST_RUNS))
 
     def _learn(self, key: str) -> None:
         """Keeps what gangs of that key have taught."""
-        learnt = self._live[key]
-        if learnt.runs >= _LEAST_RUNS:
-            self._keep(Estimate(key, learnt.estimate, learnt.runs))
+        known = self._live[key]
+        if known.runs >= _LEAST_RUNS:
+            self._keep(Estimate(key, known.nanoseconds, known.runs))
 
     def _keep(self, estimate: Estimate) -> None:
         known = self._known

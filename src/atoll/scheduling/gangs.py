@@ -50,28 +50,28 @@ class HostFeeds(NamedTuple):
 
 
 @dataclass(slots=True)
-class Experience:
-    """How long gangs take that do the same, in nanoseconds, learnt from so many runs of theirs."""
+class DurationEstimate:
+    """The expected duration of gangs that do the same: an exponential average over `runs` samples."""
 
-    estimate: int = UNKNOWN_NS
+    nanoseconds: int = UNKNOWN_NS
     runs: int = 0
 
-    def learn(self, nanoseconds: int) -> None:
-        """A run took so long."""
+    def observe(self, nanoseconds: int) -> None:
+        """Add a sample, in nanoseconds."""
         self.runs += 1
         if self.runs <= FIRST_RUNS:  # the first often takes longer
-            self.estimate = nanoseconds
+            self.nanoseconds = nanoseconds
             return
-        # Slow to forget: one that was disturbed should not count for much.
-        self.estimate += (nanoseconds - self.estimate) // 4
+        # A single run that was disturbed should not count for much.
+        self.nanoseconds += (nanoseconds - self.nanoseconds) // 4
 
 
 @dataclass(slots=True)
 class GangSpec:
     """What one gang of each launch of a program does: a node on one island, or several short ones as one dispatch unit.
 
-    `experience` is of the time that this takes of the devices; gangs that do the same share it. A gang that waits for
-    other hosts teaches nothing: how long it takes does not depend on itself.
+    `duration_estimate` is of the time that this takes of the devices; gangs that do the same share it. A gang that
+    waits for other hosts teaches nothing: how long it takes does not depend on itself.
     """
 
     island: int
@@ -87,7 +87,7 @@ class GangSpec:
     scratch: MemoryRequirement  # while it runs
     collective: bool  # its hosts compute together: on none of them it ends without the others
     devices: Mapping[int, tuple[int, ...]]  # by host, the ordinals of those that it keeps busy
-    experience: Experience = field(default_factory=Experience)
+    duration_estimate: DurationEstimate = field(default_factory=DurationEstimate)
     segments: int = 1  # of each of its hosts' plans
     host_call: HostCallKind | None = None
     moved: int = 0  # bytes that it writes in moving them
@@ -114,7 +114,7 @@ class GangSpec:
 
     @property
     def weight(self) -> int:
-        """How much of its island's window it takes: nothing where nobody knows for how long."""
+        """Return how much of its island's window the gang takes: nothing if its duration is unbounded."""
         return 0 if self.host_call else self.segments
 
     @property
@@ -123,13 +123,13 @@ class GangSpec:
 
     @property
     def expected(self) -> int:
-        """What the next gang counts. What has never run counts much: it must not get far ahead before it is known."""
-        known = self.experience
-        return known.estimate if known.runs or self.incoming or self.host_call else max(known.estimate, NEW_NS)
+        """Return the expected duration of the next gang. It is long if none has run, so that few are started."""
+        known = self.duration_estimate
+        return known.nanoseconds if known.runs or self.incoming or self.host_call else max(known.nanoseconds, NEW_NS)
 
-    def known_by(self, contents: Mapping[str, str], device: str) -> str:
-        """What gangs have in common that take as long: functions of these contents, on as many devices of that kind a
-        host. "" where it runs no function.
+    def estimate_key(self, contents: Mapping[str, str], device: str) -> str:
+        """Return the key of the gang's duration estimate: the contents of its functions, the kind of its devices, and
+        their number per host. It is "" if the gang runs no function.
         """
         if not self.functions:
             return ""
@@ -137,10 +137,10 @@ class GangSpec:
         shape = f"{len(counts)}x{counts[0]}" if len(set(counts)) == 1 else "+".join(map(str, counts))
         return " ".join([device, shape, *(contents.get(name, name) for name in self.functions)])
 
-    def learn(self, nanoseconds: int) -> None:
-        """A run took so long."""
+    def observe(self, nanoseconds: int) -> None:
+        """Add the duration of a run, in nanoseconds, to the estimate."""
         if not (self.incoming or self.host_call):
-            self.experience.learn(nanoseconds)
+            self.duration_estimate.observe(nanoseconds)
 
 
 class RunGangs(NamedTuple):

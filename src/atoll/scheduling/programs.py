@@ -19,7 +19,7 @@ from atoll.ir.steps import Steps, collected, finish, freed
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.function_reports import FunctionReport, check_calls
-from atoll.scheduling.gangs import ClientFeed, Experience, GangSpec, HostFeeds, MadeValue
+from atoll.scheduling.gangs import ClientFeed, DurationEstimate, GangSpec, HostFeeds, MadeValue
 from atoll.scheduling.movement import bytes_moved
 from atoll.scheduling.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.scheduling.usage import Account
@@ -110,9 +110,9 @@ class RegisteredProgram:
     @property
     def expected(self) -> int:
         """Nanoseconds that a launch is expected to take; 0 where nobody knows yet."""
-        if not any(gang.experience.runs for gang in self.gangs):
+        if not any(gang.duration_estimate.runs for gang in self.gangs):
             return 0
-        return sum(max(gang.experience.estimate for gang in node) for node in self.nodes)
+        return sum(max(gang.duration_estimate.nanoseconds for gang in node) for node in self.nodes)
 
 
 def register(
@@ -323,7 +323,7 @@ def _spec(
         on(gang.hosts, report.scratch),
         gang.collective,
         _devices(gang.hosts, uses.union(gang.makes), values),
-        experience=Experience(0 if host_call else UNKNOWN_NS),
+        duration_estimate=DurationEstimate(0 if host_call else UNKNOWN_NS),
         host_call=host_call,
         moved=sum(bytes_moved(step, program.arguments) for step in steps),
         title=report.title,

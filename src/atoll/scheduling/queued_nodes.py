@@ -77,8 +77,8 @@ class QueuedNode(Generic[Payload]):
         return (*(self.waited or ()), (self.reason, now - self.since))
 
 
-class Learnt(Protocol):
-    """Knows of gangs that do the same how long they took."""
+class HasDuration(Protocol):
+    """Has the expected duration of gangs that do the same."""
 
     @property
     def expected(self) -> int:
@@ -118,9 +118,9 @@ class Gang(Generic[Payload]):
     """A node's part on one island: what its hosts start together.
 
     `estimate` is the time that it keeps each of `devices` devices busy, in nanoseconds: when it is committed, it
-    becomes what `learnt` expects then. `weight` is how much of the window it takes; with `exclusive`, nothing else is
-    in flight meanwhile. `hosts` are those of the island that it runs on. `charged` is what its session paid for it in
-    advance, as its island's policy counts.
+    becomes what `duration_source` expects then. `weight` is how much of the window it takes; with `exclusive`, nothing
+    else is in flight meanwhile. `hosts` are those of the island that it runs on. `charged` is what its session paid for
+    it in advance, as its island's policy counts.
     """
 
     sequence: int
@@ -132,6 +132,6 @@ class Gang(Generic[Payload]):
     weight: int = 1
     hosts: tuple[int, ...] = (0,)
     devices: int = 1
-    learnt: Learnt | None = None
+    duration_source: HasDuration | None = None
     charged: int = 0
     keeps_order: bool = False  # of a delegated run: what its session has launched after it waits

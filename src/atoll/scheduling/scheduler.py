@@ -343,8 +343,8 @@ class Scheduler(Generic[Payload]):
         if node.is_delegated and self._may_delegate is not None and not self._may_delegate(node):
             return
         for gang in node.gangs:
-            if gang.learnt is not None:
-                gang.estimate = gang.learnt.expected
+            if gang.duration_source is not None:
+                gang.estimate = gang.duration_source.expected
         lacking = self._reserve(node)
         if lacking is not None:
             node.wait_for(lacking, self.now)

@@ -36,12 +36,12 @@ class _Ended:
     free: int
     ended: int = 0
     took: list[int] = field(default_factory=list)
-    lessons: dict[int, int] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
 
     def counted(self) -> m.GangsEnded:
         took = self.took
         return m.GangsEnded(
-            sum(took), self.started, self.free, self.ended, tuple(counts_of(took)), tuple(self.lessons.items())
+            sum(took), self.started, self.free, self.ended, tuple(counts_of(took)), tuple(self.samples.items())
         )
 
 
@@ -291,8 +291,8 @@ class DelegatedRunDispatcher:
             took, _ = self._clocks.ended(_HERE, _DEVICES, (started, ended), run.computes(segment))
             run.expected[segment] = took
             run.ended.took.append(took)
-            if segment in run.message.lessons:
-                run.ended.lessons[segment] = took
+            if segment in run.message.sampled:
+                run.ended.samples[segment] = took
             self._last_end = run.ended.ended = max(self._last_end, ended)
             self._go_on(run.message.session)
 

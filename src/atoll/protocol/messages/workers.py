@@ -140,7 +140,7 @@ class GangsEnded(msgspec.Struct, frozen=True, array_like=True, gc=False):
     free: int  # when what was before it on this host had ended
     ended: int  # when the last one did
     counts: tuple[int, ...]  # by how long they had their devices: as `scheduling.tallies.counts_of`
-    lessons: tuple[tuple[int, int], ...] = ()  # of the segments for which `Run` asks: (segment, nanoseconds)
+    samples: tuple[tuple[int, int], ...] = ()  # of the segments for which `Run` asks: (segment, nanoseconds)
 
 
 class RunProgress(Message, frozen=True, tag=106):
@@ -226,7 +226,7 @@ class Run(Message, frozen=True, tag=24):
     # these from the first that has not ended to the newest. The units' sequence numbers follow from the segments'
     # gangs.
     ahead: int = 0
-    lessons: tuple[int, ...] = ()  # segments of a delegated run of which the controller learns how long they take
+    sampled: tuple[int, ...] = ()  # segments of a delegated run whose durations are reported
 
 
 class RevokeRuns(Message, frozen=True, tag=108):
