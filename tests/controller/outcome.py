@@ -90,4 +90,4 @@ def check_nothing_is_left(world: World) -> None:
         assert host.runs == {}
     assert world.controller.functions.users == {}
     assert world.controller.launcher.in_flight == {}
-    assert world.controller.launcher.irregular.statistics() == {"undecided": 0}
+    assert world.controller.launcher.control_flow.statistics() == {"awaited": 0}

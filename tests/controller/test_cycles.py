@@ -12,7 +12,7 @@ from atoll.cluster.settings import Dispatch
 from atoll.errors import Status
 from atoll.ir.program import Call, Program
 from atoll.protocol import messages as m
-from tests.controller.irregular_world import ChoosingWorld
+from tests.controller.control_flow_world import ChoosingWorld
 from tests.controller.migrating_world import MigratingWorld
 from tests.controller.outcome import play
 from tests.controller.play import BROKEN, Play, chain_of, on, runs

@@ -20,7 +20,7 @@ from atoll.ir.program import Call, Program, Report, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from tests.controller.play import on
-from tests.controller.test_irregular import BRANCHES, INDEX, LOOP, NUMBER, SWITCH, Chooser
+from tests.controller.test_control_flow_runs import BRANCHES, INDEX, LOOP, NUMBER, SWITCH, Chooser
 from tests.controller.test_tenants import ALICE
 from tests.protocol.test_messages import SAMPLES, STATUS
 from tests.thoroughness import TIMES

@@ -7,7 +7,7 @@ import msgspec
 from atoll.controller_process.shell import MAX_NODES_FRAME
 from atoll.ir.program import Call, Program
 from atoll.protocol import messages as m
-from atoll.session.irregular import in_parts
+from atoll.session.split_programs import in_parts
 from tests.controller.play import chain_of, on
 
 

@@ -13,8 +13,8 @@ from atoll.errors import OK, Code, ConnectError, Status, StatusError
 from atoll.ir.program import NODES_PER_CREDIT, Call, HostBuffer, HostToDevice, Program, Report, Switch
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
-from atoll.session.irregular import in_parts
 from atoll.session.session import DIAL_SECONDS
+from atoll.session.split_programs import in_parts
 from tests.session.fake_cluster import WINDOW, FakeCluster
 
 ARRAY = ArraySpec("float32", (4,), Sharding((0,)))

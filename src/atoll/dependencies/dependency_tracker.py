@@ -13,8 +13,8 @@ Order is kept where it matters:
 - calls of Python run in the order of their launches, and follow the launches that make their arguments;
 - nodes of a launch follow one another.
 
-Launches that need the results of a control flow node (`dependencies.irregular`) are deferred in the same way: they
-depend on the node before it is known what the node will run.
+Launches that need the results of a control flow node (`dependencies.control_flow_runs`) are deferred in the same way:
+they depend on the node before it is known what the node will run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DependencyTracker(Generic[Payload]):
             self._start(deque([first]))
         return last
 
-    def of_undecided(self, session: int, arguments: Sequence[Entry]) -> Dependency[Payload]:
+    def of_control_flow(self, session: int, arguments: Sequence[Entry]) -> Dependency[Payload]:
         """Return the dependency for a launch that reads `arguments`, and whose nodes are unknown until `decided`."""
         dependency: Dependency[Payload] = Dependency(session, (), None, awaited=1)
         self._find_what_it_awaits(dependency, arguments, ())

@@ -58,7 +58,7 @@ class Endings:
     ) -> None:
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence
         self.trace = Trace()
-        self.on_part_ended: Callable[[Launch], None]  # of what depends on data
+        self.on_part_ended: Callable[[Launch], None]  # of control flow
         self.on_large_end: Callable[[Launch], None]  # frees the memory of inner values, and what nodes refer to
         self._resources = resources
         self._sessions = sessions

@@ -59,7 +59,7 @@ class Failures:
     def island_lost(self, island: int, status: Status) -> Survivors:
         """Fail the launches that have lost something with the island. The others wait for it: see `survivors`."""
         self._scheduler.pause(island)
-        self._launcher.irregular.island_lost(island, status)
+        self._launcher.control_flow.island_lost(island, status)
         hosts = set(self._resources.hosts_of(island))
         survivors = Survivors(
             island, hosts, self._launcher.in_flight, self._sessions, self._launcher.delegated_runs.has_begun

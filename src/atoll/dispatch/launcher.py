@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from atoll.cluster.resources import ResourceManager
+from atoll.dependencies.control_flow_runs import ControlFlowRuns
 from atoll.dependencies.delegated_charges import DelegatedCharges
 from atoll.dependencies.delegated_runs import DelegatedRuns
 from atoll.dependencies.dependency_tracker import DependencyTracker
-from atoll.dependencies.irregular import IrregularNodes
 from atoll.dependencies.large_plans import LargePlans
 from atoll.dependencies.sequential import SequentialDispatch
 from atoll.dispatch.buffers import Buffers
@@ -38,7 +38,7 @@ from atoll.scheduling.reasons import Reason
 from atoll.scheduling.remains import Remains
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.session import GangRun, Launch, Session, Undecided
+from atoll.scheduling.session import ControlFlowRun, GangRun, Launch, Session
 from atoll.scheduling.tallies import Tallies
 
 # Until an island's hosts have said how many runs may be in flight on them.
@@ -122,8 +122,10 @@ class Launcher:
         self.unuse = self._buffers.unuse
         self.end_credits = self._endings.end_credits
         self.drop_if_idle = self._endings.drop_if_idle
-        self.irregular = IrregularNodes(sessions, resources, quarantine, self._dependencies, self, self.reserve_numbers)
-        self._endings.on_part_ended = self.irregular.part_ended
+        self.control_flow = ControlFlowRuns(
+            sessions, resources, quarantine, self._dependencies, self, self.reserve_numbers
+        )
+        self._endings.on_part_ended = self.control_flow.part_ended
         self.restore: Callable[[Session, list[int]], None]  # spilled arrays; to be set
         self.buffers = self._buffers
 
@@ -142,12 +144,12 @@ class Launcher:
         """
         session.credits += message.credits
         program = session.programs.get(message.program)
-        is_irregular = program is None and message.program in session.irregular
+        has_control_flow = program is None and message.program in session.control_flow
         problem = self._offenses.launch_problem(session.tenant, self._outbox.seconds)
         if problem is not None:
             pass
-        elif is_irregular:
-            problem = self.irregular.launch(session, message)
+        elif has_control_flow:
+            problem = self.control_flow.launch(session, message)
         else:
             problem = launch_problem(session, program, message, self._quarantine, self._resources)
         if problem is not None:
@@ -191,8 +193,8 @@ class Launcher:
         self._line_up(launch, self._make_nodes(session, launch))
         return launch
 
-    def launch_part(self, whole: Undecided, program: RegisteredProgram, message: m.Launch) -> Launch:
-        """Launches a part of what depends on data: see `dependencies.irregular`. Its last part takes credits."""
+    def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
+        """Launch a part of a control flow node; the last part takes credits."""
         session = self._sessions[whole.session]
         launch = self._new_launch(session, program, message, have_results=bool(message.credits))
         launch.part_of = whole
@@ -379,7 +381,7 @@ class Launcher:
 
     def session_closed(self, session: Session) -> None:
         """Nothing of the session that has not started will."""
-        self.irregular.session_closed(session.number)
+        self.control_flow.session_closed(session.number)
         self._endings.session_closed(session)
 
     def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:

@@ -132,7 +132,7 @@ class ProgramRegistry:
         if definition is not None:
             self.discards.add(definition.nodes)
         session.called.pop(number, None)
-        session.irregular.pop(number, None)
+        session.control_flow.pop(number, None)
         session.parts.pop(number, None)
         session.costs.pop(number, None)
         program = session.programs.pop(number, None)

@@ -9,7 +9,7 @@ A launch outlives it if everything that it needs still exists, and if it had not
 
 A launch that waits in line stays there. A launch that was sent joins the lines again, at the place that it had, before
 its session's later launches. It takes part in no transfer to another island, so no other host knows of it. Of what was
-sent, launches that call Python or depend on data do not outlive the loss.
+sent, launches that call Python or are part of control flow do not outlive the loss.
 
 A delegated run was sent to several islands at once. It may outlive the loss if it stood behind another one on the
 island. `dependencies.delegated_runs` asks the hosts of its other islands, and it joins the lines if none of them has

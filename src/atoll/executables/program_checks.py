@@ -26,7 +26,7 @@ _NO_ARRAYS = ("token", "opaque", "string")
 class ProgramChecker:
     """Goes through a client's program once; gives it as the session knows it, and XLA's form of each sharding.
 
-    A part of a node that depends on data consumes nothing of the first `kept` arrays that it is given, and may return
+    A part of a control flow node consumes nothing of the first `kept` arrays that it is given, and may return
     them.
     """
 
@@ -65,7 +65,7 @@ class ProgramChecker:
                 case Route() | Unroute():
                     self._route(node)
                 case Switch() | Loop() if not self.is_part:
-                    node = self._irregular(node)
+                    node = self._control_flow(node)
                 case _:
                     raise invalid(f"a client's program has calls, transfers and routes, no {type(node).__name__}")
             consumed = consumes(node)
@@ -75,7 +75,7 @@ class ProgramChecker:
             nodes.append(node)
         count = len(program.arguments)
         if self.consumed.intersection(range(self.kept)):
-            raise invalid(f"{program.name!r} depends on data, and consumes what it is given")
+            raise invalid(f"{program.name!r} is part of control flow, and consumes its arguments")
         returned = program.results
         if not self.is_part and (len(set(returned)) != len(returned) or any(value < count for value in returned)):
             raise invalid(f"program {program.name!r} returns a value twice, or an argument")
@@ -147,7 +147,7 @@ class ProgramChecker:
             tuple(i for i in function.info.donated if i not in may),
         )
 
-    def _irregular(self, node: Switch | Loop) -> Switch | Loop:
+    def _control_flow(self, node: Switch | Loop) -> Switch | Loop:
         taken = tuple(self.specs[value] for value in node.inputs)
         given: list[list[tuple[ArraySpec, bytes | None]]] = []
         if isinstance(node, Switch):
@@ -187,7 +187,7 @@ class ProgramChecker:
     def _part(
         self, program: Program, taken: tuple[ArraySpec, ...], kept: int | None = None
     ) -> tuple[Program, list[tuple[ArraySpec, bytes | None]]]:
-        """A program of a node that depends on data, checked; and what it gives, with XLA's form of the shardings."""
+        """A program of a control flow node, checked; and what it gives, with XLA's form of the shardings."""
         if len(program.arguments) != len(taken) or not all(map(fits, taken, program.arguments)):
             raise invalid(
                 f"{program.name!r} takes {list(map(describe, program.arguments))}, and is given "

@@ -125,7 +125,7 @@ def _op(
         case Report():
             return ReportOp.create(operands=operands)
         case Switch() | Loop():
-            raise invalid("a node that depends on data is no part of a launch")
+            raise invalid("a control flow node is no part of a launch")
         case Transfer():
             flags = [("donate", node.donate), ("reshard", node.reshard)]
             facts = {name: PRESENT for name, present in flags if present}

@@ -103,7 +103,7 @@ class Rearrange(msgspec.Struct, frozen=True, array_like=True, tag="rearrange"):
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
-    """Reports to the controller what its input is: one integer or boolean. See `atoll.ir.irregular`."""
+    """Reports to the controller what its input is: one integer or boolean. See `atoll.ir.control_flow_split`."""
 
     inputs: tuple[int]
     outputs: tuple[ArraySpec, ...] = ()
@@ -112,7 +112,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
 class Switch(msgspec.Struct, frozen=True, array_like=True, tag="switch"):
     """Runs the branch that its first input chooses on the other inputs; a number out of range chooses the nearest one.
 
-    Only what a client submits has this node and the next: `atoll.ir.irregular` makes launches of them.
+    Only what a client submits has this node and the next: `atoll.ir.control_flow_split` makes launches of them.
     """
 
     inputs: tuple[int, ...]

@@ -8,9 +8,9 @@ from itertools import count
 from atoll.cluster.locations import Placement
 from atoll.ir import plan as p
 from atoll.ir.build import build
+from atoll.ir.control_flow_split import LoopPrograms, SwitchPrograms, has_control_flow, parts_of, split
 from atoll.ir.dialect.syntax import box_text, ranges_text
 from atoll.ir.exchange import ReceivePiece
-from atoll.ir.irregular import LoopPrograms, SwitchPrograms, is_irregular, parts_of, split
 from atoll.ir.lowered import LoweredGang
 from atoll.ir.lowering import lower
 from atoll.ir.program import Program, check
@@ -36,8 +36,8 @@ def render_lowered(program: Program, placement: Placement, functions: Sequence[s
 
 
 def _each_launch(program: Program, text_of: Callable[[Program], str]) -> str:
-    """The text of a program; of one with nodes that depend on data, that of each of its launches."""
-    if not is_irregular(program):
+    """The text of a program; of one with control flow nodes, that of each of its launches."""
+    if not has_control_flow(program):
         return text_of(program)
     texts = []
     for piece in split(program):

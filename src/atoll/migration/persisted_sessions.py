@@ -57,7 +57,7 @@ class PersistedSession(msgspec.Struct, frozen=True):
     buffers: dict[int, PersistedBuffer]
     functions: dict[int, m.RegisterFunction]
     definitions: dict[int, Program]
-    irregular: dict[int, m.RegisterSwitch | m.RegisterLoop]
+    control_flow: dict[int, m.RegisterSwitch | m.RegisterLoop]
     waits_for_islands: bool
     leaves_islands: bool
 
@@ -105,7 +105,7 @@ def persisted_session(session: Session, connection: int, by_system: bool) -> Per
         {handle: _buffer(entry) for handle, entry in session.directory.entries.items() if not entry.released},
         dict(session.function_requests),
         dict(session.definitions),
-        dict(session.irregular),
+        dict(session.control_flow),
         session.waits_for_islands,
         session.leaves_islands,
     )
@@ -138,7 +138,7 @@ def restored_session(persisted: PersistedSession, secret: str, tenant: Tenant, d
     session.has_errors = any(entry.error is not None for entry in entries)
     session.function_requests = dict(persisted.functions)
     session.definitions = dict(persisted.definitions)
-    session.irregular = dict(persisted.irregular)
+    session.control_flow = dict(persisted.control_flow)
     session.waits_for_islands = persisted.waits_for_islands
     session.leaves_islands = persisted.leaves_islands
     return session

@@ -14,7 +14,7 @@ from atoll.client.plugin_programs import is_atoll
 from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute
 from atoll.ir.types import ArraySpec
 from atoll.programs.functions import Function
-from atoll.programs.recording import CallNode, IrregularNode, Part, RecordedNode, Recording, RowsNode, TransferNode
+from atoll.programs.recording import CallNode, ControlFlowNode, RecordedNode, Recording, Region, RowsNode, TransferNode
 from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
@@ -153,7 +153,7 @@ def _numbered(
     return tuple(body)
 
 
-def _part(part: Part, arguments: tuple[ArraySpec, ...], functions: dict[Function, int]) -> Program:
+def _part(part: Region, arguments: tuple[ArraySpec, ...], functions: dict[Function, int]) -> Program:
     numbers = dict(part.taken)
     body = _numbered(part.nodes, numbers, functions, len(arguments))
     return Program(part.name, arguments, body, tuple(numbers[id(value.root)] for value in part.results))
@@ -190,7 +190,7 @@ def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence
             continue
         last = users[-1]
         positions = {i for i, each in enumerate(last.inputs) if each.root is value}
-        if len(positions) > 1 or isinstance(last, IrregularNode | RowsNode):
+        if len(positions) > 1 or isinstance(last, ControlFlowNode | RowsNode):
             continue
         if isinstance(last, TransferNode):
             last.donated = True

@@ -15,7 +15,7 @@ import numpy as np
 
 from atoll.client import backend
 from atoll.client import jax_internals as internals
-from atoll.programs import irregular
+from atoll.programs import control_flow_tracing
 from atoll.programs.program import Program
 from atoll.programs.tracing import ProgramTrace
 
@@ -103,7 +103,7 @@ def _cond(functions: tuple[_Function, _Function], pred: Any, *operands: Any) -> 
     trace = internals.current_trace()
     if isinstance(trace, ProgramTrace):
         decides = pred if jax.dtypes.result_type(pred) == np.bool_ else pred != 0
-        return irregular.switch(trace, "pw.cond", decides, functions, ("false_fun", "true_fun"), operands)
+        return control_flow_tracing.switch(trace, "pw.cond", decides, functions, ("false_fun", "true_fun"), operands)
     if internals.trace_state_clean():
         return functions[bool(pred)](*operands)
     return _transformed(jax.lax.cond, pred, functions[1], functions[0], *operands)
@@ -113,7 +113,7 @@ def _switch(functions: tuple[_Function, ...], index: Any, *operands: Any) -> Any
     trace = internals.current_trace()
     if isinstance(trace, ProgramTrace):
         names = [f"branch {i}" for i in range(len(functions))]
-        return irregular.switch(trace, "pw.switch", index, functions, names, operands)
+        return control_flow_tracing.switch(trace, "pw.switch", index, functions, names, operands)
     if internals.trace_state_clean():
         return functions[min(max(int(index), 0), len(functions) - 1)](*operands)
     return _transformed(jax.lax.switch, index, functions, *operands)
@@ -122,7 +122,7 @@ def _switch(functions: tuple[_Function, ...], index: Any, *operands: Any) -> Any
 def _while_loop(functions: tuple[_Function, _Function], value: Any) -> Any:
     trace = internals.current_trace()
     if isinstance(trace, ProgramTrace):
-        return irregular.while_loop(trace, *functions, value)
+        return control_flow_tracing.while_loop(trace, *functions, value)
     if internals.trace_state_clean():
         while bool(functions[0](value)):
             value = functions[1](value)

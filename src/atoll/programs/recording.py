@@ -33,22 +33,22 @@ class TransferNode:
 
 
 @dataclass(eq=False)
-class IrregularNode:
-    """A node that depends on data: a switch, whose first input chooses; or, where `constants` counts the inputs that
+class ControlFlowNode:
+    """A control flow node: a switch, whose first input chooses; or, where `constants` counts the inputs that
     stay, a loop of a condition and a body. The parts take its inputs, a switch's all but the first.
     """
 
     inputs: list[Value]
     outputs: list[Value]
-    parts: list[Part]
+    parts: list[Region]
     line: str
     constants: int | None = None
     donated: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
-class Part:
-    """What a node that depends on data may run. `taken` are the inputs that its own values are, by their identity."""
+class Region:
+    """What a control flow node may run. `taken` are the inputs that its own values are, by their identity."""
 
     name: str
     nodes: list[RecordedNode]
@@ -68,14 +68,14 @@ class RowsNode:
     donated: tuple[int, ...] = ()
 
 
-RecordedNode = CallNode | TransferNode | IrregularNode | RowsNode
+RecordedNode = CallNode | TransferNode | ControlFlowNode | RowsNode
 
 
 @dataclass
 class Recording:
     """All that a traced function does. `results` are its flat results: values, or arrays that no launch changes.
 
-    A part of a node that depends on data may use values of the function around it: `captured` are these, by the
+    A part of a control flow node may use values of the function around it: `captured` are these, by the
     identity of what stands for them.
     """
 

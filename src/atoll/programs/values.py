@@ -67,7 +67,7 @@ class Value:
         return Value(self.aval, True, self.line, view_of=self)
 
     def stand_in(self, *, shared: bool = True) -> Value:
-        """What stands for the array in a part of a node that depends on data. Nothing there may consume it if it is
+        """What stands for the array in a part of a control flow node. Nothing there may consume it if it is
         shared.
         """
         sharding = self.root.sharding_like

@@ -18,7 +18,7 @@ _MOST_CREDITS = 2 * LAUNCH_WINDOW
 
 def check_window(session: Session, message: m.Launch) -> None:
     """Raises INVALID_ARGUMENT where the session has launched more than its proxy lets through, or says that it takes
-    less of the window than it does. What depends on data is checked by `check_cost`, when its parts are known.
+    less of the window than it does. Control flow is checked by `check_cost`, when its parts are known.
     """
     check_cost(message, session.costs.get(message.program, 1))
     before = session.credits

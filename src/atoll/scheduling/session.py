@@ -43,7 +43,7 @@ class Launch:
     error: Status | None = None
     credits: int = 1  # of its session's window
     dependency: Dependency[GangRun] | None = None  # of its results
-    part_of: Undecided | None = None  # the launch of a node that depends on data
+    part_of: ControlFlowRun | None = None  # the launch of a control flow node
     seconds: float = 0.0  # when it came, by the controller's clock
     is_delegated: bool = False  # of what it makes, only results have their entries: see `delegated_runs`
     then: Callable[[Launch], None] | None = None  # called at its end, where the controller itself has launched it
@@ -67,8 +67,8 @@ class Launch:
 
 
 @dataclass(slots=True, eq=False)
-class Undecided:
-    """One launch of a node that depends on data: see `dependencies.irregular`. `parts` are its node's programs."""
+class ControlFlowRun:
+    """One launch of a control flow node. `parts` are the node's programs. See `dependencies.control_flow_runs`."""
 
     session: int
     node: m.RegisterSwitch | m.RegisterLoop
@@ -150,7 +150,7 @@ class Session:
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
     parts: dict[int, ProgramParts] = field(default_factory=dict)  # of programs that have not come completely
     costs: dict[int, int] = field(default_factory=dict)  # credits that a launch takes, of programs that take several
-    irregular: dict[int, m.RegisterSwitch | m.RegisterLoop] = field(default_factory=dict)  # nodes, by number
+    control_flow: dict[int, m.RegisterSwitch | m.RegisterLoop] = field(default_factory=dict)  # nodes, by number
     functions: dict[int, str] = field(default_factory=dict)
     # Functions that are being compiled for where the session migrates to: their names there.
     migrating: dict[int, str] = field(default_factory=dict)

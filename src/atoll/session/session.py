@@ -30,10 +30,10 @@ from atoll.session.controller_lease import ControllerLease
 from atoll.session.downloads import Downloads
 from atoll.session.functions import FunctionTable
 from atoll.session.hosts_away import HostsAway
-from atoll.session.irregular import SplitPrograms
 from atoll.session.outgoing import Outgoing
 from atoll.session.programs import ProgramCache
 from atoll.session.recorder import CallRecorder
+from atoll.session.split_programs import SplitPrograms
 from atoll.session.window import LaunchWindow
 
 _log = logging.getLogger(__name__)

@@ -107,7 +107,7 @@ class HostProcess:
             message = decoded(message)
             steps = (step for segment in message.definition.segments for step in segment.steps)
             if any(isinstance(step, Report) for step in steps):
-                raise unimplemented("what depends on data cannot run in virtual time, where arrays have no contents")
+                raise unimplemented("control flow cannot run in virtual time, where arrays have no contents")
         self._do(gangs * self._costs.host_gang or self._costs.message, partial(self._handle, message))
 
     def _handle(self, message: Any) -> None:

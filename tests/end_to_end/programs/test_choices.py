@@ -150,7 +150,7 @@ def refused(case: str) -> None:
     ("case", "text"),
     [
         ("grad", "those of jax.lax, for functions on one mesh"),
-        ("python", "calls Python, which what depends on data cannot do"),
+        ("python", "calls Python, which control flow cannot do"),
     ],
 )
 def test_what_cannot_be_chosen_so_is_refused_with_the_reason(python: RemotePython, case: str, text: str) -> None:

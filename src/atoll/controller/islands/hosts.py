@@ -59,7 +59,7 @@ class Hosts:
         self._launcher.enqueued(message.sequence)
 
     def _reported(self, host: int, message: m.Reported) -> None:
-        self._launcher.irregular.reported(host, message.sequence, message.value)
+        self._launcher.control_flow.reported(host, message.sequence, message.value)
 
     def join(self, ready: m.WorkerReady, hello: m.Hello) -> None:
         """A host's worker is up, with nothing on it. With the last of an island, the island is ready, or back."""

@@ -58,8 +58,8 @@ class Proxies:
             m.RegisterProgram: self._register_program,
             m.ProgramPart: self._program_part,
             m.ReleaseProgram: self._release_program,
-            m.RegisterSwitch: self._register_irregular,
-            m.RegisterLoop: self._register_irregular,
+            m.RegisterSwitch: self._register_control_flow,
+            m.RegisterLoop: self._register_control_flow,
             m.ReleaseFunction: self._release_function,
             m.MakeError: self._make_error,
             m.Quiesced: self._quiesced,
@@ -135,8 +135,8 @@ class Proxies:
             session.parts[message.program] = before
         before.add(part)
 
-    def _register_irregular(self, session: Session, message: m.RegisterSwitch | m.RegisterLoop) -> None:
-        session.irregular[message.program] = message
+    def _register_control_flow(self, session: Session, message: m.RegisterSwitch | m.RegisterLoop) -> None:
+        session.control_flow[message.program] = message
 
     def _release_program(self, session: Session, message: m.ReleaseProgram) -> None:
         self._programs.release(session, message.program)

@@ -124,8 +124,8 @@ def _checked_part(session: Session, message: m.RegisterProgram | m.ProgramPart) 
 
 
 def check_new_program(session: Session, message: Any) -> None:
-    check_new(message, "program", session.programs, session.irregular, session.parts)
-    if len(session.programs) + len(session.irregular) >= MAX_PROGRAMS:
+    check_new(message, "program", session.programs, session.control_flow, session.parts)
+    if len(session.programs) + len(session.control_flow) >= MAX_PROGRAMS:
         raise violation(message, "program", message.program, f"at most {MAX_PROGRAMS} programs in a session")
 
 

@@ -1,4 +1,4 @@
-"""Nodes that depend on data: which programs a launch of one runs is known when a device has computed it.
+"""Control flow nodes: which programs a launch of one runs is known when a device has computed it.
 
 The paper calls such a node *irregular* (section 4.5): only what depends on it is dispatched after it is known. A switch
 has a program that reports a number, and a branch for each number; a loop has one that reports whether to begin, one
@@ -29,13 +29,13 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.checks import check_cost, program_problem, quota_problem
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
-from atoll.scheduling.session import GangRun, Launch, Session, Undecided
+from atoll.scheduling.session import ControlFlowRun, GangRun, Launch, Session
 
 
-class Parts(Protocol):
+class PartLauncher(Protocol):
     """What launches parts and ends launches: the controller."""
 
-    def launch_part(self, whole: Undecided, program: RegisteredProgram, message: m.Launch) -> Launch:
+    def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
         """Launch a part whose arguments exist or have a dependency. With credits it is the last one: it gives the
         whole's results, and its nodes are in no line yet. `part_ended` is called at its end.
         """
@@ -54,8 +54,8 @@ class Parts(Protocol):
         """One that waits for the program less."""
 
 
-class IrregularNodes:
-    """The launches of nodes that depend on data, until they are over."""
+class ControlFlowRuns:
+    """The launches of control flow nodes, until they are over."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class IrregularNodes:
         resources: ResourceManager,
         quarantine: Quarantine,
         dependencies: DependencyTracker[GangRun],
-        parts: Parts,
+        parts: PartLauncher,
         next_age: Callable[[], int],
     ) -> None:
         self._sessions = sessions
@@ -73,11 +73,11 @@ class IrregularNodes:
         self._parts = parts
         self._next_age = next_age
         self._next_handle = m.FIRST_OWN_HANDLE  # of what a loop carries
-        self._awaited: dict[tuple[int, int], Undecided] = {}  # by the host that is to report, and its gang
+        self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by the host that is to report, and its gang
         self._ended: dict[tuple[int, int], None] = {}  # of those the ones whose gang has ended
 
     def statistics(self) -> dict[str, int]:
-        return {"undecided": len(self._awaited)}
+        return {"awaited": len(self._awaited)}
 
     # ---- events
 
@@ -85,7 +85,7 @@ class IrregularNodes:
         """A client launches such a node. Returns why that cannot be. Raises INVALID_ARGUMENT where its proxy says that
         this takes less of the session's window than it does.
         """
-        node = session.irregular[message.program]
+        node = session.control_flow[message.program]
         known = [session.definitions[each] for each in _numbers(node) if each in session.definitions]
         check_cost(message, credits_of(*known))
         try:
@@ -101,7 +101,7 @@ class IrregularNodes:
             return problem
         entries = session.directory.entries
         arguments = [entries[handle] for handle in message.arguments]
-        dependency = self._dependencies.of_undecided(session.number, arguments)
+        dependency = self._dependencies.of_control_flow(session.number, arguments)
         last = parts[-1]
         for made in last.values:
             if made.result >= 0:
@@ -109,7 +109,7 @@ class IrregularNodes:
                 entry = Entry(made.hosts, made.nbytes, maker=last.name, context=message.context, spec=spec)
                 entry.dependency = dependency
                 session.directory.add(message.results[made.result], entry)
-        whole = Undecided(
+        whole = ControlFlowRun(
             session.number,
             node,
             parts,
@@ -180,7 +180,7 @@ class IrregularNodes:
     def _begin(
         self,
         session: Session,
-        whole: Undecided,
+        whole: ControlFlowRun,
         program: RegisteredProgram,
         arguments: tuple[int, ...],
         results: tuple[int, ...],
@@ -199,7 +199,9 @@ class IrregularNodes:
         whole.awaited = host, reporter.sequence
         self._awaited[whole.awaited] = whole
 
-    def _end(self, session: Session, whole: Undecided, program: RegisteredProgram, arguments: tuple[int, ...]) -> None:
+    def _end(
+        self, session: Session, whole: ControlFlowRun, program: RegisteredProgram, arguments: tuple[int, ...]
+    ) -> None:
         """Launches the last part: its results are those of the whole."""
         problem = self._problem(session, program, arguments)
         if problem is not None:
@@ -218,7 +220,7 @@ class IrregularNodes:
                 return error
         return program_problem(session, program, self._quarantine, self._resources)
 
-    def _fail(self, session: Session, whole: Undecided, status: Status) -> None:
+    def _fail(self, session: Session, whole: ControlFlowRun, status: Status) -> None:
         self._over(whole)
         session.has_errors = True
         session.directory.fail(whole.results, status)
@@ -228,7 +230,7 @@ class IrregularNodes:
         self._dependencies.resolve(whole.dependency)
         self._parts.end_credits(session, whole.credits)
 
-    def _over(self, whole: Undecided) -> None:
+    def _over(self, whole: ControlFlowRun) -> None:
         whole.is_over = True
         self._awaited.pop(whole.awaited, None)
         self._ended.pop(whole.awaited, None)
@@ -236,12 +238,12 @@ class IrregularNodes:
             program.waiting -= 1
             self._parts.drop_if_idle(program)
 
-    def _forget(self, session: Session, whole: Undecided) -> None:
+    def _forget(self, session: Session, whole: ControlFlowRun) -> None:
         """Its arrays are its no more."""
         self._parts.unuse(session, whole.arguments + whole.results)
         self._drop_carried(session, whole, whole.carried)
 
-    def _drop_carried(self, session: Session, whole: Undecided, handles: tuple[int, ...]) -> None:
+    def _drop_carried(self, session: Session, whole: ControlFlowRun, handles: tuple[int, ...]) -> None:
         """The loop needs these no more, unless they are what it began with."""
         if isinstance(whole.node, m.RegisterLoop) and handles != whole.arguments[whole.node.constants :]:
             self._parts.release(session, handles, delete=False)
@@ -279,15 +281,15 @@ def _parts(
         if program is None:
             raise not_found(f"program {number} does not exist in this session")
         if program.is_unbounded:
-            raise unimplemented(f"{program.name} calls Python, which what depends on data cannot do")
+            raise unimplemented(f"{program.name} calls Python, which control flow cannot do")
         if program.feeds or not program.donated.issubset(may_consume if position == 2 else ()):
-            raise invalid(f"{program.name} depends on data, and takes bytes of the client or donates its arrays")
+            raise invalid(f"{program.name} is part of control flow, and takes client bytes or donates its arrays")
         found.append(program)
     has = [(each.arguments, each.results, each.reports) for each in found]
     alike = all(each.result_specs == found[-1].result_specs for each in found[1:])
     if len(found) < 2 or has != shapes or not alike or message.feeds:
         raise invalid(
-            f"{found[-1].name} depends on data, and its programs do not fit together: (arguments, results, reports) "
-            f"are {has} where they are to be {shapes}, with results alike"
+            f"{found[-1].name} is part of control flow, and its programs do not match: (arguments, results, reports) "
+            f"are {has} but must be {shapes}, with equal results"
         )
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Nodes that depend on data, in the controller: tables of events in and messages out."""
+"""Control flow nodes, in the controller: tables of events in and messages out."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_session_that_ends_meanwhile_leaves_nothing(launch):
     assert play.number(run.sequence, 1) == []
     play.done(run.sequence)
     controller = play.controller
-    assert controller.launcher.irregular.statistics() == {"undecided": 0}
+    assert controller.launcher.control_flow.statistics() == {"awaited": 0}
     assert (controller.programs.plans, controller.launcher.in_flight) == ({}, {})
 
 
@@ -239,18 +239,18 @@ def test_sequential_dispatch_does_not_wait_for_what_joins_later_and_is_older():
     ("node", "arguments", "text"),
     [
         (m.RegisterSwitch(60, INDEX, (31, 61)), (11, 10), "with results alike"),
-        (m.RegisterSwitch(60, INDEX, (31, LAST)), (11, 10), "do not fit together"),
-        (m.RegisterSwitch(60, 31, (31, 32)), (11, 10), "do not fit together"),
-        (m.RegisterSwitch(60, INDEX, (31, INDEX)), (11, 10), "do not fit together"),
+        (m.RegisterSwitch(60, INDEX, (31, LAST)), (11, 10), "do not match"),
+        (m.RegisterSwitch(60, 31, (31, 32)), (11, 10), "do not match"),
+        (m.RegisterSwitch(60, INDEX, (31, INDEX)), (11, 10), "do not match"),
         (m.RegisterSwitch(60, INDEX, (31, 99)), (11, 10), "program 99 does not exist"),
         (m.RegisterSwitch(60, INDEX, (31, 62)), (11, 10), "donates its arrays"),
         (m.RegisterSwitch(60, INDEX, (31, 2)), (11, 10), "takes bytes of the client"),
         (m.RegisterSwitch(60, INDEX, (31, 63)), (11, 10), "calls Python"),
         (m.RegisterSwitch(60, INDEX, (31, 60)), (11, 10), "program 60 does not exist"),
-        (m.RegisterSwitch(60, INDEX, BRANCHES), (11,), "do not fit together"),
-        (m.RegisterSwitch(60, INDEX, BRANCHES), (), "do not fit together"),
-        (m.RegisterLoop(60, 9, FIRST, BEGINS, BEGINS, LAST), (10, 11), "do not fit together"),
-        (m.RegisterLoop(60, 0, LAST, BEGINS, FOLLOWING, FIRST), (10, 11), "do not fit together"),
+        (m.RegisterSwitch(60, INDEX, BRANCHES), (11,), "do not match"),
+        (m.RegisterSwitch(60, INDEX, BRANCHES), (), "do not match"),
+        (m.RegisterLoop(60, 9, FIRST, BEGINS, BEGINS, LAST), (10, 11), "do not match"),
+        (m.RegisterLoop(60, 0, LAST, BEGINS, FOLLOWING, FIRST), (10, 11), "do not match"),
         (m.RegisterLoop(60, 0, FIRST, FOLLOWING, BEGINS, LAST), (10, 11), "donates its arrays"),
         (m.RegisterLoop(60, 1, FIRST, BEGINS, FOLLOWING, LAST), (10, 11), "donates its arrays"),
         (m.RegisterSwitch(60, INDEX, BRANCHES), (99, 10), "array 99 does not exist"),

@@ -1,4 +1,4 @@
-"""Programs with nodes that depend on data, as a client submits them: honestly, and not."""
+"""Programs with control flow nodes, as a client submits them: honestly, and not."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ replace = msgspec.structs.replace
         ),
         (
             chooses(replace(SWITCH, branches=(replace(THERE, nodes=(Transfer((0,), (FAR,), True, True),)),))),
-            "'there' depends on data, and consumes what it is given",
+            "'there' is part of control flow, and consumes its arguments",
         ),
         (chooses(replace(SWITCH, branches=(replace(NEAR, nodes=(replace(CALL, function=1),)),))), "function 1 of 1"),
         (chooses(replace(SWITCH, branches=(replace(NEAR, feeds=1),))), "exchanges nothing with its host"),

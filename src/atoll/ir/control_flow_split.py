@@ -1,4 +1,4 @@
-"""Programs with nodes that depend on data, as the launches that they are.
+"""Split programs with control flow nodes into launches.
 
 Such a node (`Switch`, `Loop`; section 4.5 of the paper calls it irregular) is a launch of its own, of several programs.
 All that depends on the same of these nodes is one launch. So what depends on none of them is dispatched before any is
@@ -29,7 +29,7 @@ from atoll.ir.program import (
 from atoll.ir.types import ArraySpec
 
 # Each is a launch or two, of which a session's window has room for some hundreds.
-MAX_IRREGULAR = 128
+MAX_CONTROL_FLOW = 128
 MAX_NODES = 1 << 14
 
 
@@ -56,7 +56,7 @@ class LoopPrograms:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SplitLaunch:
     """One of a program's launches; its arguments and results are values of the program."""
 
     programs: Program | SwitchPrograms | LoopPrograms
@@ -64,11 +64,11 @@ class Piece:
     results: tuple[int, ...]
 
 
-def is_irregular(program: Program) -> bool:
+def has_control_flow(program: Program) -> bool:
     return any(isinstance(node, Switch | Loop) for node in program.nodes)
 
 
-def split(program: Program) -> tuple[Piece, ...]:
+def split(program: Program) -> tuple[SplitLaunch, ...]:
     """The program's launches, in an order in which each comes after those that it needs.
 
     Raises INVALID_ARGUMENT for a program of too many.
@@ -77,7 +77,7 @@ def split(program: Program) -> tuple[Piece, ...]:
     depends: list[frozenset[int]] = [frozenset()] * len(program.arguments)  # of each value, on which of these nodes
     readers: list[frozenset[int]] = [frozenset()] * len(specs)  # of each value, on which of them its readers depend
     groups: dict[frozenset[int], list[tuple[Node, int]]] = {}  # with the first value that each node makes
-    pieces: list[tuple[int, int, Piece]] = []
+    pieces: list[tuple[int, int, SplitLaunch]] = []
     nodes = 0
     for number, node in enumerate(program.nodes):
         needed = frozenset[int]().union(*(depends[value] for value in node.inputs))
@@ -87,7 +87,7 @@ def split(program: Program) -> tuple[Piece, ...]:
         if isinstance(node, Switch | Loop):
             results = tuple(range(first, first + len(node.outputs)))
             programs = _switch(node, specs, program.name) if isinstance(node, Switch) else _loop(node, program.name)
-            pieces.append((len(needed), 1, Piece(programs, node.inputs, results)))
+            pieces.append((len(needed), 1, SplitLaunch(programs, node.inputs, results)))
             nodes += sum(len(each.nodes) for each in parts_of(programs))
             given = needed | {number}
         else:
@@ -96,10 +96,10 @@ def split(program: Program) -> tuple[Piece, ...]:
         for value in node.inputs:
             readers[value] |= given
         depends.extend([given] * output_count(node))
-    if len(pieces) > MAX_IRREGULAR or nodes > MAX_NODES:
+    if len(pieces) > MAX_CONTROL_FLOW or nodes > MAX_NODES:
         raise invalid(
-            f"program {program.name!r} has {len(pieces)} nodes that depend on data, and {nodes} nodes in all; at most "
-            f"{MAX_IRREGULAR} and {MAX_NODES} may be in one program with such nodes"
+            f"program {program.name!r} has {len(pieces)} control flow nodes, and {nodes} nodes in all; at most "
+            f"{MAX_CONTROL_FLOW} and {MAX_NODES} may be in one program with such nodes"
         )
     wanted = set(program.results)
     for _, _, piece in pieces:
@@ -124,7 +124,7 @@ def parts_of(programs: Program | SwitchPrograms | LoopPrograms) -> tuple[Program
 
 def _straight(
     name: str, group: Sequence[tuple[Node, int]], specs: Sequence[ArraySpec | None], wanted: set[int]
-) -> Piece:
+) -> SplitLaunch:
     made = {value for node, first in group for value in range(first, first + output_count(node))}
     arguments = tuple(dict.fromkeys(value for node, _ in group for value in node.inputs if value not in made))
     numbers = {value: i for i, value in enumerate(arguments)}
@@ -135,7 +135,7 @@ def _straight(
             numbers[value] = len(numbers)
     results = tuple(sorted(made & wanted))
     program = Program(name, _arrays(specs, arguments), tuple(nodes), tuple(numbers[value] for value in results))
-    return Piece(program, arguments, results)
+    return SplitLaunch(program, arguments, results)
 
 
 def _switch(node: Switch, specs: Sequence[ArraySpec | None], name: str) -> SwitchPrograms:

@@ -1,4 +1,4 @@
-"""Nodes that depend on data, recorded: what they may run is traced, and compared, before it is known what will.
+"""Record control flow nodes: all functions that they may run are traced, and compared.
 
 Where all of it is compiled functions on one mesh, the node is one compiled function itself: XLA chooses on the devices,
 without the controller.
@@ -17,7 +17,7 @@ from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
 from atoll.ir.types import NUMBERS
 from atoll.programs.build import needed
-from atoll.programs.recording import CallNode, IrregularNode, Part, RecordedNode, Recording
+from atoll.programs.recording import CallNode, ControlFlowNode, RecordedNode, Recording, Region
 from atoll.programs.tracing import OrderedEffects, ProgramTrace, ProgramTracer, record
 from atoll.programs.values import Value, constant_value
 
@@ -52,7 +52,7 @@ def switch(
     else:
         _check_not_nested(trace, what)
         decider = trace.resharded(decides, _placed(decides)).root
-        node = IrregularNode([decider, *inputs.values], _made(parts[0].results), recorded, internals.line())
+        node = ControlFlowNode([decider, *inputs.values], _made(parts[0].results), recorded, internals.line())
         results = _recorded(trace, node)
     return parts[0].tree.unflatten(results)
 
@@ -98,14 +98,14 @@ def while_loop(
         results = _as_one_function("while_loop", on_devices, body)(*inputs.tracers())
     else:
         _check_not_nested(trace, "pw.while_loop")
-        node = IrregularNode(inputs.values, _made(body.results), parts, internals.line(), constants)
+        node = ControlFlowNode(inputs.values, _made(body.results), parts, internals.line(), constants)
         results = _recorded(trace, node)
     carried = iter(results)
     flat = [leaf if kept else next(carried) for leaf, kept in zip(leaves, stays, strict=True)]
     return tree.unflatten(flat)[0]
 
 
-def _recorded(trace: ProgramTrace, node: IrregularNode) -> list[ProgramTracer]:
+def _recorded(trace: ProgramTrace, node: ControlFlowNode) -> list[ProgramTracer]:
     trace.recording.nodes.append(node)
     return [ProgramTracer(trace, value) for value in node.outputs]
 
@@ -164,8 +164,8 @@ class _Traced:
         outer = self.origins.get(id(root)) or self.recording.captured.get(id(root))
         return outer if outer is not None else trace.value_of(root.constant)
 
-    def part(self, taken: dict[int, int]) -> Part:
-        return Part(self.name, self.nodes, taken, self.results)
+    def part(self, taken: dict[int, int]) -> Region:
+        return Region(self.name, self.nodes, taken, self.results)
 
 
 class _Inputs:
@@ -300,7 +300,7 @@ def _is_on_one_mesh(parts: Sequence[_Traced]) -> bool:
     return len(devices) == 1
 
 
-def _evaluated(part: Part) -> Callable[..., tuple[Any, ...]]:
+def _evaluated(part: Region) -> Callable[..., tuple[Any, ...]]:
     """A function of a node's inputs that calls what the part has recorded."""
 
     def evaluate(*given: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Programs with nodes that depend on data, as the launches that they are split into."""
+"""Programs with control flow nodes, as the launches that they are split into."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 from atoll.errors import StatusError
 from atoll.ir.build import build
+from atoll.ir.control_flow_split import (
+    MAX_CONTROL_FLOW,
+    LoopPrograms,
+    SplitLaunch,
+    SwitchPrograms,
+    has_control_flow,
+    parts_of,
+    split,
+)
 from atoll.ir.dialect import parse
-from atoll.ir.irregular import MAX_IRREGULAR, LoopPrograms, Piece, SwitchPrograms, is_irregular, parts_of, split
 from atoll.ir.lowering import lower
 from atoll.ir.plan import Report as ReportStep
 from atoll.ir.program import Call, Loop, Node, Program, Rearrange, Report, Switch, Transfer, check, output_count
@@ -57,7 +65,7 @@ def run(program: Program, arguments: list[int], reports: list[int] | None = None
     return [values[value] for value in program.results]
 
 
-def launch(piece: Piece, arguments: list[int]) -> list[int]:
+def launch(piece: SplitLaunch, arguments: list[int]) -> list[int]:
     programs = piece.programs
     reports: list[int] = []
     if isinstance(programs, SwitchPrograms):
@@ -128,7 +136,7 @@ def test_the_launches_of_a_program_give_what_its_nodes_say(program: Program) -> 
     for piece in split(program):
         assert consumed.isdisjoint(piece.arguments), "what reads a value comes before what consumes it"
         for each in parts_of(piece.programs):
-            assert not is_irregular(each)
+            assert not has_control_flow(each)
             assert len(set(each.results)) == len(each.results)
             assert all(value >= len(each.arguments) for value in each.results)
         made = launch(piece, [values[value] for value in piece.arguments])
@@ -165,8 +173,8 @@ def test_a_launch_waits_for_those_numbers_alone_on_which_it_depends():
 
 
 def test_a_program_of_too_many_numbers_is_refused():
-    nodes = tuple(choice(i, 0) for i in range(MAX_IRREGULAR + 1))
-    with pytest.raises(StatusError, match=f"{MAX_IRREGULAR + 1} nodes that depend on data"):
+    nodes = tuple(choice(i, 0) for i in range(MAX_CONTROL_FLOW + 1))
+    with pytest.raises(StatusError, match=f"{MAX_CONTROL_FLOW + 1} control flow nodes"):
         split(Program("p", (SPEC,), nodes, ()))
 
 

@@ -1,4 +1,4 @@
-"""A play of random clients whose programs depend on data, on model hosts that report what they like."""
+"""A play of random clients whose programs have control flow, on model hosts that report what they like."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.cluster.settings import Dispatch
-from tests.controller.irregular_world import ChoosingWorld
+from tests.controller.control_flow_world import ChoosingWorld
 from tests.controller.outcome import check_nothing_is_left, check_outcomes, play
 from tests.thoroughness import examples
 

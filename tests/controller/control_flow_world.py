@@ -1,4 +1,4 @@
-"""Random clients whose programs depend on data."""
+"""Random clients whose programs have control flow."""
 
 from __future__ import annotations
 

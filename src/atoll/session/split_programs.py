@@ -1,6 +1,6 @@
-"""The programs that a session registers. Those with nodes that depend on data are several launches each.
+"""Register the programs of a session. A program with control flow nodes becomes several launches.
 
-`atoll.ir.irregular` splits them.
+`atoll.ir.control_flow_split` splits them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from atoll.ir.irregular import Piece, SwitchPrograms, is_irregular, parts_of, split
+from atoll.ir.control_flow_split import SplitLaunch, SwitchPrograms, has_control_flow, parts_of, split
 from atoll.ir.program import Program, credits_of
 from atoll.ir.validation import check_definition
 from atoll.protocol import messages as m
 
 
-class Launch(Protocol):
+class SendLaunch(Protocol):
     """Launches what is registered, as `ClusterSession.launch` does."""
 
     def __call__(
@@ -34,7 +34,7 @@ class Launch(Protocol):
 @dataclass(frozen=True)
 class _Split:
     results: tuple[int, ...]  # values of the program
-    pieces: tuple[tuple[int, Piece], ...]  # with their numbers
+    pieces: tuple[tuple[int, SplitLaunch], ...]  # with their numbers
     programs: tuple[int, ...]  # all that are registered for it
 
 
@@ -81,7 +81,7 @@ class SplitPrograms:
 
     def register(self, program: Program) -> int:
         """Return the program's number. Raises INVALID_ARGUMENT for one that is not valid, or cannot be split."""
-        if is_irregular(program):
+        if has_control_flow(program):
             return self._register_pieces(program)
         check_definition(program, self._devices)
         number = self._number()
@@ -140,7 +140,7 @@ class SplitPrograms:
             self._credits[number] = credits
 
     def launch(
-        self, number: int, arguments: Sequence[int], results: Sequence[int], context: int, launch: Launch
+        self, number: int, arguments: Sequence[int], results: Sequence[int], context: int, launch: SendLaunch
     ) -> None:
         """Launches all pieces of one that was split; what passes between them is released."""
         whole = self._known[number]
