@@ -238,7 +238,7 @@ def test_sequential_dispatch_does_not_wait_for_what_joins_later_and_is_older():
 @pytest.mark.parametrize(
     ("node", "arguments", "text"),
     [
-        (m.RegisterSwitch(60, INDEX, (31, 61)), (11, 10), "with results alike"),
+        (m.RegisterSwitch(60, INDEX, (31, 61)), (11, 10), "with equal results"),
         (m.RegisterSwitch(60, INDEX, (31, LAST)), (11, 10), "do not match"),
         (m.RegisterSwitch(60, 31, (31, 32)), (11, 10), "do not match"),
         (m.RegisterSwitch(60, INDEX, (31, INDEX)), (11, 10), "do not match"),

@@ -236,7 +236,7 @@ class StepRunner:
         return Input(position, dtype, shapes, not is_future and is_small_and_ready(array), read, release)
 
     def keep(self, buffer: Buffer, future: FutureArray, array: p.LocalArray | None, contents: Any) -> DeviceArray:
-        """Makes the array that was futures, and puts it into its buffer, unless that has been given up."""
+        """Resolve the future with its array, and put the array into the buffer, unless the buffer was released."""
         made: DeviceArray = contents if array is None else self._backend.put(array, contents)
         future.set_result(made)
         if buffer.array is future:
