@@ -244,7 +244,7 @@ def test_sequential_dispatch_does_not_wait_for_what_joins_later_and_is_older():
         (m.RegisterSwitch(60, INDEX, (31, INDEX)), (11, 10), "do not match"),
         (m.RegisterSwitch(60, INDEX, (31, 99)), (11, 10), "program 99 does not exist"),
         (m.RegisterSwitch(60, INDEX, (31, 62)), (11, 10), "donates its arrays"),
-        (m.RegisterSwitch(60, INDEX, (31, 2)), (11, 10), "takes bytes of the client"),
+        (m.RegisterSwitch(60, INDEX, (31, 2)), (11, 10), "takes client bytes"),
         (m.RegisterSwitch(60, INDEX, (31, 63)), (11, 10), "calls Python"),
         (m.RegisterSwitch(60, INDEX, (31, 60)), (11, 10), "program 60 does not exist"),
         (m.RegisterSwitch(60, INDEX, BRANCHES), (11,), "do not match"),
