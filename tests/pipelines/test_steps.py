@@ -91,8 +91,9 @@ def one_stage_and_plain_jax() -> None:
 
 
 def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(tmp_path: Path) -> None:
-    # Two programs, unlike elsewhere: they have the same bits as users compile, not with what makes tests quick.
-    python = RemotePython(os.environ | {"XLA_FLAGS": ""}, tmp_path)
+    # Two programs, unlike elsewhere: they have the same bits as users compile, not with what makes tests quick. The
+    # number of modules that LLVM compiles does not change the code.
+    python = RemotePython(os.environ | {"XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1"}, tmp_path)
     try:
         python.call(one_stage_and_plain_jax)
     finally:
