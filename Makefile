@@ -71,6 +71,7 @@ check: $(VENV)/.test  ## Check style, types, layers, names in docstrings and pro
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
+	$(BIN)/python -m tests.sizes
 
 docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a broken link is an error
 	$(BIN)/python docs/pictures/draw.py
