@@ -35,7 +35,7 @@ quick: $(VENV)/.test  ## Run the tests that start no cluster: two minutes
 thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not at all: tests of properties, mixes of clients
 	ATOLL_TEST_THOROUGHNESS=20 ATOLL_ORDER_SECONDS=60 $(BIN)/python -m pytest -m "hypothesis or thorough" --timeout 3600 --processes $(WORKERS) $(ARGS)
 	ATOLL_ORDER_SECONDS=60 ATOLL_TEST_USAGE_SECONDS=600 ATOLL_TEST_MESSAGES=100000 \
-	  $(BIN)/python -m pytest --timeout 3600 tests/end_to_end/test_order.py tests/operate/test_usage.py tests/controller/test_roles.py $(ARGS)
+	  $(BIN)/python -m pytest --timeout 3600 tests/end_to_end/test_order_end_to_end.py tests/operate/test_usage_command.py tests/controller/test_roles.py $(ARGS)
 	ATOLL_TEST_FUZZED_MESSAGES=1000000 ATOLL_TEST_FUZZED_FRAMES=100000 \
 	  $(BIN)/python -m pytest --timeout 7200 -s tests/end_to_end/test_fuzzed_control.py tests/grpc/http2/test_long_fuzz.py $(ARGS)
 	ATOLL_TEST_MOVE_MIB=8192 $(BIN)/python -m pytest --timeout 3600 -s -rs tests/end_to_end/test_large_moves.py $(ARGS)
@@ -43,10 +43,10 @@ thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not a
 restarts: $(VENV)/.test  ## Kill the controller a hundred times, have standbys take over, and strike a training, which takes long
 	ATOLL_TEST_RESTARTS=100 ATOLL_TEST_TAKEOVERS=20 ATOLL_TEST_STRIKE_STEPS=500 ATOLL_TEST_STRIKE_SECONDS=10 \
 	  $(BIN)/python -m pytest --timeout 3600 -s tests/end_to_end/test_restarts.py tests/end_to_end/test_standbys.py \
-	  tests/end_to_end/test_strikes.py tests/operate/test_standby.py $(ARGS)
+	  tests/end_to_end/test_strikes.py tests/operate/test_standby_command.py $(ARGS)
 
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
-	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays.py tests/operate/test_cluster_file.py $(ARGS)
+	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays_end_to_end.py tests/operate/test_cluster_file_of_commands.py $(ARGS)
 
 tensorflow: $(VENV)/.test $(VENV)/.tensorflow  ## Run the tests of the front end for TensorFlow, which is 1.4 GB to install
 	ATOLL_TEST_TENSORFLOW=1 $(BIN)/python -m pytest --processes $(WORKERS) tests/tensorflow tests/examples/test_tensorflow_transformer.py $(ARGS)

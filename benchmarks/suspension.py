@@ -61,7 +61,7 @@ class _Session:
         import jax.numpy as jnp
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-        from atoll.operate.clusters import find, report_of
+        from atoll.operate.cluster_queries import find, report_of
 
         devices = jax.devices()
         self._arrays = []
@@ -80,7 +80,7 @@ class _Session:
 
     def there_and_back(self, medium: str) -> dict[str, float]:
         """Seconds, as the operator waits."""
-        from atoll.operate.clusters import operate
+        from atoll.operate.cluster_queries import operate
         from atoll.protocol.messages import ResumeRequest, SuspendRequest
 
         started = time.perf_counter()

@@ -1,10 +1,10 @@
 """Processes of Python that are forked from one that has imported JAX, in place of `subprocess.Popen`.
 
 A start of Python that imports JAX takes a second of CPU time, and the suite starts hundreds. `Popen` sends commands
-such as `[sys.executable, "-m", "atoll.worker.main", OPTIONS]` to the fork server of the run (`tests.fork_server`).
-All other commands, and those with an environment that Python reads at its start, are executed as usual. Processes
-that were forked start others in the same way. A module that is marked `executed` looks at how processes start, at what
-they have loaded or at their parents: none of its processes is forked.
+such as `[sys.executable, "-m", "atoll.worker.worker_main", OPTIONS]` to the fork server of the run
+(`tests.fork_server`). All other commands, and those with an environment that Python reads at its start, are executed as
+usual. Processes that were forked start others in the same way. A module that is marked `executed` looks at how
+processes start, at what they have loaded or at their parents: none of its processes is forked.
 
 The processes of a cluster that stays are in the session of its engine. The server forks an engine or a command as
 well, and these fork their own children, so that children have the session and the parent of executed processes.
@@ -43,18 +43,18 @@ _FAULTS = Path(__file__).resolve().with_name("faults") / "sitecustomize.py"
 # Modules that may run in a forked process. A process for users' code is executed: it is isolated from its parent.
 _MODULES = frozenset(
     {
-        "atoll.controller_process.main",
-        "atoll.devices.compilers.server",
-        "atoll.engines.main",
-        "atoll.engines.null_hosts.main",
-        "atoll.ifrt.main",
+        "atoll.controller_process.controller_main",
+        "atoll.devices.compilers.fork_server",
+        "atoll.engines.engine_main",
+        "atoll.engines.null_hosts.null_hosts_main",
+        "atoll.ifrt.proxy_main",
         "atoll.operate.command",
-        "atoll.worker.main",
+        "atoll.worker.worker_main",
         "tests.end_to_end.remote_python",
     }
 )
 # Modules whose processes fork their own children. They start no native threads and hold nothing that affects a child.
-_LEADERS = frozenset({"atoll.engines.main", "atoll.operate.command"})
+_LEADERS = frozenset({"atoll.engines.engine_main", "atoll.operate.command"})
 # Variables that Python, the dynamic linker, malloc or a library reads when it is loaded.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_", "TF_CPP_")
 _WITHOUT_EFFECT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from tests.prose import nodes_of
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "atoll"
+TESTS = Path(__file__).resolve().parent
+SOURCE = TESTS.parent / "src" / "atoll"
 
 # From the bottom up. A package imports only packages of lower layers; packages of one layer do not import one another.
 LAYERS = (
@@ -108,3 +109,34 @@ def test_http2_and_grpc_know_nothing_of_atoll() -> None:
         if not target.startswith("atoll.grpc")
     }
     assert foreign == set()
+
+
+# Python and pytest look for files of these names.
+_FIXED_NAMES = {"__init__.py", "__main__.py", "conftest.py", "sitecustomize.py"}
+_REPEATED_NAMES = {
+    "agents.py",
+    "build.py",
+    "checks.py",
+    "engines.py",
+    "functions.py",
+    "hosts.py",
+    "operators.py",
+    "program.py",
+    "proxies.py",
+    "recovery.py",
+    "relays.py",
+    "tracing.py",
+    "types.py",
+    "test_rates.py",
+    "test_tracing.py",
+    "test_usage.py",
+    "test_validation.py",
+}
+
+
+def test_the_name_of_a_module_identifies_it() -> None:
+    """A line of a traceback shows little more than the name of the file."""
+    for root in (SOURCE, TESTS):
+        counts = Counter(path.name for path in root.rglob("*.py"))
+        repeated = {name for name, count in counts.items() if count > 1}
+        assert repeated <= _FIXED_NAMES | _REPEATED_NAMES

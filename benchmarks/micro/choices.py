@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from atoll.devices.null.program import NullProgram
+from atoll.devices.null.null_program import NullProgram
 from atoll.ir.program import Node, Switch
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.session.bare import BareClient, call, program, sharded, transfer

@@ -5,8 +5,8 @@ import tempfile
 from collections.abc import Callable
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.options import EngineOptions
-from atoll.engines.start import EngineProcess
+from atoll.engines.engine_options import EngineOptions
+from atoll.engines.start_engine import EngineProcess
 from benchmarks.harness.backends import DEVICES
 from benchmarks.harness.benchmark import Round, Settings
 from benchmarks.micro.dispatch import allreduce_op_by_op, jit_op_by_op

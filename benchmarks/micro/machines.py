@@ -100,22 +100,24 @@ def between_machines(settings: Settings) -> Round:
 
 def start_cluster(machine: OtherMachine, islands: int = 2) -> None:
     """A controller and the worker of the first island here, those of the others there. They are yet to come up."""
-    from atoll.cluster.processes.process import command
+    from atoll.cluster.processes.process_runtime import command
     from atoll.cluster.settings import ClusterSettings
-    from atoll.controller_process.options import ControllerOptions
-    from atoll.worker.options import WorkerOptions
+    from atoll.controller_process.controller_options import ControllerOptions
+    from atoll.worker.worker_options import WorkerOptions
 
     os.environ |= {"ATOLL_TOKEN": "a benchmark's", "ATOLL_INSECURE": "1"}
     os.environ["ATOLL_ADDRESS"] = address = f"{_HERE}:7300"
     settings = ClusterSettings(islands=f"{islands}x1x1")
-    machine.run_here(*command("atoll.controller_process.main", ControllerOptions(address, settings, os.getpid())))
+    machine.run_here(
+        *command("atoll.controller_process.controller_main", ControllerOptions(address, settings, os.getpid()))
+    )
     env = ["env", "JAX_PLATFORMS=cpu", "JAX_ENABLE_X64=1"]
     for host in range(islands):
         own, run = (_THERE, machine.run) if host else (_HERE, machine.run_here)
         options = WorkerOptions(
             address, f"{own}:0", host, host, 1, os.getpid(), tempfile.mkdtemp(prefix="bench-cache-")
         )
-        run(*env, *command("atoll.worker.main", options))
+        run(*env, *command("atoll.worker.worker_main", options))
 
 
 def _atoll_moves(machine: OtherMachine) -> Callable[[int], dict[str, Callable[[], float]]]:

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from atoll.cluster.processes.process import command
+from atoll.cluster.processes.process_runtime import command
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.sockets import bind_unix
-from atoll.worker.options import WorkerOptions
+from atoll.worker.worker_options import WorkerOptions
 from benchmarks.harness.benchmark import Round, Settings
 
 DIRECT = "worker alone"
@@ -76,7 +76,7 @@ def _direct(calls: int) -> Round:
     listener.listen(1)
     options = WorkerOptions(control, f"unix:{directory}/data.sock", 0, 0, 1, os.getpid())
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
-    subprocess.Popen(command("atoll.worker.main", options), stdin=subprocess.DEVNULL, env=env)
+    subprocess.Popen(command("atoll.worker.worker_main", options), stdin=subprocess.DEVNULL, env=env)
     sock, _ = listener.accept()
     worker = BlockingConnection(sock, m.ToController, name="the worker")
     replies = worker.receive()

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.options import EngineOptions
-from atoll.engines.start import EngineProcess
+from atoll.engines.engine_options import EngineOptions
+from atoll.engines.start_engine import EngineProcess
 from atoll.security.authority import Authority
 from atoll.security.roles import Role
-from atoll.security.start import join_file
+from atoll.security.start_security import join_file
 from atoll.wire.tls.identity import Identity, server_name
 from benchmarks.harness.benchmark import Round, Settings
 from benchmarks.micro.islands import LARGE_BYTES, island_copy, socket_copy

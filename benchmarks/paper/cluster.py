@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import psutil
 
 from atoll.cluster.settings import DEFAULT_POLICY, NULL_PLATFORM, ClusterSettings, Dispatch
-from atoll.cluster.tenants import TenantSettings
-from atoll.engines.options import EngineOptions
-from atoll.engines.start import EngineProcess
+from atoll.cluster.tenant_settings import TenantSettings
+from atoll.engines.engine_options import EngineOptions
+from atoll.engines.start_engine import EngineProcess
 from atoll.session.bare import BareClient
 
 Result = TypeVar("Result")
@@ -111,7 +111,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def _is_controller(process: psutil.Process) -> bool:
-    return "atoll.controller_process.main" in process.cmdline()
+    return "atoll.controller_process.controller_main" in process.cmdline()
 
 
 def costs(cluster: NullCluster, gangs: int, hosts: int, work: Callable[[], None]) -> dict[str, float]:

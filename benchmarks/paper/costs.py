@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from atoll.devices.null.model import MODELS
-from atoll.virtual.costs import Costs
+from atoll.virtual.simulated_costs import Costs
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import RESULTS, BenchmarkRecord, RunRecord
 

@@ -48,7 +48,7 @@ def prepare(settings: Settings) -> Round:
 def prepare_null(settings: Settings) -> Round:
     from atoll.cluster.settings import Dispatch
     from atoll.devices.null.model import chosen_model
-    from atoll.devices.null.program import NullProgram
+    from atoll.devices.null.null_program import NullProgram
     from atoll.ir.program import Node
     from atoll.session.bare import call, program, sharded, transfer
     from benchmarks.paper.cluster import NullCluster

@@ -8,8 +8,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from atoll.cluster.tenants import TenantSettings, token_hash
-from atoll.devices.null.program import NullProgram
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
+from atoll.devices.null.null_program import NullProgram
 from atoll.errors import StatusError
 from atoll.session.bare import BareClient, call, program, sharded
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings

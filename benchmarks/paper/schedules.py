@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.devices.null.program import NullProgram
+from atoll.devices.null.null_program import NullProgram
 from atoll.ir.program import Node
 from atoll.ir.types import ShardType
 from atoll.pipelines.entries import Kind, Times

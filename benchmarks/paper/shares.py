@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from atoll.cluster.tenants import TenantSettings, token_hash
-from atoll.operate.requests import request_trace
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
+from atoll.operate.operator_requests import request_trace
 from atoll.protocol.spans import Span
 from atoll.wire.address import parse_address
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.devices.null.program import NullProgram
+from atoll.devices.null.null_program import NullProgram
 from atoll.ir.types import ShardType
 from atoll.session.bare import BareClient, call, program, sharded
 from benchmarks.paper.training import Training

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from atoll.devices.null.model import MODELS
-from atoll.virtual.costs import Costs
+from atoll.virtual.simulated_costs import Costs
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.paper.costs import measured_costs

@@ -20,8 +20,8 @@ from pkgutil import resolve_name
 
 import msgspec
 
-from atoll.cluster.tenants import DEFAULT_TENANT
-from atoll.operate.requests import request_recording, request_trace
+from atoll.cluster.tenant_settings import DEFAULT_TENANT
+from atoll.operate.operator_requests import request_recording, request_trace
 from atoll.operate.traces import chrome_trace
 from atoll.protocol.spans import Span, TraceRecord
 from atoll.wire.address import parse_address

@@ -20,8 +20,8 @@ import numpy as np
 from jax import NamedSharding, P
 from jax.sharding import Mesh
 
-from atoll.cluster.tenants import TenantSettings
-from atoll.operate.requests import request_report
+from atoll.cluster.tenant_settings import TenantSettings
+from atoll.operate.operator_requests import request_report
 from atoll.wire.address import parse_address
 from benchmarks.harness.benchmark import Round
 from benchmarks.harness.child import read_line

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from atoll.errors import ClusterError
-from atoll.operate.clusters import find, report_of
+from atoll.operate.cluster_queries import find, report_of
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 
 STOCK_DEVICES = 8

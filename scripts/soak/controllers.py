@@ -71,7 +71,7 @@ class Controllers:
     def _process(self) -> psutil.Process:
         """The present controller's."""
         for each in psutil.Process(self._holder.pid).children(recursive=True):
-            if "atoll.controller_process.main" in each.cmdline():
+            if "atoll.controller_process.controller_main" in each.cmdline():
                 return each
         raise SoakError(f"there is no controller on {self.machine}:\n{self._holder.said[-2000:]}")
 

@@ -54,7 +54,7 @@ def report(ground: Ground) -> dict[str, Any]:
 def proxy_of(ground: Ground, user: UserProcess) -> psutil.Process | None:
     try:
         for child in psutil.Process(ground.pid_of(user)).children():
-            if "atoll.ifrt.main" in child.cmdline():
+            if "atoll.ifrt.proxy_main" in child.cmdline():
                 return child
     except (psutil.Error, OSError):
         pass

@@ -60,7 +60,7 @@ def _next_worker(pid: int, before: int) -> psutil.Process:
     deadline = time.monotonic() + BACK_SECONDS
     while time.monotonic() < deadline:
         for child in psutil.Process(pid).children():
-            if child.pid != before and "atoll.worker.main" in child.cmdline():
+            if child.pid != before and "atoll.worker.worker_main" in child.cmdline():
                 return child
         time.sleep(0.01)
     raise SoakError(f"the host agent {pid} started no worker within {BACK_SECONDS:.0f} s")

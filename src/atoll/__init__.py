@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from atoll import elastic as elastic
     from atoll import errors as errors
     from atoll._version import __version__ as __version__
+    from atoll.client.client_slices import Slice as Slice
+    from atoll.client.client_slices import VirtualDeviceSet as VirtualDeviceSet
+    from atoll.client.client_slices import make_virtual_device_set as make_virtual_device_set
+    from atoll.client.client_trace import trace as trace
     from atoll.client.connect import ConnectedCluster as ConnectedCluster
     from atoll.client.connect import connect as connect
-    from atoll.client.slices import Slice as Slice
-    from atoll.client.slices import VirtualDeviceSet as VirtualDeviceSet
-    from atoll.client.slices import make_virtual_device_set as make_virtual_device_set
-    from atoll.client.trace import trace as trace
     from atoll.elastic.replica import Replica as Replica
     from atoll.elastic.replica import recover as recover
     from atoll.elastic.replica import replicate as replicate
@@ -72,10 +72,10 @@ _MODULES = {
     "route": "atoll.programs.routing",
     "unroute": "atoll.programs.routing",
     "Routing": "atoll.programs.routing",
-    "make_virtual_device_set": "atoll.client.slices",
-    "Slice": "atoll.client.slices",
-    "VirtualDeviceSet": "atoll.client.slices",
-    "trace": "atoll.client.trace",
+    "make_virtual_device_set": "atoll.client.client_slices",
+    "Slice": "atoll.client.client_slices",
+    "VirtualDeviceSet": "atoll.client.client_slices",
+    "trace": "atoll.client.client_trace",
     "pipeline": "atoll.pipelines.pipeline",
     "Pipeline": "atoll.pipelines.pipeline",
     "PipelineState": "atoll.pipelines.pipeline",

@@ -60,13 +60,13 @@ argument.
 """
 
 from atoll.devices.null.model import MODELS, NullModel
-from atoll.devices.null.program import NullProgram
+from atoll.devices.null.null_program import NullProgram
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.virtual.cluster import VirtualCluster
-from atoll.virtual.costs import Costs
+from atoll.virtual.simulated_costs import Costs
 
 __all__ = [
     "MODELS",

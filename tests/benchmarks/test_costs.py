@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.virtual.costs import Costs
+from atoll.virtual.simulated_costs import Costs
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import RunRecord, record_benchmark, write
 from benchmarks.paper.costs import FILE, costs_of, measured_costs, points, read_costs

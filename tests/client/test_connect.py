@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import SettingsError
-from atoll.operate import requests
+from atoll.operate import operator_requests
 from tests.conftest import RunScript
 
 
@@ -83,6 +83,6 @@ def test_requests_are_made_inside_a_running_event_loop_too() -> None:
         return "reply"
 
     async def cell() -> Any:
-        return requests._run(reply())
+        return operator_requests._run(reply())
 
-    assert asyncio.run(cell()) == requests._run(reply()) == "reply"
+    assert asyncio.run(cell()) == operator_requests._run(reply()) == "reply"

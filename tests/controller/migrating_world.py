@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.migration.suspensions import Stage
 from atoll.protocol import messages as m
 from tests.controller.world import Client, World

@@ -15,7 +15,7 @@ from atoll.cluster.settings import Dispatch
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.operate.replay import replay
+from atoll.operate.log_replay import replay
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -106,7 +106,7 @@ def test_whatever_clients_do_replays_to_the_last_byte(kind, seed):
 REPLAY = """
 import hashlib, sys
 import msgspec
-from atoll.operate.replay import replay
+from atoll.operate.log_replay import replay
 for path in sys.argv[1:]:
     with open(path, "rb") as file:
         actions = [action for _, actions in replay(file.read().splitlines()) for action in actions]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.cluster.lifecycle import IslandState
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.topology import IslandShape
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from atoll.cluster.settings import SuspendLower
-from atoll.cluster.slices import SliceRequest
-from atoll.cluster.tenants import TenantSettings, token_hash
+from atoll.cluster.slice_requests import SliceRequest
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from tests.controller.play import Play, runs

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.topology import IslandShape
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import HostBuffer, HostToDevice, single

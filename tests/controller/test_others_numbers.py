@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.ir.program import Call, Program, Report, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.dispatch.uncompiled import MAX_UNCOMPILED
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, Mapping, Program, Rearrange, single

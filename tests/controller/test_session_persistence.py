@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.tenants import DEFAULT_TENANT
+from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.errors import OK, Code
 from atoll.protocol import actions as a
 from atoll.protocol import events as e

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.virtual_devices import Slice
 from atoll.errors import OK, Code
 from atoll.protocol import messages as m

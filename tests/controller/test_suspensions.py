@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
 from atoll.migration.manifest import SuspendedSession

@@ -10,8 +10,8 @@ import pytest
 from atoll.cluster.sandbox.grants import PythonRules, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
 from atoll.cluster.settings import OnOff
-from atoll.cluster.slices import SliceRequest
-from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
+from atoll.cluster.slice_requests import SliceRequest
+from atoll.cluster.tenant_settings import TenantRole, TenantSettings, token_hash
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import actions as a

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
-from atoll.operate.requests import merged
+from atoll.cluster.tenant_settings import TenantRole, TenantSettings, token_hash
+from atoll.operate.operator_requests import merged
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall, Span, TraceRecord
 from atoll.telemetry.trace import MOST_ANSWERED

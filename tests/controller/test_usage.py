@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
-from atoll.cluster.usage.records import By, Estimate, Usage
+from atoll.cluster.tenant_settings import TenantRole, TenantSettings, token_hash
+from atoll.cluster.usage.usage_records import By, Estimate, Usage
 from atoll.errors import OK
 from atoll.ir.program import single
-from atoll.operate.replay import replay
+from atoll.operate.log_replay import replay
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m

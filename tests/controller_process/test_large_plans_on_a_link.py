@@ -14,8 +14,8 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller_process.main import serve
-from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.controller_main import serve
+from atoll.controller_process.controller_options import ControllerOptions
 from atoll.ir.program import NODES_PER_CREDIT, HostBuffer, HostToDevice, Program
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m

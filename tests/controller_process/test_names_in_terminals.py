@@ -14,9 +14,9 @@ from rich.console import Console
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller_process.main import serve
-from atoll.controller_process.options import ControllerOptions
-from atoll.operate.tables import status_tables
+from atoll.controller_process.controller_main import serve
+from atoll.controller_process.controller_options import ControllerOptions
+from atoll.operate.status_tables import status_tables
 from atoll.operate.top import view
 from atoll.protocol import messages as m
 from atoll.telemetry.metrics import exposition
@@ -75,7 +75,7 @@ def test_a_name_with_escape_sequences_reaches_no_terminal(short_directory: Path,
 
 def test_a_log_has_no_escape_sequences() -> None:
     script = (
-        "import logging; from atoll.cluster.processes.process import start_logging; start_logging('test');"
+        "import logging; from atoll.cluster.processes.process_runtime import start_logging; start_logging('test');"
         f"logging.getLogger('atoll').warning('the session of %s\\nends', {EVIL!r})"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)

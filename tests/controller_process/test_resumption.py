@@ -12,7 +12,7 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.shell import ControllerShell
 from atoll.journal.records import decode_event
 from atoll.protocol import events as e

@@ -12,11 +12,11 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller_process.main import serve
-from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.controller_main import serve
+from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.shell import ControllerShell
 from atoll.errors import Code
-from atoll.operate.replay import replay
+from atoll.operate.log_replay import replay
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction
 from atoll.wire.address import Address

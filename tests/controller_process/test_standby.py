@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from atoll.cluster.topology import Topology
-from atoll.controller_process import following
-from atoll.controller_process.journaling import Predecessor
-from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process import standby_replication
+from atoll.controller_process.controller_options import ControllerOptions
+from atoll.controller_process.journal_recovery import Predecessor
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
 from atoll.errors import ConnectError
@@ -182,7 +182,7 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
 
 
 def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over_nevertheless(play, monkeypatch):
-    monkeypatch.setattr(following, "_DOUBT_SECONDS", 0.1)
+    monkeypatch.setattr(standby_replication, "_DOUBT_SECONDS", 0.1)
 
     async def scene(pair: Pair) -> None:
         beside = await Peer.open(pair.first, "proxy")  # as an engine on the machine that is cut off
@@ -306,8 +306,8 @@ def test_a_standby_ends_with_its_cluster(play):
 
 def test_a_standby_that_is_silent_is_none_any_more(play, monkeypatch):
     async def scene(pair: Pair) -> None:
-        monkeypatch.setattr(following, "_SILENT_SECONDS", -1.0)
-        monkeypatch.setattr(following, "_CATCH_UP_SECONDS", -1.0)
+        monkeypatch.setattr(standby_replication, "_SILENT_SECONDS", -1.0)
+        monkeypatch.setattr(standby_replication, "_CATCH_UP_SECONDS", -1.0)
         await until(lambda: pair.shell.resumable.alternate_addresses == ())
         pair.shell.stop()
 
@@ -315,7 +315,7 @@ def test_a_standby_that_is_silent_is_none_any_more(play, monkeypatch):
 
 
 def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play, monkeypatch):
-    monkeypatch.setattr(following, "_DOUBT_SECONDS", 0.5)
+    monkeypatch.setattr(standby_replication, "_DOUBT_SECONDS", 0.5)
 
     async def scene(pair: Pair) -> None:
         pair.running.cancel()

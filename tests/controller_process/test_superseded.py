@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from atoll.controller_process.journaling import Predecessor
+from atoll.controller_process.journal_recovery import Predecessor
 from atoll.wire.address import Address
 from tests.controller_process.test_resumption import Peer, Process
 

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.shell import ControllerShell
 from atoll.protocol import messages as m
 from atoll.security.authority import Authority
 from atoll.security.enrollment import AskAuthority, Enroll
 from atoll.security.guesses import BURST, TOO_MANY
 from atoll.security.roles import Role
-from atoll.security.start import authority_file
+from atoll.security.start_security import authority_file
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import MAX_FIRST_FRAME, encode, frame_header

@@ -11,10 +11,10 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Seat
 from atoll.devices.accelerators import DeviceShares, devices, parts, visible
 from atoll.engines import local
-from atoll.engines.agent.options import AgentOptions, options_of_workers
-from atoll.engines.engine import HostEnd, HostStart
+from atoll.engines.agent.agent_options import AgentOptions, options_of_workers
+from atoll.engines.engine_interface import HostEnd, HostStart
+from atoll.engines.engine_options import EngineOptions
 from atoll.engines.local import LocalEngine
-from atoll.engines.options import EngineOptions
 from atoll.engines.worker_command import worker_environment
 from atoll.errors import ClusterError, SettingsError
 from atoll.wire.address import Address

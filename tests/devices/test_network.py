@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from atoll.devices.xla import island
+from atoll.devices.xla import xla_island
 
 
 def test_an_interface_is_known_by_its_address() -> None:
-    assert island.interface_of("127.0.0.1") == "lo"
-    assert island.interface_of("192.0.2.77") == ""  # of documentation: no machine has it
-    assert island.interface_of("no such name") == ""
+    assert xla_island.interface_of("127.0.0.1") == "lo"
+    assert xla_island.interface_of("192.0.2.77") == ""  # of documentation: no machine has it
+    assert xla_island.interface_of("no such name") == ""
 
 
 @pytest.mark.parametrize(("said", "used"), [("", "=eth7"), ("eth1", "eth1")])
@@ -22,9 +22,9 @@ def test_nccl_uses_the_network_of_the_meeting_unless_the_user_has_chosen_one(
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     if said:
         monkeypatch.setenv("NCCL_SOCKET_IFNAME", said)
-    monkeypatch.setattr(island, "interface_of", lambda hostname: "eth7")
-    island.use_network("127.0.0.1")
+    monkeypatch.setattr(xla_island, "interface_of", lambda hostname: "eth7")
+    xla_island.use_network("127.0.0.1")
     assert os.environ.get("NCCL_SOCKET_IFNAME", "") == said
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", said) if said else monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    island.use_network("10.0.0.3")
+    xla_island.use_network("10.0.0.3")
     assert os.environ["NCCL_SOCKET_IFNAME"] == used

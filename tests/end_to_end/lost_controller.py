@@ -15,7 +15,7 @@ import psutil
 
 import atoll
 from atoll.errors import ConnectError
-from atoll.operate.requests import request_check
+from atoll.operate.operator_requests import request_check
 from atoll.protocol.messages import CheckReply
 from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import StartPython
@@ -120,7 +120,7 @@ def answers(cluster: StandingCluster) -> float:
 
 
 def controller_of(engine: psutil.Process) -> psutil.Process:
-    (found,) = (each for each in children(engine.pid) if "atoll.controller_process.main" in each.cmdline())
+    (found,) = (each for each in children(engine.pid) if "atoll.controller_process.controller_main" in each.cmdline())
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from atoll.ifrt.buffer_service import STORE_HEADER
-from atoll.ifrt.service import SERVICE, SESSION_HEADER
+from atoll.ifrt.ifrt_service import SERVICE, SESSION_HEADER
 from atoll.protocol.ifrt import session_pb2, shardings_pb2, transport_pb2, values_pb2
 
 ANSWER_SECONDS = 300.0

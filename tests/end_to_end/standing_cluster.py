@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 import psutil
 
-from atoll.cluster.processes.process import command
+from atoll.cluster.processes.process_runtime import command
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.tenants import keep_tenants
-from atoll.engines.options import EngineOptions, Started
-from atoll.ifrt.options import ProxyOptions, Ready
-from atoll.operate.requests import request_report
+from atoll.cluster.tenant_settings import keep_tenants
+from atoll.engines.engine_options import EngineOptions, Started
+from atoll.ifrt.proxy_options import ProxyOptions, Ready
+from atoll.operate.operator_requests import request_report
 from atoll.security.join import JoinString, read_join
-from atoll.security.kept import new_environment
-from atoll.security.start import host_join_file, join_file
+from atoll.security.persistent_credentials import new_environment
+from atoll.security.start_security import host_join_file, join_file
 from atoll.wire.address import parse_address
 from tests.end_to_end.host_agents import HostAgent
 from tests.forked_process import Popen, children
@@ -80,7 +80,7 @@ class StandingCluster:
         self._children: list[subprocess.Popen[bytes]] = []
         hosts = host_join_file(self.directory)
         self.agents = [HostAgent(island, hosts, environment, directory / f"agent-{island}") for island in range(agents)]
-        started = self._start("atoll.engines.main", options, Started)
+        started = self._start("atoll.engines.engine_main", options, Started)
         assert not started.error, started.error
 
     def _start(self, module: str, options: Any, kind: type[Any]) -> Any:
@@ -107,7 +107,7 @@ class StandingCluster:
         options = ProxyOptions(
             f"unix:{path}", self.address, os.getpid(), transfer_directory=str(transfer_directory or "")
         )
-        ready = self._start("atoll.ifrt.main", options, Ready)
+        ready = self._start("atoll.ifrt.proxy_main", options, Ready)
         assert not ready.error, ready.message
         return psutil.Process(self._children[-1].pid)
 
@@ -128,7 +128,7 @@ class StandingCluster:
             standby=self.address,
         )
         self.standby = options.controller_address
-        started = self._start("atoll.engines.main", options, Started)
+        started = self._start("atoll.engines.engine_main", options, Started)
         assert not started.error, started.error
         return psutil.Process(self._children[-1].pid)
 

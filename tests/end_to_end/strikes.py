@@ -86,7 +86,7 @@ class Strikes:
     def _strike_proxy(self) -> float:
         """The script's own, which is its child."""
         struck = time.monotonic()
-        proxies = (each for each in children(self._script.pid) if "atoll.ifrt.main" in each.cmdline())
+        proxies = (each for each in children(self._script.pid) if "atoll.ifrt.proxy_main" in each.cmdline())
         next(proxies).kill()
         return struck
 

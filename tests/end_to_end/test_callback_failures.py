@@ -147,8 +147,8 @@ def leaves_its_channels(only_to_hosts: bool) -> str:
 
 def answers_with(wrong: str) -> str:
     """The client answers with something that no callable returns: its own library does not check it."""
-    from atoll.host_services.calls import tables as call_tables
-    from atoll.host_services.calls.messages import ArrayType, Call, Returned, encode
+    from atoll.host_services.calls import callback_table as call_tables
+    from atoll.host_services.calls.call_messages import ArrayType, Call, Returned, encode
 
     answers = {
         "too few bytes": [b"\1" * 5],

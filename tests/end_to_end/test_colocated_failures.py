@@ -88,7 +88,7 @@ def colocated_processes() -> set[int]:
     found = set()
     for each in children(os.getpid(), recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "atoll.host_services.python.program.main" in each.cmdline():
+            if "atoll.host_services.python.program.python_main" in each.cmdline():
                 found.add(each.pid)
     return found
 

@@ -13,9 +13,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from atoll.cluster.tenants import TenantSettings, token_hash
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from tests.devices.compilers import hostile
-from tests.end_to_end import test_callbacks as callbacks
+from tests.end_to_end import test_callbacks_end_to_end as callbacks
 from tests.end_to_end import test_compile_time_callbacks as compile_time
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from atoll.operate.requests import request_report
+from atoll.operate.operator_requests import request_report
 from atoll.wire.address import Address
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same

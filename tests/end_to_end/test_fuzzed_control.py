@@ -122,7 +122,7 @@ def report(user: User) -> dict[str, Any]:
 def test_fuzzed_conversations_cost_an_honest_session_nothing(user: User, module_directory: Path) -> None:
     path = f"{user.runtime}/atoll/default/controller.sock"
     fuzzer = ControlFuzzer(20250701, TOKENS["ana"])
-    (controller,) = [each for each in user.processes() if "atoll.controller_process.main" in each.cmdline()]
+    (controller,) = [each for each in user.processes() if "atoll.controller_process.controller_main" in each.cmdline()]
     honest = Honest(user, f"unix:{path}")
     sent = 0
     for _ in range(WARM_UP):

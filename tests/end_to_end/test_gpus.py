@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from atoll.cluster.tenants import TenantSettings, token_hash
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.devices.accelerators import devices
 from tests.devices.compilers import hostile
-from tests.end_to_end import test_overruns as overruns
+from tests.end_to_end import test_overruns_end_to_end as overruns
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.end_to_end.test_compilers import compile_module

@@ -80,7 +80,9 @@ def corners(nbytes: int, devices: int, *spec: Any) -> list[tuple[int, int, int, 
 def peaks(python: RemotePython) -> dict[int, int]:
     """The most memory that each worker has had, in bytes."""
     workers = [
-        child.pid for child in children(python.process.pid, recursive=True) if "atoll.worker.main" in child.cmdline()
+        child.pid
+        for child in children(python.process.pid, recursive=True)
+        if "atoll.worker.worker_main" in child.cmdline()
     ]
     lines = {pid: dict(each.split(":", 1) for each in _status(pid)) for pid in workers}
     return {pid: int(status["VmHWM"].split()[0]) * 1024 for pid, status in lines.items()}

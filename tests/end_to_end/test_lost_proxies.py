@@ -19,7 +19,7 @@ def train(weights, steps):
     return weights
 
 def kill_proxy():
-    (proxy,) = (each for each in psutil.Process().children() if "atoll.ifrt.main" in each.cmdline())
+    (proxy,) = (each for each in psutil.Process().children() if "atoll.ifrt.proxy_main" in each.cmdline())
     proxy.kill()
 
 def refused(call):

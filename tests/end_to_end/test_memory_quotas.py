@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.cluster.tenants import TenantSettings, token_hash
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import Code, StatusError
 from atoll.ir.program import Call, single
 from atoll.ir.types import ArraySpec, Sharding

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import atoll
 from atoll.errors import StatusError
-from atoll.operate.requests import request_operation
+from atoll.operate.operator_requests import request_operation
 from atoll.protocol.messages import AddIslandRequest, DrainRequest, RemapRequest
 from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import RemotePython, StartPython

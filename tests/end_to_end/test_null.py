@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.devices.null.program import NullProgram
+from atoll.devices.null.null_program import NullProgram
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer

@@ -92,7 +92,7 @@ def test_without_its_proxy_a_script_gets_an_error_and_ends_with_its_cluster(star
                     break
         """,
     )
-    script.processes()["atoll.ifrt.main"].kill()
+    script.processes()["atoll.ifrt.proxy_main"].kill()
     line = script.line()
     assert line.startswith("JaxRuntimeError UNAVAILABLE"), (line, script.errors())
     assert "proxy" in line
@@ -102,7 +102,7 @@ def test_without_its_proxy_a_script_gets_an_error_and_ends_with_its_cluster(star
 
 def test_after_kill_9_of_a_script_and_its_proxy_nothing_is_left(start_script: StartScript) -> None:
     script = working(start_script)
-    proxy = script.processes()["atoll.ifrt.main"]
+    proxy = script.processes()["atoll.ifrt.proxy_main"]
     script.process.send_signal(signal.SIGSTOP)
     proxy.kill()
     script.process.kill()
@@ -182,7 +182,7 @@ def test_without_its_proxy_a_script_can_have_another_and_goes_on_with_what_it_ha
         READ=str(read),
     )
     assert script.line() == "kill", script.errors()
-    script.processes()["atoll.ifrt.main"].kill()
+    script.processes()["atoll.ifrt.proxy_main"].kill()
     deadline = time.monotonic() + START_SECONDS
     while "is gone (killed by SIGKILL)" not in script.errors():
         assert time.monotonic() < deadline, script.errors()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.cluster.settings import GRACE_SECONDS
-from atoll.operate.requests import request_operation, request_stop
+from atoll.operate.operator_requests import request_operation, request_stop
 from atoll.protocol import messages as m
 from atoll.wire.address import parse_address
 from tests.conftest import script_environment

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from atoll.errors import ConnectError, StatusError
-from atoll.operate.requests import request_operation
+from atoll.operate.operator_requests import request_operation
 from atoll.protocol.messages import RemapRequest
 from atoll.wire.address import parse_address
 from tests.end_to_end.lost_controller import Clients, answers, check, controller, taken_over

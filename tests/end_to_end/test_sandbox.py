@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.experimental import colocated_python
 
-from atoll.cluster.tenants import TenantSettings, token_hash
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StartCluster
 from tests.end_to_end.test_checkpoints import restore, save, write_into

@@ -20,16 +20,16 @@ import numpy as np
 import psutil
 import pytest
 
-from atoll.cluster.tenants import read_tenants
+from atoll.cluster.tenant_settings import read_tenants
 from atoll.journal.files import Directory
 from atoll.journal.records import decode_events
 from atoll.journal.recovery import recover
 from atoll.journal.snapshots import unpickled
-from atoll.operate.replay import replay
-from atoll.operate.requests import request_dump
+from atoll.operate.log_replay import replay
+from atoll.operate.operator_requests import request_dump
 from atoll.protocol.events import ConnectionOpened
 from atoll.security.join import read_join
-from atoll.security.start import authority_file, host_join_file, join_file
+from atoll.security.start_security import authority_file, host_join_file, join_file
 from tests.cluster_process import free_port
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
@@ -261,7 +261,7 @@ def test_files_that_users_python_sees_have_no_secret(
 
 def test_the_search_finds_what_is_there(ana: RemotePython) -> None:
     """The search would see a secret: it is shown some that are none."""
-    known = {"a variable": b"JAX_PLATFORMS=cpu", "an argument": b"atoll.host_services.python.program.main"}
+    known = {"a variable": b"JAX_PLATFORMS=cpu", "an argument": b"atoll.host_services.python.program.python_main"}
     *leaks, _ = ana.call(on_a_host, search_processes, hidden(known), seconds=200.0)
     assert {name for _, name in leaks} == set(known)
 

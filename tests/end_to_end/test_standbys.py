@@ -53,7 +53,7 @@ def test_a_controller_that_could_not_be_heard_for_a_while_ends_when_its_standby_
         each
         for child in cluster._children
         for each in children(child.pid)
-        if "atoll.controller_process.main" in each.cmdline()
+        if "atoll.controller_process.controller_main" in each.cmdline()
     )
     cluster.start_standby(module_directory / "standby-of-the-silent")
     earlier.send_signal(signal.SIGSTOP)

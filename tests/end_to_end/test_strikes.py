@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cluster.settings import GRACE_SECONDS
-from atoll.security.start import join_file
+from atoll.security.start_security import join_file
 from tests.cluster_process import free_port
 from tests.end_to_end.lost_controller import nothing_left
 from tests.end_to_end.remote_python import RemotePython, StartPython

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller_process.options import CHARGED, FAILED, RUNS, ControllerOptions
+from atoll.controller_process.controller_options import CHARGED, FAILED, RUNS, ControllerOptions
 from atoll.engines import controller_child
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.restarts import MAX_RESTARTS

@@ -10,8 +10,8 @@ import pytest
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines import supervisor
 from atoll.engines.controller_child import ControllerChild
-from atoll.engines.hosts.engine import HostsEngine
-from atoll.engines.options import EngineOptions
+from atoll.engines.engine_options import EngineOptions
+from atoll.engines.hosts.hosts_engine import HostsEngine
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import ClusterError
 from tests.cluster_process import free_port

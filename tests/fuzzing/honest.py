@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from atoll.devices.null.program import NullProgram
+from atoll.devices.null.null_program import NullProgram
 from atoll.session.bare import BareClient, call, program, sharded
 from tests.fuzzing.requests import read_requests
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from atoll.errors import OK, Status
+from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE, IfrtSession
 from atoll.ifrt.requests import handle_request
-from atoll.ifrt.session import FIRST_MINTED_HANDLE, IfrtSession
 from atoll.ir.program import Node, Program
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding
 from atoll.protocol import messages as m

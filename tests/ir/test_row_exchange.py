@@ -207,7 +207,7 @@ def test_a_message_of_another_length_than_it_says_is_refused() -> None:
     program, place = many(8)
     lowered = lower(program, place, {})
     (step,) = [s for plan in lowered.plans.values() for s in steps_of(plan) if isinstance(s, p.ReceiveRows)]
-    from atoll.host_services.rows.messages import unpacked
+    from atoll.host_services.rows.row_messages import unpacked
 
     spans = np.array([[0, 0, 1]] * 8, "<i4").tobytes()
     for content in (b"", spans[:-1], spans, spans + bytes(8 * 16 + 1)):

@@ -209,7 +209,7 @@ def test_text_that_makes_no_program_is_refused_with_a_reason(body, error, messag
         parse(text)
 
 
-@pytest.mark.parametrize("module", ["atoll.worker.main", "atoll.client.connect", "atoll.client.plugin"])
+@pytest.mark.parametrize("module", ["atoll.worker.worker_main", "atoll.client.connect", "atoll.client.plugin"])
 def test_users_processes_and_workers_do_not_load_the_compiler(module):
     code = f"import sys, {module}; sys.exit('xdsl' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

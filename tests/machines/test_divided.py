@@ -11,7 +11,7 @@ import pytest
 from tests.machines.bed import Machines
 from tests.machines.clusters import MachineCluster
 from tests.machines.plugin import long, machines, make_machines  # noqa: F401
-from tests.machines.test_hosts import LEASE, LOOP
+from tests.machines.test_hosts_on_machines import LEASE, LOOP
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -13,7 +13,7 @@ import pytest
 from tests.machines.bed import Machines
 from tests.machines.clusters import MachineCluster
 from tests.machines.plugin import long, machines, make_machines  # noqa: F401
-from tests.machines.test_hosts import LEASE, LOOP, worker_of
+from tests.machines.test_hosts_on_machines import LEASE, LOOP, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -197,7 +197,9 @@ def test_a_controller_that_is_killed_takes_the_workers_with_it_and_the_next_one_
     cluster.is_up()
     worker = worker_of(host)
     engine = next(
-        each for each in psutil.Process(cluster.up.pid).children() if "atoll.engines.main" in " ".join(each.cmdline())
+        each
+        for each in psutil.Process(cluster.up.pid).children()
+        if "atoll.engines.engine_main" in " ".join(each.cmdline())
     )
     for process in [*engine.children(), engine]:
         os.kill(process.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from tests.machines.bed import Machines
 from tests.machines.clusters import Process
 from tests.machines.plugin import machines, make_machines  # noqa: F401
 from tests.machines.ray_cluster import RayMachines, is_address
-from tests.machines.test_hosts import LEASE, LOOP
+from tests.machines.test_hosts_on_machines import LEASE, LOOP
 from tests.machines.test_leaving import ISLANDS, SUMS
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
@@ -63,14 +63,14 @@ def test_an_island_over_two_nodes_outlives_its_actors_agents_and_workers_and_lea
         ("ray::HostActor", signal.SIGKILL),
         ("operate.command host", signal.SIGKILL),
         ("operate.command host", signal.SIGSTOP),  # its actor misses it, and starts another
-        ("atoll.worker.main", signal.SIGKILL),
+        ("atoll.worker.worker_main", signal.SIGKILL),
     ):
         (pid,) = ray.running("m1", text)
         struck = time.monotonic()
         os.kill(pid, kind)
         assert is_back(script, struck) - struck < 60, text
         print(f"{kind.name} to {text}: back after {is_back(script, struck) - struck:.1f} s")
-        assert len(ray.running("m1", "atoll.worker.main")) == 1
+        assert len(ray.running("m1", "atoll.worker.worker_main")) == 1
     assert "refused" not in script.said  # no program is blamed
     down = ray.atoll("down")
     assert down.wait() == 0
@@ -158,9 +158,9 @@ def test_where_the_actor_of_the_engine_is_killed_the_cluster_ends_and_nothing_is
 def test_with_a_journal_a_cluster_outlives_its_controller_and_the_actor_of_its_engine(ray: RayMachines) -> None:
     script = ray.script("m0", LOOP, up(ray, "1x2x2", "--journal", "/tmp/journal"))
     script.line(lambda line: line == "kept 140.0")
-    engine = ray.running("m0", "atoll.engines.main")
+    engine = ray.running("m0", "atoll.engines.engine_main")
     for text, by_ray in (
-        ("atoll.controller_process.main", False),
+        ("atoll.controller_process.controller_main", False),
         ("ray::EngineActor", False),
         ("ray::EngineActor", True),
     ):
@@ -176,8 +176,8 @@ def test_with_a_journal_a_cluster_outlives_its_controller_and_the_actor_of_its_e
         print(f"{text}: there again after {time.monotonic() - struck:.1f} s")
         script.line(lambda line: line == "kept 140.0", time.monotonic() + 1)
     assert "lost" not in script.said
-    assert ray.running("m0", "atoll.engines.main") == engine
-    (worker,) = ray.running("m1", "atoll.worker.main")
+    assert ray.running("m0", "atoll.engines.engine_main") == engine
+    (worker,) = ray.running("m1", "atoll.worker.worker_main")
     struck = time.monotonic()
     os.kill(worker, signal.SIGKILL)
     is_back(script, struck)  # by the same engine
@@ -188,7 +188,7 @@ def test_with_a_journal_a_cluster_outlives_its_controller_and_the_actor_of_its_e
 
 def test_with_a_journal_too_a_cluster_whose_engine_is_killed_ends_with_its_actor(ray: RayMachines) -> None:
     up(ray, "2x1x1", "--journal", "/tmp/journal")
-    for text in ("atoll.engines.main", "ray::EngineActor"):
+    for text in ("atoll.engines.engine_main", "ray::EngineActor"):
         (pid,) = ray.running("m0", text)
         os.kill(pid, signal.SIGKILL)
     nothing_is_left(ray)
@@ -273,7 +273,7 @@ def test_a_second_cluster_of_the_same_name_is_refused(ray: RayMachines) -> None:
 def test_a_start_that_was_killed_is_ended_by_its_name_from_any_node(ray: RayMachines) -> None:
     start = ray.atoll(*UP, "2x1x1")
     deadline = time.monotonic() + 60
-    while not ray.running("m0", "atoll.controller_process.main"):
+    while not ray.running("m0", "atoll.controller_process.controller_main"):
         assert time.monotonic() < deadline, start.said
     os.kill(start.pid, signal.SIGKILL)
     by_name = ray.atoll_command("down", "--ray-address", "auto")

@@ -59,7 +59,7 @@ def hosts(cluster: MachineCluster) -> list[Process]:
 def python_processes(host: Process) -> list[psutil.Process]:
     """A session's Python process on that host, and the process that isolates it."""
     found = psutil.Process(host.pid).children(recursive=True)
-    return [each for each in found if "atoll.host_services.python.program.main" in each.cmdline()]
+    return [each for each in found if "atoll.host_services.python.program.python_main" in each.cmdline()]
 
 
 def directories(cluster: MachineCluster, machine: str) -> str:

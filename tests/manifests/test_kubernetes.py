@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from atoll.cluster.tenants import read_tenants
+from atoll.cluster.tenant_settings import read_tenants
 from tests.cluster_process import User, finish, first_line, free_port
 
 VERSION = "1.37"

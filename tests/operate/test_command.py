@@ -17,10 +17,10 @@ import typer
 
 from atoll import __version__
 from atoll.cluster.settings import VARIABLES
-from atoll.operate import clusters, standalone_proxy, standing
+from atoll.operate import cluster_queries, standalone_proxy, standing
 from atoll.operate import command as cli
-from atoll.operate.command import operators, scripts
-from atoll.operate.replay import replay
+from atoll.operate.command import operator_commands, scripts
+from atoll.operate.log_replay import replay
 from atoll.protocol.actions import Send
 from atoll.protocol.messages import Run
 from tests.cluster_process import Result, User, eventually, finish, first_line, free_port
@@ -80,7 +80,7 @@ def test_status_as_json_has_islands_hosts_devices_and_sessions(owner: tuple[User
     hosts = [host for island in report["islands"] for host in island["hosts"]]
     assert [(host["id"], host["state"]) for host in hosts] == [(0, "ready"), (1, "ready")]
     assert [[device["id"] for device in host["devices"]] for host in hosts] == [[0, 1], [2, 3]]
-    workers = {process.pid for process, command in owner[0].commands().items() if "atoll.worker.main" in command}
+    workers = {process.pid for process, command in owner[0].commands().items() if "atoll.worker.worker_main" in command}
     assert {host["pid"] for host in hosts} == workers
 
 
@@ -159,16 +159,16 @@ def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_direct
 
 def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     address = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check().stdout.strip()
-    user.process("atoll.engines.main").suspend()
+    user.process("atoll.engines.engine_main").suspend()
     monkeypatch.setattr(standing, "END_SECONDS", 0.5)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(user.runtime))
-    assert standing.stop(clusters.find(address), token="").forced >= 1
+    assert standing.stop(cluster_queries.find(address), token="").forced >= 1
     assert user.leftovers() == []
 
 
 def test_a_cluster_whose_engine_was_killed_is_forgotten(user: User) -> None:
     user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check()
-    user.process("atoll.engines.main").kill()
+    user.process("atoll.engines.engine_main").kill()
     assert "no cluster is up" in user.atoll("status").error
     assert eventually(lambda: not user.leftovers()), user.leftovers()
 
@@ -452,13 +452,13 @@ def test_remap_says_what_it_cannot_do(owner: tuple[User, str]) -> None:
 @pytest.mark.parametrize("target", ["", "x", "-1", "1:", "1:a", "1:3-", "1:0-99999999", ":3"])
 def test_a_remap_to_anything_but_devices_is_a_wrong_command_line(target: str) -> None:
     with pytest.raises(typer.BadParameter, match="names no devices: expected an island"):
-        operators._target(target)
+        operator_commands._target(target)
 
 
 def test_a_remap_goes_to_an_island_and_perhaps_devices_of_it() -> None:
-    assert operators._target("1") == (1, ())
-    assert operators._target("1:4,6") == (1, (4, 6))
-    assert operators._target("0:2-4,0") == (0, (2, 3, 4, 0))
+    assert operator_commands._target("1") == (1, ())
+    assert operator_commands._target("1:4,6") == (1, (4, 6))
+    assert operator_commands._target("0:2-4,0") == (0, (2, 3, 4, 0))
 
 
 def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from atoll.errors import AtollError
-from atoll.operate.requests import request_report
+from atoll.operate.operator_requests import request_report
 from atoll.security.join import read_join
-from atoll.security.start import join_file
+from atoll.security.start_security import join_file
 from tests.cluster_process import User, eventually, finish, first_line, free_port
 
 

@@ -15,7 +15,7 @@ BACK_SECONDS = 300.0  # a worker's start on a busy machine
 
 
 def workers(user: User) -> set[psutil.Process]:
-    return {process for process, command in user.commands().items() if " atoll.worker.main " in command}
+    return {process for process, command in user.commands().items() if " atoll.worker.worker_main " in command}
 
 
 def stop_one_that_starts(user: User, but: set[psutil.Process]) -> psutil.Process:

@@ -44,7 +44,8 @@ def test_a_run_that_is_killed_leaves_no_cluster(tmp_path: Path) -> None:
         assert line, f"{''.join(said)}\n{run.stderr.read() if run.stderr else ''}"
     runtime = Path(line.rpartition("up in ")[2].strip())
     assert any(
-        "atoll.controller_process.main" in each.cmdline() for each in processes_with("ATOLL_MARK_OF_A_TEST", mark)
+        "atoll.controller_process.controller_main" in each.cmdline()
+        for each in processes_with("ATOLL_MARK_OF_A_TEST", mark)
     )
     assert runtime.exists()
     os.kill(run.pid, signal.SIGKILL)

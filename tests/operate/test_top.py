@@ -17,10 +17,10 @@ import pytest
 from rich.console import Console
 
 from atoll.errors import ConnectError
-from atoll.operate.clusters import Target
-from atoll.operate.requests import OperatorConnection
+from atoll.operate.cluster_queries import Target
+from atoll.operate.cluster_source import ClusterSource
+from atoll.operate.operator_requests import OperatorConnection
 from atoll.operate.top import view
-from atoll.operate.watching import ClusterSource
 from atoll.protocol.messages import StatusRequest
 from atoll.telemetry.watch import Watch
 from atoll.wire.address import parse_address

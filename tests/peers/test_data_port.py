@@ -18,8 +18,8 @@ from atoll.peers.data_port import DataPort
 from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.shared_memory import BlockReturned
-from atoll.transfers.sockets import SocketPiece
+from atoll.transfers.shared_memory_engine import BlockReturned
+from atoll.transfers.socket_engine import SocketPiece
 from atoll.wire.address import Address
 from atoll.wire.pending_connections import MAX_PER_ADDRESS, PendingConnections
 from atoll.wire.sockets import dial

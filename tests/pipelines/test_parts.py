@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from atoll.pipelines.computation import structure, trace
-from atoll.pipelines.cut import cut
 from atoll.pipelines.parts import Derivative, derivative
+from atoll.pipelines.pipeline_cut import cut
 from tests.pipelines import models
 
 

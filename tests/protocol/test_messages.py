@@ -9,9 +9,9 @@ import pytest
 
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.topology import IslandShape, Seat
-from atoll.cluster.usage.records import By
+from atoll.cluster.usage.usage_records import By
 from atoll.errors import Status
 from atoll.ir import plan as p
 from atoll.ir.program import Call, Program

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.cluster.tenants import TenantSettings
+from atoll.cluster.tenant_settings import TenantSettings
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.scheduler import Scheduler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.cluster.tenants import TenantSettings
+from atoll.cluster.tenant_settings import TenantSettings
 from atoll.scheduling.offenses import (
     FIRST_SUSPENSION_SECONDS,
     FORGET_SECONDS,

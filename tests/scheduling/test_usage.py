@@ -7,7 +7,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cluster.usage.records import Usage
+from atoll.cluster.usage.usage_records import Usage
 from atoll.ir import plan as p
 from atoll.ir.exchange import Exchange, spread
 from atoll.ir.program import Program

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import AccessError
 from atoll.security.join import JOIN_VARIABLE, JoinString, join_of_environment, read_join
-from atoll.security.start import advertised
+from atoll.security.start_security import advertised
 from atoll.wire.address import Address
 
 PRINT = "0123456789abcdef" * 4

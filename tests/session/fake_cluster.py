@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atoll.protocol import messages as m
-from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
-from atoll.session.outgoing import Outgoing
-from atoll.session.session import ClusterSession
+from atoll.session.cluster_session import ClusterSession
+from atoll.session.outgoing_messages import Outgoing
+from atoll.session.session_interfaces import CallTaker, OnBroken, OnFeed, Unreached
 
 WINDOW = 4
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from atoll.session.sent_uploads import SentUploads, Upload
-from atoll.transfers.contents import Buffers
+from atoll.transfers.piece_contents import Buffers
 
 
 def upload(nbytes: int) -> Upload:

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from atoll.cluster.tenants import TenantSettings
+from atoll.cluster.tenant_settings import TenantSettings
 from atoll.protocol import messages as m
 from atoll.scheduling.tenants import Tenant
 from atoll.telemetry.report import report

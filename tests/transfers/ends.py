@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.engine import Piece
+from atoll.transfers.transfer_engine import Piece
 
 SECONDS = 5.0
 Ends = tuple[DataChannel, DataChannel]

@@ -17,11 +17,11 @@ from atoll.errors import ConnectError, FrameError, StatusError
 from atoll.transfers import channel as data
 from atoll.transfers import streams
 from atoll.transfers.channel import DataChannel, Open
-from atoll.transfers.contents import Filled
-from atoll.transfers.files import FilePiece
+from atoll.transfers.file_engine import FilePiece
 from atoll.transfers.host_memory import aligned
-from atoll.transfers.shared_memory import SHARED_THRESHOLD, BlockReturned, SharedMemoryPiece
-from atoll.transfers.sockets import SocketPiece
+from atoll.transfers.piece_contents import Filled
+from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD, BlockReturned, SharedMemoryPiece
+from atoll.transfers.socket_engine import SocketPiece
 from atoll.wire.address import Address
 from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, received, sealed
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import ConnectError, FrameError
-from atoll.transfers import incoming
+from atoll.transfers import receive_buffers
 from atoll.transfers.channel import MAX_PIECE, DataChannel, Open
 from atoll.transfers.liveness import Alive, Probe
-from atoll.transfers.sockets import SocketPiece
+from atoll.transfers.socket_engine import SocketPiece
 from atoll.transfers.stream_frames import CHUNK_BYTES, Chunk, Credit, GivenUp, Landed, MoreStreams, NoRoom, StreamPiece
 from tests.transfers.ends import SECONDS, Receiver, content, frame, received, tcp_pair
 
@@ -51,7 +51,10 @@ PARTS = frame(StreamPiece(1, 2, 64 * CHUNK_BYTES, transfer=1, part=1))
         (frame(Chunk(1, 0), b"x"), "not known"),
         (WHOLE + frame(Chunk(1, 1), b"x"), "credit for 1 of 1"),
         (WHOLE + frame(Chunk(1, -1), b"x"), "credit for 1 of 1"),
-        (PARTS + frame(Chunk(1, incoming.WINDOW_PARTS), b"x"), f"credit for {incoming.WINDOW_PARTS} of 64"),
+        (
+            PARTS + frame(Chunk(1, receive_buffers.WINDOW_PARTS), b"x"),
+            f"credit for {receive_buffers.WINDOW_PARTS} of 64",
+        ),
         (
             frame(StreamPiece(1, 2, TWO, transfer=1)) + 2 * frame(Chunk(1, 1), b"12345"),
             "came twice",
@@ -83,7 +86,7 @@ def test_a_receiver_that_lies_ends_the_channel_and_the_transfer(tcp_raw: Raw, an
     mine, channel = tcp_raw
     receiver = Receiver(channel)
     errors: list[BaseException | None] = []
-    from atoll.transfers.contents import Buffers, as_views
+    from atoll.transfers.piece_contents import Buffers, as_views
 
     channel.start(1, 2, Buffers(as_views([content(TWO)])), errors.append)
     mine.sendall(frame(answer))

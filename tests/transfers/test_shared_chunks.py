@@ -12,7 +12,7 @@ from atoll.host_services.slabs import ArrayContents
 from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers import shared_memory_pool
 from atoll.transfers.channel import FIRST_IN_PLACE
-from atoll.transfers.contents import Buffers
+from atoll.transfers.piece_contents import Buffers
 from atoll.transfers.shared_chunks import (
     CHUNKED_THRESHOLD,
     CHUNKED_TOGETHER,
@@ -21,7 +21,7 @@ from atoll.transfers.shared_chunks import (
     SharedChunk,
     SharedChunksEngine,
 )
-from atoll.transfers.shared_memory import SharedMemoryEngine
+from atoll.transfers.shared_memory_engine import SharedMemoryEngine
 from atoll.transfers.stream_frames import StreamPiece
 from tests.transfers.ends import Ends, Receiver, content, sealed, until
 

@@ -13,15 +13,15 @@ import pytest
 from atoll.errors import Code, StatusError
 from atoll.peers.data_port import DataPort
 from atoll.transfers import inbox as inboxes
-from atoll.transfers import incoming
+from atoll.transfers import receive_buffers
 from atoll.transfers.channel import DataChannel, Open
-from atoll.transfers.contents import Buffers, FileContents, as_views
-from atoll.transfers.engine import Piece
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.landing_memory import LANDING
-from atoll.transfers.outgoing import SendQueue
+from atoll.transfers.piece_contents import Buffers, FileContents, as_views
+from atoll.transfers.receive_buffer_pool import LANDING
+from atoll.transfers.send_queue import SendQueue
 from atoll.transfers.stream_frames import CHUNK_BYTES
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
+from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
 from tests.transfers.ends import Receiver, content, tcp_pair, until
 
@@ -138,12 +138,12 @@ def test_parts_come_in_order_and_no_more_of_them_than_the_window(port: Port) -> 
     sent = content(7 * part + 5)
     sender = threading.Thread(target=to_proxy.send_in_parts, args=(5, 1, sent))
     sender.start()
-    pieces = port.receiver.wait(incoming.WINDOW_PARTS)
+    pieces = port.receiver.wait(receive_buffers.WINDOW_PARTS)
     time.sleep(0.3)
-    assert len(pieces) == incoming.WINDOW_PARTS  # the reader has read none of them
+    assert len(pieces) == receive_buffers.WINDOW_PARTS  # the reader has read none of them
     while len(port.receiver.held) < 8:
         count = len(port.receiver.pieces)
-        port.receiver.held[count - incoming.WINDOW_PARTS]()
+        port.receiver.held[count - receive_buffers.WINDOW_PARTS]()
         port.receiver.wait(min(8, count + 1))
     sender.join(LONG)
     assert b"".join(each[2] for each in pieces) == sent.tobytes()

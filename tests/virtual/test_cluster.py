@@ -11,7 +11,7 @@ import pytest
 
 import atoll.testing
 from atoll.devices.null.model import MODELS
-from atoll.devices.null.program import NullProgram
+from atoll.devices.null.null_program import NullProgram
 from atoll.errors import ClusterError, StatusError
 from atoll.ir.program import Node, Route, Switch, Unroute
 from atoll.ir.types import ArraySpec, Sharding, Tiled
@@ -21,7 +21,7 @@ from atoll.scheduling.session import Launch
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.virtual.clock import VirtualClock
 from atoll.virtual.cluster import VirtualCluster
-from atoll.virtual.costs import Costs
+from atoll.virtual.simulated_costs import Costs
 from atoll.virtual.tasks import Future
 
 SCALAR = ("uint8", (4,))

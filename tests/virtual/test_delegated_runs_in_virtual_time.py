@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.devices.null.program import NullProgram
+from atoll.devices.null.null_program import NullProgram
 from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.virtual.cluster import VirtualCluster

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, needs_browser]
 # A session that holds memory, and stays until it is ended.
 HOLDS = """
     import asyncio, sys
-    from atoll.devices.null.program import NullProgram
+    from atoll.devices.null.null_program import NullProgram
     from atoll.session.bare import BareClient, call, program, sharded
 
     async def main():

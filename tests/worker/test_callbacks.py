@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from atoll.errors import Code, Status, StatusError
-from atoll.host_services.calls.callbacks import Callbacks
-from atoll.host_services.calls.calls import ClientError, Reply
+from atoll.host_services.calls.call_messages import ArrayType, Call, Returned, decode, encode
+from atoll.host_services.calls.client_calls import ClientError, Reply
 from atoll.host_services.calls.client_errors import status_of, wrapped
-from atoll.host_services.calls.messages import ArrayType, Call, Returned, decode, encode
+from atoll.host_services.calls.function_callbacks import Callbacks
 
 
 class FakeCalls:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atoll.errors import Code
-from tests.worker.rig import Behaviours, Rig, says, spec
+from tests.worker.worker_rig import Behaviours, Rig, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_compile")
 

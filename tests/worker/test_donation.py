@@ -9,7 +9,7 @@ import pytest
 from atoll.errors import Code
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from tests.worker.rig import LARGE, SECONDS, Behaviours, Rig, add, local, says, spec
+from tests.worker.worker_rig import LARGE, SECONDS, Behaviours, Rig, add, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_donation")
 

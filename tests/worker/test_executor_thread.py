@@ -12,7 +12,7 @@ import pytest
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.worker.message_handler import MessageHandler
-from tests.worker.rig import SECONDS, Behaviours, Rig, add, spec
+from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_executor_thread")
 

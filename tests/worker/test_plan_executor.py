@@ -15,7 +15,7 @@ from atoll.ir.exchange import spread
 from atoll.ir.row_exchange import RowExchange
 from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
-from tests.worker.rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
+from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_plan_executor")
 

@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from tests.worker.rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
+from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_python_calls")
 

@@ -14,7 +14,7 @@ from atoll.ir.exchange import Exchange, spread
 from atoll.ir.types import Replicated, Tiled
 from atoll.protocol import messages as m
 from atoll.transfers.host_memory import aligned
-from tests.worker.rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
+from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_step_runner")
 

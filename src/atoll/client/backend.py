@@ -10,13 +10,13 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from atoll.client.client_settings import Settings
+from atoll.client.client_slices import forget_slices
 from atoll.client.forks import ForkGuard
 from atoll.client.jax_patches import host_callbacks
 from atoll.client.jax_patches import install as install_patches
 from atoll.client.log_filter import filtered_stderr
 from atoll.client.processes import ClientProcesses
-from atoll.client.settings import Settings
-from atoll.client.slices import forget_slices
 from atoll.cluster.processes.timer_slack import relaxed
 from atoll.errors import BackendError
 from atoll.security.join import JoinString

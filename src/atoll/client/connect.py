@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from atoll.client import backend
+from atoll.client.client_settings import Settings
 from atoll.client.plugin import PLATFORM
-from atoll.client.settings import Settings
 from atoll.cluster.settings import DEFAULT_ISLANDS, read_topology
 from atoll.errors import AtollError
 

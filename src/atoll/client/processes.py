@@ -15,20 +15,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from atoll.client.settings import Settings, script_name
+from atoll.client.client_settings import Settings, script_name
 from atoll.cluster.directories import default_cache_directory
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_directories import claim, make_transfer_directory, remove, sweep, transfer_directory
 from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.processes.local_process import describe_exit
-from atoll.cluster.processes.process import PYTHON_ENVIRONMENT_VARIABLE
-from atoll.engines.options import EngineOptions, make_directory
-from atoll.engines.start import EngineProcess, check_settings
+from atoll.cluster.processes.process_runtime import PYTHON_ENVIRONMENT_VARIABLE
+from atoll.engines.engine_options import EngineOptions, make_directory
+from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
-from atoll.ifrt.options import ProxyOptions, Ready
-from atoll.ifrt.start import start_proxy
+from atoll.ifrt.proxy_options import ProxyOptions, Ready
+from atoll.ifrt.start_proxy import start_proxy
+from atoll.operate.cluster_registry import register_embedded
 from atoll.operate.joining import reach
-from atoll.operate.registry import register_embedded
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.security.join import JOIN_VARIABLE
 

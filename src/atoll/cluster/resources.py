@@ -1,6 +1,6 @@
 """The physical side of the resource manager: which islands, hosts and devices there are.
 
-`cluster.lifecycle` has the states of islands; `cluster.placement` says which physical device a virtual one is on.
+`cluster.lifecycle` has the states of islands; `cluster.slice_placement` says which physical device a virtual one is on.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from atoll.cluster.devices import DeviceInfo, VirtualDevice
+from atoll.cluster.device_info import DeviceInfo, VirtualDevice
 from atoll.cluster.lifecycle import HostState, Island, IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import mesh_of, point
-from atoll.cluster.placement import GPUS, IslandDevices
 from atoll.cluster.sandbox.mechanisms import Mechanisms
+from atoll.cluster.slice_placement import GPUS, IslandDevices
 from atoll.cluster.topology import IslandShape, Topology
 from atoll.errors import not_found
 

@@ -16,7 +16,7 @@ from atoll.cluster.former_names import environment_variable
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.sandbox.grants import check_grant
-from atoll.cluster.tenants import TenantSettings
+from atoll.cluster.tenant_settings import TenantSettings
 from atoll.cluster.topology import IslandShape, Topology, make_topology
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
@@ -118,7 +118,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     max_sessions: int = 256
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
-    engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.kinds`
+    engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.engine_kinds`
     wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
     grace_seconds: float = 0.0  # for who has lost its connection to the controller, or it, to come back; 0: it is lost
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
@@ -126,7 +126,8 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     # A session's launches are delegated to hosts once no other session has used the islands for so long; None: never.
     delegate_after_seconds: float | None = 1.0
 
-    tenants: tuple[TenantSettings, ...] = ()  # who shares it, of whom no command line says: see `cluster.tenants`
+    # who shares it, of whom no command line says: see `cluster.tenant_settings`
+    tenants: tuple[TenantSettings, ...] = ()
 
     # Of islands that differ in more than hosts and devices: see `cluster.cluster_file`. (): those of `islands`.
     shapes: tuple[IslandShape, ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.cluster.devices import VirtualDevice
+from atoll.cluster.device_info import VirtualDevice
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape
 from atoll.errors import Code, StatusError, invalid, not_found

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.cluster.lifecycle import HostState, IslandLost
 from atoll.cluster.sandbox.mechanisms import why_not_confined
-from atoll.cluster.tenants import DEFAULT_NAME
+from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.cluster.lifecycle import Lifecycle
-from atoll.cluster.placement import Slices
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.slice_placement import Slices
 from atoll.dispatch.connections import Connections
 from atoll.dispatch.outbox import Outbox
 from atoll.scheduling.offenses import TenantOffenses

@@ -8,7 +8,7 @@ import msgspec
 
 from atoll.cluster.persisted_cluster import PersistedCluster
 from atoll.controller.core import Controller
-from atoll.controller_process.state import ShellState
+from atoll.controller_process.shell_state import ShellState
 from atoll.journal.persisted_state import PersistedState
 from atoll.journal.snapshots import pickled
 from atoll.protocol.actions import PersistSessions

@@ -15,16 +15,16 @@ import msgspec
 from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.tenants import persisted_tenants
+from atoll.cluster.tenant_settings import persisted_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
 from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.collector import Collector
+from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
-from atoll.controller_process.following import Following, is_standby
-from atoll.controller_process.options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.persist_sessions import persist_sessions
-from atoll.controller_process.state import ShellState
+from atoll.controller_process.shell_state import ShellState
+from atoll.controller_process.standby_replication import Following, is_standby
 from atoll.controller_process.step_budget import StepBudget
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.journal import Journal

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from atoll._version import __version__
-from atoll.controller_process.options import FOLLOWS, RUNS, ControllerOptions, report
+from atoll.controller_process.controller_options import FOLLOWS, RUNS, ControllerOptions, report
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.takeover import Takeover, next_term
 from atoll.errors import ConnectError
@@ -27,7 +27,7 @@ from atoll.protocol.messages.standbys import STANDBY, BasisPart, Pulse, ToStandb
 from atoll.security.access import token_for
 from atoll.security.enrollment import Renewal
 from atoll.security.roles import Role
-from atoll.security.start import load_authority
+from atoll.security.start_security import load_authority
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
-from atoll.cluster.tenants import DEFAULT_TENANT
+from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec, HostFeeds, RunGangs
 from atoll.scheduling.programs import RegisteredProgram

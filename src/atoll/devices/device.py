@@ -1,8 +1,9 @@
 """The seam below a worker: what a kind of devices has to offer.
 
-A kind implements `DeviceBackend`, and with it `DeviceArray`, `RunToken` and `LoadedFunction`; `devices.kinds` registers
-it under its platform's name. Everything above this seam (plans, stores, order, completions, the data plane) is common
-to all kinds and imports none of them. XLA's devices are `devices.xla`; `devices.null` has devices that only take time.
+A kind implements `DeviceBackend`, and with it `DeviceArray`, `RunToken` and `LoadedFunction`; `devices.device_kinds`
+registers it under its platform's name. Everything above this seam (plans, stores, order, completions, the data plane)
+is common to all kinds and imports none of them. XLA's devices are `devices.xla`; `devices.null` has devices that only
+take time.
 
 Threads: *the executor's thread* makes, moves and consumes arrays and starts functions, and is the only one that does.
 *Readers* are threads that wait for a shard's contents (`numpy.asarray(shard)`). *Watchers* ask arrays and tokens
@@ -23,9 +24,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from atoll.devices.compilers.messages import CompiledProgram, CompileProgram
-from atoll.host_services.calls.callbacks import Callbacks
-from atoll.host_services.python.meeting import KeyValues
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
+from atoll.host_services.calls.function_callbacks import Callbacks
+from atoll.host_services.python.rendezvous import KeyValues
 from atoll.ir.plan import LocalArray
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import DeviceInfo, FunctionInfo
@@ -109,8 +110,8 @@ class LoadedFunction(Protocol):
 class ProgramLoader(Protocol):
     """The part of a backend for programs that compiler processes have compiled (`devices.compilers`).
 
-    `compiler` names what compiles in such a process, as "module:callable" for a `devices.compilers.process.Compiler`,
-    and `compiler_devices` is how many devices it gets.
+    `compiler` names what compiles in such a process, as "module:callable" for a
+    `devices.compilers.compiler_process.Compiler`, and `compiler_devices` is how many devices it gets.
     """
 
     compiler: str

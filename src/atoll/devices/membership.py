@@ -6,7 +6,7 @@ import msgspec
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """How a host joins the others of its island: see `devices.xla.island.join`."""
+    """How a host joins the others of its island: see `devices.xla.xla_island.join`."""
 
     address: str
     rank: int

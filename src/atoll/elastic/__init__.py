@@ -5,9 +5,9 @@ what any other has to be.
 """
 
 from atoll.elastic.data_parallel import data_parallel as data_parallel
+from atoll.elastic.elastic_stages import pipeline as pipeline
 from atoll.elastic.run import Change as Change
 from atoll.elastic.run import Run as Run
 from atoll.elastic.run import run as run
-from atoll.elastic.stages import pipeline as pipeline
 from atoll.elastic.training import Make as Make
 from atoll.elastic.training import Training as Training

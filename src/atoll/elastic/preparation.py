@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from atoll.elastic import threads
+from atoll.elastic import background_threads
 from atoll.elastic.replica import Replica, recover
 from atoll.elastic.training import Training
 from atoll.errors import RecoveryError
@@ -27,7 +27,7 @@ class Preparation:
     def __init__(self, islands: tuple[int, ...], training: Training, replica: Replica, batch: Any) -> None:
         self.islands = islands
         self._over = threading.Event()
-        threads.start("atoll-prepare", partial(self._compute, training, replica, batch))
+        background_threads.start("atoll-prepare", partial(self._compute, training, replica, batch))
 
     @property
     def is_over(self) -> bool:

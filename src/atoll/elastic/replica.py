@@ -18,9 +18,9 @@ from typing import Any
 
 import jax
 
-from atoll.elastic import threads
+from atoll.elastic import background_threads
+from atoll.elastic.array_placement import moved, other_island
 from atoll.elastic.islands import Islands, is_loss
-from atoll.elastic.placement import moved, other_island
 from atoll.errors import RecoveryError
 
 # Of `recover`: each needs another loss, just while it copies.
@@ -52,7 +52,7 @@ class _Generation:
         self.copies = [[each] for each in snapshot]
         self.settled = threading.Event()
         self.failure: BaseException | None = None
-        threads.start("atoll-replica", partial(self._copy, there))
+        background_threads.start("atoll-replica", partial(self._copy, there))
 
     def _copy(self, there: dict[int, Any]) -> None:
         try:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.local_process import LocalProcess, describe_exit
-from atoll.cluster.processes.process import command
-from atoll.controller_process.options import (
+from atoll.cluster.processes.process_runtime import command
+from atoll.controller_process.controller_options import (
     ALONE,
     CHARGED,
     FAILED,
@@ -67,7 +67,7 @@ class ControllerChild:
         try:
             options = replace(self._options, ready_fd=writable)
             self._process = LocalProcess(
-                command("atoll.controller_process.main", options), os.environ, self._ended, (writable,)
+                command("atoll.controller_process.controller_main", options), os.environ, self._ended, (writable,)
             )
         except BaseException:
             os.close(readable)

@@ -9,14 +9,14 @@ from atoll.cluster.processes.starting import StartingProcess
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.settings import OnOff
 from atoll.devices.accelerators import DeviceShares, devices
-from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
-from atoll.engines.options import EngineOptions
+from atoll.engines.engine_interface import AgentTaker, HostEnd, HostProcess, HostStart
+from atoll.engines.engine_options import EngineOptions
 from atoll.engines.worker_command import WorkerPlace, check_kinds, worker_command, worker_environment
 from atoll.wire.address import Address, parse_address
 
 
 class LocalEngine:
-    """Starts workers as child processes; see `atoll.engines.engine.Engine`. Workers watch the engine's pid."""
+    """The engine that starts workers as child processes. Workers watch the engine's pid."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options

@@ -16,13 +16,13 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.topology import IslandShape
-from atoll.controller_process.options import ControllerOptions
-from atoll.devices.kinds import kind_of
-from atoll.devices.platforms import check_platform
+from atoll.controller_process.controller_options import ControllerOptions
+from atoll.devices.device_kinds import kind_of
+from atoll.devices.known_platforms import check_platform
 from atoll.engines.controller_child import ControllerChild
-from atoll.engines.engine import Engine, HostEnd, HostStart
-from atoll.engines.island import Island
-from atoll.engines.options import EngineOptions
+from atoll.engines.engine_interface import Engine, HostEnd, HostStart
+from atoll.engines.engine_options import EngineOptions
+from atoll.engines.island_processes import Island
 from atoll.engines.worker_command import check_kind
 from atoll.errors import AccessError, ClusterError, ConnectError, SettingsError
 from atoll.protocol.messages import (
@@ -48,7 +48,7 @@ from atoll.protocol.messages import (
 )
 from atoll.security.access import token_for
 from atoll.security.roles import Role
-from atoll.security.start import load_authority
+from atoll.security.start_security import load_authority
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity

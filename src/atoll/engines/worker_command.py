@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 
 from atoll.cluster.directories import key_file, state_directory
-from atoll.cluster.processes.process import command, for_arrays
+from atoll.cluster.processes.process_runtime import command, for_arrays
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
-from atoll.cluster.tenants import TENANTS_VARIABLE
+from atoll.cluster.tenant_settings import TENANTS_VARIABLE
 from atoll.devices.accelerators import visible
-from atoll.devices.kinds import XLA, kind_of
+from atoll.devices.device_kinds import XLA, kind_of
 from atoll.devices.membership import Membership
 from atoll.devices.xla.time_limits import flags_without_limits
-from atoll.engines.engine import HostStart
-from atoll.engines.options import registry_directory
+from atoll.engines.engine_interface import HostStart
+from atoll.engines.engine_options import registry_directory
 from atoll.security.join import JOIN_VARIABLE
-from atoll.worker.options import IslandOptions, WorkerOptions
+from atoll.worker.worker_options import IslandOptions, WorkerOptions
 
 
 @dataclass(frozen=True)

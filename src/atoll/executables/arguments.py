@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.errors import invalid
-from atoll.executables.arrays import ArrayRecord
 from atoll.executables.program_checks import describe, fits
+from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.types import ArraySpec
 
 

@@ -12,16 +12,16 @@ from typing import Annotated
 import msgspec
 
 from atoll.errors import invalid
-from atoll.executables.arrays import ArrayRecord
 from atoll.executables.json_requests import beginnings, read_request
 from atoll.executables.python_functions import MAX_ARRAYS, PythonExecutable
+from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes
 from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.messages.python import ReadArrays, StoredArray, WriteArrays
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to, tiling_from
-from atoll.session.session import ClusterSession
+from atoll.session.cluster_session import ClusterSession
 
 # All of a session's requests on a host run one after the other: what was written before is read, and no two hold host
 # memory at once. No thread of a client has this number, so what its threads call goes on meanwhile.

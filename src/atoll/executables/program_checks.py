@@ -11,14 +11,14 @@ import math
 import msgspec
 
 from atoll.errors import StatusError, invalid
-from atoll.executables.executables import Executable
+from atoll.executables.compiled_executables import Executable
 from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute, check, consumes
 from atoll.ir.row_exchange import check_route
 from atoll.ir.types import DTYPE_BITS, NUMBERS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.ir.validation import MAX_NODES, MAX_VALUES
 from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.translation import codec
-from atoll.session.session import ClusterSession
+from atoll.session.cluster_session import ClusterSession
 
 _NO_ARRAYS = ("token", "opaque", "string")
 

@@ -9,10 +9,10 @@ import msgspec
 
 from atoll.errors import Code, Status, invalid, unimplemented
 from atoll.executables.arguments import Arguments
-from atoll.executables.arrays import ArrayRecord
-from atoll.executables.executables import Executable
-from atoll.executables.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
+from atoll.executables.compiled_executables import Executable
+from atoll.executables.loaded_executable import MPMD_ERROR, NO_LAYOUTS, Loaded
 from atoll.executables.program_checks import ProgramChecker
+from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.types import ArraySpec
 from atoll.ir.validation import MAX_VALUES
@@ -20,7 +20,7 @@ from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.submission import Staging, Submission, decode
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
-from atoll.session.session import ClusterSession
+from atoll.session.cluster_session import ClusterSession
 
 _NOTHING_RUNS = "staged arguments wait for their program; nothing runs here"
 _ASK_THE_FUNCTIONS = "a program has no cost of its own: ask the functions that it calls (Compiled.cost_analysis() does)"

@@ -17,10 +17,10 @@ import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.executables.arguments import Arguments
-from atoll.executables.arrays import ArrayRecord
-from atoll.executables.loaded import Loaded
+from atoll.executables.loaded_executable import Loaded
 from atoll.executables.program_checks import describe
 from atoll.executables.program_executables import metadata_reply
+from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, shard_shape
 from atoll.protocol.messages import FunctionSource
@@ -33,7 +33,7 @@ from atoll.protocol.messages.python import (
     split_settings,
 )
 from atoll.protocol.translation.array_specs import spec_from
-from atoll.session.session import ClusterSession
+from atoll.session.cluster_session import ClusterSession
 
 CUSTOM_CALL_PROGRAM = "xla::ifrt::CustomCallProgram"
 _LANGUAGE = "jax_colocated_python_v0.0.1"

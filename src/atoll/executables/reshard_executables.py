@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid
-from atoll.executables.arrays import ArrayRecord
 from atoll.executables.json_requests import beginnings, read_request
-from atoll.executables.loaded import Loaded
+from atoll.executables.loaded_executable import Loaded
 from atoll.executables.program_executables import ProgramExecutable, metadata_reply
+from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.submission import Submission
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import tiling_from
-from atoll.session.session import ClusterSession
+from atoll.session.cluster_session import ClusterSession
 
 
 class _Devices(msgspec.Struct, frozen=True):

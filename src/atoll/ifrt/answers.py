@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from atoll.errors import invalid, not_found, unimplemented
-from atoll.executables.executables import Executable
-from atoll.executables.loaded import Answer
+from atoll.executables.compiled_executables import Executable
+from atoll.executables.loaded_executable import Answer
+from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import PendingRequest
-from atoll.ifrt.session import IfrtSession
 from atoll.protocol import profiles
 from atoll.protocol.messages import FunctionSource
 from atoll.protocol.questions import (
@@ -25,7 +25,7 @@ from atoll.protocol.questions import (
     SourceQuestion,
     read_question,
 )
-from atoll.session.profiles import ask_hosts, hosts_of
+from atoll.session.profile_queries import ask_hosts, hosts_of
 
 
 def answer(pending: PendingRequest, payload: bytes) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.errors import Code, StatusError, invalid
 from atoll.grpc import Call
-from atoll.ifrt.host_buffers import HostBuffers, Stored
+from atoll.ifrt.host_buffer_store import HostBuffers, Stored
 from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import transport_pb2
 from atoll.protocol.translation import codec

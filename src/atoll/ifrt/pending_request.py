@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from atoll.errors import OK, Status, StatusError, status_of
-from atoll.executables.arrays import ArrayRecord, Memory
-from atoll.executables.loaded import Loaded
-from atoll.ifrt.session import FIRST_MINTED_HANDLE, IfrtSession
+from atoll.executables.loaded_executable import Loaded
+from atoll.executables.session_arrays import ArrayRecord, Memory
+from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE, IfrtSession
 from atoll.protocol.ifrt import session_pb2
 from atoll.protocol.translation import codec
 

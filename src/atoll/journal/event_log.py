@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.tenants import DEFAULT_NAME
+from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.journal.records import decode_event, encode_event
 from atoll.protocol import messages as m
 from atoll.protocol.events import AnyEvent, ConnectionOpened, Received, SessionsPersisted

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
 from atoll.security.authority import Authority
 from atoll.security.join import JOIN_VARIABLE, JoinString
-from atoll.security.kept import new_environment
-from atoll.security.start import AUTHORITY_VARIABLE
+from atoll.security.persistent_credentials import new_environment
+from atoll.security.start_security import AUTHORITY_VARIABLE
 from atoll.wire.address import parse_address
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.cluster.topology import Topology
-from atoll.manifests.tenants import FILE as TENANTS_FILE
+from atoll.manifests.tenant_files import FILE as TENANTS_FILE
 
 Manifest = dict[str, Any]
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.cluster.tenants import DEFAULT_NAME, TENANT_MARK
+from atoll.cluster.tenant_settings import DEFAULT_NAME, TENANT_MARK
 from atoll.cluster.topology import Topology
 from atoll.errors import SettingsError
 

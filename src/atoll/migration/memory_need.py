@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
-from atoll.cluster.placement import Slices
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.slice_placement import Slices
 from atoll.errors import Code, StatusError, not_found
 from atoll.ir.types import DTYPE_BITS, shard_shape
 from atoll.migration.rules import Changes

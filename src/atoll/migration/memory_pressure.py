@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
-from atoll.cluster.placement import Choice, Slices
 from atoll.cluster.settings import SuspendLower
+from atoll.cluster.slice_placement import Choice, Slices
 from atoll.errors import Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.suspensions import Suspensions

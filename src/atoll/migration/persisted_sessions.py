@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.cluster.devices import VirtualDevice
+from atoll.cluster.device_info import VirtualDevice
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.virtual_devices import SessionDevices, Slice
 from atoll.errors import Code, Status

@@ -18,8 +18,8 @@ from enum import Enum
 from functools import partial
 
 from atoll.cluster.lifecycle import IslandLost
-from atoll.cluster.placement import Slices
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.slice_placement import Slices
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import Launches, Out

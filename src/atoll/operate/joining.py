@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from atoll.errors import AccessError
-from atoll.operate.registry import ClusterRecord, ClusterRegistry, embedded_clusters
+from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.security.access import is_insecure
 from atoll.security.join import JoinString, join_of_environment, read_join
-from atoll.security.start import host_join_file, join_file
+from atoll.security.start_security import host_join_file, join_file
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.tls_stream import no_identity
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from atoll.cluster.directories import default_cache_directory
 from atoll.cluster.processes.child import Child, wait_for_any
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.options import EngineOptions, make_directory
-from atoll.engines.start import EngineProcess
+from atoll.engines.engine_options import EngineOptions, make_directory
+from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
-from atoll.ifrt.options import ProxyOptions, Ready
-from atoll.ifrt.start import start_proxy
-from atoll.operate.registry import register_embedded
+from atoll.ifrt.proxy_options import ProxyOptions, Ready
+from atoll.ifrt.start_proxy import start_proxy
+from atoll.operate.cluster_registry import register_embedded
 from atoll.security.join import JOIN_VARIABLE, JoinString
 from atoll.wire.address import Address
 

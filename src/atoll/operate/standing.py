@@ -16,20 +16,20 @@ from atoll.cluster.directories import default_cache_directory, usage_file
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
-from atoll.engines.options import EngineOptions, sockets_base
+from atoll.engines.engine_options import EngineOptions, sockets_base
 from atoll.engines.ray.control import end_cluster
-from atoll.engines.start import EngineProcess, check_settings
+from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.journal.persisted_state import check_persisted
-from atoll.operate.clusters import Target, explained
-from atoll.operate.registry import ClusterRegistry
-from atoll.operate.requests import request_stop
+from atoll.operate.cluster_queries import Target, explained
+from atoll.operate.cluster_registry import ClusterRegistry
+from atoll.operate.operator_requests import request_stop
 from atoll.operate.standing_on_ray import StandingOnRay
 from atoll.protocol.messages import StopReply
 from atoll.security.join import JoinString
-from atoll.security.kept import kept_environment
+from atoll.security.persistent_credentials import kept_environment
 from atoll.security.roles import Role
-from atoll.security.start import advertised
+from atoll.security.start_security import advertised
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.sockets import dial
 
@@ -44,9 +44,9 @@ class StandingCluster:
 
     `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its directory; with a parent to
     standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to `advertise`
-    then: see `security.start.advertised`. Its authority and tokens are kept in the file `authority`, if there is one.
-    With a directory for a `journal` its controller is started again where it ends. With the address of another's
-    controller as `standby` it is that one's standby, and has no hosts of its own.
+    then: see `security.start_security.advertised`. Its authority and tokens are kept in the file `authority`, if there
+    is one. With a directory for a `journal` its controller is started again where it ends. With the address of
+    another's controller as `standby` it is that one's standby, and has no hosts of its own.
     """
 
     def __init__(

@@ -12,10 +12,10 @@ from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.control import RayCluster
 from atoll.errors import ClusterError
-from atoll.operate.registry import ClusterRegistry
+from atoll.operate.cluster_registry import ClusterRegistry
 from atoll.security.join import JoinString
 from atoll.security.roles import Role
-from atoll.security.start import host_join_file, join_file
+from atoll.security.start_security import host_join_file, join_file
 
 
 class StandingOnRay:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.errors import AtollError
-from atoll.operate.tables import state_text
-from atoll.operate.watching import ClusterSource
+from atoll.operate.cluster_source import ClusterSource
+from atoll.operate.status_tables import state_text
 from atoll.telemetry import tables as t
 from atoll.telemetry.watch import Watch
 

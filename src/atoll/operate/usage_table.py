@@ -15,7 +15,7 @@ _TITLES = {"tenant": "tenant", "run": "cluster started", "session": "session", "
 
 
 def usage_table(usage: dict[str, Any]) -> RenderableType:
-    """The table for what a cluster answers to `UsageRequest`; see `atoll.cluster.usage.store`."""
+    """The table for what a cluster answers to `UsageRequest`; see `atoll.cluster.usage.usage_store`."""
     rows = usage["rows"]
     names = [name for name in _TITLES if any(name in row for row in rows)]
     has_expected = usage["by"] == "program"

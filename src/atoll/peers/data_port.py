@@ -20,10 +20,10 @@ from atoll.peers.host_channels import HostChannels, OnLost
 from atoll.peers.host_watch import HostWatch, OnSilent
 from atoll.peers.listener import Listener
 from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
-from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.inbox import Inbox, InboxStatistics
-from atoll.transfers.kinds import KINDS
-from atoll.transfers.silence import SILENCE_SECONDS
+from atoll.transfers.silence_monitor import SILENCE_SECONDS
+from atoll.transfers.transfer_engine import Piece, TransferEngine
+from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address, parse_address
 from atoll.wire.pending_connections import OPEN_SECONDS
 from atoll.wire.tls.identity import Identity

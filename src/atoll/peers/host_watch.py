@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from atoll.errors import AtollError
 from atoll.peers.host_channels import HostChannels
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.silence import MONITOR, SILENCE_SECONDS, SilenceMonitor
+from atoll.transfers.silence_monitor import MONITOR, SILENCE_SECONDS, SilenceMonitor
 
 # Of the others of an island: the next ones, and further on those at a power of two.
 NEXT_HOSTS = 4

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from atoll.errors import AtollError
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.engine import TransferEngine
-from atoll.transfers.kinds import KINDS
+from atoll.transfers.transfer_engine import TransferEngine
+from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address
 from atoll.wire.byte_stream import accepted_stream
 from atoll.wire.pending_connections import PendingConnections

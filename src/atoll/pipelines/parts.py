@@ -16,7 +16,7 @@ from jax.extend.core import Var
 
 from atoll.pipelines import equations as eq
 from atoll.pipelines.computation import Computation, is_inexact, structure, trace
-from atoll.pipelines.cut import Part
+from atoll.pipelines.pipeline_cut import Part
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.errors import PipelineError
 from atoll.pipelines.entries import Check, Entry, Kind
-from atoll.pipelines.run import Ran, bars, idle
+from atoll.pipelines.pipeline_run import Ran, bars, idle
 
 _COLOURS = {Kind.FORWARD: "#8fb4e3", Kind.BACKWARD: "#9bd0a1", Kind.INPUT: "#9bd0a1", Kind.WEIGHTS: "#f0c48a"}
 

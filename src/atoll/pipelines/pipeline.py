@@ -9,11 +9,11 @@ from typing import Any
 import jax
 
 from atoll.errors import PipelineError
-from atoll.pipelines.build import Built, Wanted, build
 from atoll.pipelines.computation import nbytes
-from atoll.pipelines.meshes import check_apart
+from atoll.pipelines.pipeline_builder import Built, Wanted, build
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import schedule as schedule_named
+from atoll.pipelines.stage_meshes import check_apart
 from atoll.pipelines.trees import Batch, Parameters
 from atoll.programs.meshes import mesh_of
 from atoll.quantities import human_bytes

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from atoll.client.jax_internals import leave_out_of_tracebacks
-from atoll.pipelines.functions import named
-from atoll.pipelines.plan import StepPlan
+from atoll.pipelines.part_functions import named
+from atoll.pipelines.pipeline_plan import StepPlan
 
 leave_out_of_tracebacks(__file__)
 

@@ -13,12 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from atoll.client.jax_internals import leave_out_of_tracebacks
 from atoll.pipelines.entries import Kind
-from atoll.pipelines.functions import PartFunctions, named
-from atoll.pipelines.meshes import moved
 from atoll.pipelines.optimizer import Round
 from atoll.pipelines.order import Move
-from atoll.pipelines.plan import StagePlan, StepPlan
+from atoll.pipelines.part_functions import PartFunctions, named
+from atoll.pipelines.pipeline_plan import StagePlan, StepPlan
 from atoll.pipelines.replicas import Replicas
+from atoll.pipelines.stage_meshes import moved
 
 leave_out_of_tracebacks(__file__)
 

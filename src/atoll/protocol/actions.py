@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.usage.records import By, Estimate, Expected, Usage
+from atoll.cluster.usage.usage_records import By, Estimate, Expected, Usage
 
 
 class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -3,7 +3,7 @@
 A program has custom calls whose shardings and parts the client's Python decides: `custom_partitioning`, and
 `inspect_array_sharding`, which is only shown a sharding. XLA's shapes travel as XLA writes them, f32[8,4]{1,0}, and its
 shardings and programs in its serialized forms. A request is one array of bytes of a call
-(`host_services.calls.messages`), and so is its answer.
+(`host_services.calls.call_messages`), and so is its answer.
 
 Each host of a program compiles it, and asks the same. `occurrence` counts the equal requests of one compilation: so the
 client runs its Python as often as one compilation needs, and all hosts have the same answers.

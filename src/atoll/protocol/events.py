@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.cluster.usage.records import Estimate
+from atoll.cluster.usage.usage_records import Estimate
 from atoll.protocol import messages as m
 
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from atoll.cluster.tenants import DEFAULT_TENANT
+from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.scheduling.reasons import Reason, Waited
 from atoll.scheduling.tenants import Tenant
 

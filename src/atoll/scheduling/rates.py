@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.cluster.tenants import TenantSettings
+from atoll.cluster.tenant_settings import TenantSettings
 from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.scheduling.session import GangRun, Launch
 from atoll.scheduling.tenants import Tenant, Tenants

@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.cluster.sandbox.grants import PythonRules, View
 from atoll.cluster.settings import ClusterSettings, OnOff
-from atoll.cluster.tenants import DEFAULT_NAME, DEFAULT_TENANT, MOST_TENANTS, TenantRole, TenantSettings
+from atoll.cluster.tenant_settings import DEFAULT_NAME, DEFAULT_TENANT, MOST_TENANTS, TenantRole, TenantSettings
 from atoll.errors import Code, Status, StatusError, invalid, not_found
 from atoll.scheduling.ledger import Ledger
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakValueDictionary
 
-from atoll.cluster.usage.records import Usage
+from atoll.cluster.usage.usage_records import Usage
 
 
 class Meter:

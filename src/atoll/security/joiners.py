@@ -12,7 +12,7 @@ from typing import Any
 from atoll.security.enrollment import ENROLL_SECONDS, Desk, FromJoiner, NotEnrolled, Renewal
 from atoll.security.guesses import TOO_MANY, Guesses
 from atoll.security.roles import Role
-from atoll.security.start import load_authority
+from atoll.security.start_security import load_authority
 from atoll.security.tokens import Tokens
 from atoll.wire.connection import Connection
 from atoll.wire.tls.identity import Identity

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from atoll.cluster.tenants import DEFAULT_NAME, TenantSettings, token_hash, whose
+from atoll.cluster.tenant_settings import DEFAULT_NAME, TenantSettings, token_hash, whose
 from atoll.security.roles import is_of_the_cluster
 
 

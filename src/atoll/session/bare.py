@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from atoll.ir.program import Call, Node, Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding, Tiled
-from atoll.session.connection import ReplyFuture
-from atoll.session.opening import open_session
-from atoll.session.session import ClusterSession
+from atoll.session.cluster_session import ClusterSession
+from atoll.session.session_interfaces import ReplyFuture
+from atoll.session.session_opening import open_session
 from atoll.wire.address import parse_address
 
 _PATIENCE_SECONDS = 120.0
@@ -29,7 +29,7 @@ def sharded(devices: Sequence[int], nbytes: int = 4) -> ArraySpec:
 
 
 class Compilable(Protocol):
-    """What the cluster's workers compile, such as a `devices.null.program.NullProgram`."""
+    """What the cluster's workers compile, such as a `devices.null.null_program.NullProgram`."""
 
     def source(self) -> bytes: ...
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
-from atoll.host_services.calls.messages import host_of, is_call
-from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
+from atoll.host_services.calls.call_messages import host_of, is_call
 from atoll.session.sent_uploads import SentUploads, Upload
+from atoll.session.session_interfaces import CallTaker, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.contents import Buffers, FileContents, as_views
-from atoll.transfers.engine import Piece
-from atoll.transfers.silence import SILENCE_SECONDS
+from atoll.transfers.piece_contents import Buffers, FileContents, as_views
+from atoll.transfers.silence_monitor import SILENCE_SECONDS
+from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.host_services.calls.tables import CallbackTable
+from atoll.host_services.calls.callback_table import CallbackTable
 from atoll.host_services.profiles import xspace
 from atoll.protocol import profiles
 from atoll.protocol.questions import MissingHosts

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from atoll.protocol.messages import MOST_FEEDS_NAMED
-from atoll.transfers.engine import Contents
+from atoll.transfers.transfer_engine import Contents
 
 KEPT_BYTES = 64 << 20
 

@@ -17,7 +17,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import Host, ResourceManager
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.tenants import TenantRole
+from atoll.cluster.tenant_settings import TenantRole
 from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
 from atoll.scheduling.functions import FunctionRegistry

@@ -13,7 +13,7 @@ import msgspec
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms
-from atoll.cluster.tenants import DEFAULT_NAME
+from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.protocol.events import Load
 
 
@@ -94,7 +94,7 @@ class Session(Part, frozen=True):
 
 
 class Tenant(Part, frozen=True):
-    """What a tenant is set to, as in `cluster.tenants.TenantSettings`, and what it has and took.
+    """What a tenant is set to, as in `cluster.tenant_settings.TenantSettings`, and what it has and took.
 
     Quotas of 0 are none. `device_bytes` is by the numbers of devices.
     """

@@ -27,7 +27,7 @@ except ImportError as error:
     ) from error
 
 from atoll.tensorflow.function import Function, Functional, function
-from atoll.tensorflow.shardings import Rule
+from atoll.tensorflow.tensorflow_shardings import Rule
 from atoll.tensorflow.trainer import Trainer
 from atoll.tensorflow.variables import Variables
 

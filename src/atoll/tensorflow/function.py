@@ -19,8 +19,8 @@ import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.tensorflow import primitive, stablehlo
-from atoll.tensorflow.lowering import Lowered, lower
-from atoll.tensorflow.shardings import Rule, batch_sharding
+from atoll.tensorflow.tensorflow_lowering import Lowered, lower
+from atoll.tensorflow.tensorflow_shardings import Rule, batch_sharding
 from atoll.tensorflow.variables import Variables
 
 

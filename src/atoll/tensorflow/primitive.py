@@ -10,7 +10,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from atoll.tensorflow.lowering import Lowered
+from atoll.tensorflow.tensorflow_lowering import Lowered
 
 _call_p = Primitive("tensorflow_function")
 _call_p.multiple_results = True

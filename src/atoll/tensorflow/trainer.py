@@ -20,7 +20,7 @@ import tensorflow as tf
 from jax.sharding import Mesh, PartitionSpec
 
 from atoll.tensorflow.function import Function, function
-from atoll.tensorflow.shardings import Rule
+from atoll.tensorflow.tensorflow_shardings import Rule
 from atoll.tensorflow.variables import Variables
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding
 
-from atoll.tensorflow.shardings import Rule, default_mesh, variable_name, variable_specs
+from atoll.tensorflow.tensorflow_shardings import Rule, default_mesh, variable_name, variable_specs
 
 
 class Variables(Mapping[str, jax.Array]):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from atoll.errors import Code, Status, StatusError
-from atoll.transfers.engine import Piece
+from atoll.transfers.transfer_engine import Piece
 
 # The piece, its bytes, and what to call when they have been read.
 OnPiece = Callable[[Piece, Any, Callable[[], None]], None]

@@ -1,7 +1,7 @@
 """A channel of the data plane: bulk bytes between two processes, past the controller, on a blocking socket.
 
 A channel carries pieces of feeds. It chooses how the bytes of each piece travel, by where the peer is and by what the
-piece is made of; the ways are the engines of `transfers.kinds`.
+piece is made of; the ways are the engines of `transfers.transfer_kinds`.
 
 Bounded: a sender waits while its engine has no memory left, and for the socket otherwise.
 """
@@ -22,15 +22,15 @@ import msgspec
 from atoll.errors import AccessError, AtollError, ConnectError, FrameError, StatusError
 from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, Room
-from atoll.transfers.contents import Buffers, as_views
-from atoll.transfers.engine import Contents, Piece, TransferEngine
 from atoll.transfers.frame_socket import FrameSocket
-from atoll.transfers.kinds import KINDS
 from atoll.transfers.liveness import Alive, Liveness, Probe
-from atoll.transfers.outgoing import OnEnd
+from atoll.transfers.piece_contents import Buffers, as_views
+from atoll.transfers.send_queue import OnEnd
 from atoll.transfers.shared_chunks import SharedChunksEngine
-from atoll.transfers.sockets import SocketEngine
+from atoll.transfers.socket_engine import SocketEngine
 from atoll.transfers.streams import STREAMS, StreamEngine
+from atoll.transfers.transfer_engine import Contents, Piece, TransferEngine
+from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address
 from atoll.wire.byte_stream import Stream, dial_stream
 from atoll.wire.framing import MAX_FIRST_FRAME

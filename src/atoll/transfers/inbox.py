@@ -13,9 +13,9 @@ from typing import Any
 
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import OWN_NUMBERS
-from atoll.transfers.admission import Admission
-from atoll.transfers.engine import nothing_to_release
 from atoll.transfers.failed_feeds import FailedFeeds
+from atoll.transfers.receive_window import Admission
+from atoll.transfers.transfer_engine import nothing_to_release
 
 # That one session may have waiting here: transfers in chunks, and files, wait for room. All others together are refused
 # beyond as much again.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from atoll.transfers.frame_socket import FrameSocket
-from atoll.transfers.silence import MONITOR, SILENCE_SECONDS, SilenceMonitor
+from atoll.transfers.silence_monitor import MONITOR, SILENCE_SECONDS, SilenceMonitor
 from atoll.wire.framing import HEADER_BYTES
 
 # Beyond that the oldest are taken as received: a second's worth of small pieces is far less.

@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
-from atoll.transfers.contents import Buffers
 from atoll.transfers.copies import copy
-from atoll.transfers.engine import Contents, Received
 from atoll.transfers.frame_socket import FrameSocket
-from atoll.transfers.outgoing import Outgoing
-from atoll.transfers.shared_memory import map_block
+from atoll.transfers.piece_contents import Buffers
+from atoll.transfers.send_queue import Outgoing
+from atoll.transfers.shared_memory_engine import map_block
 from atoll.transfers.shared_memory_pool import SharedMemoryPool
 from atoll.transfers.streams import STREAM_THRESHOLD, StreamEngine
+from atoll.transfers.transfer_engine import Contents, Received
 
 # What is smaller goes whole: who receives it reads it where it lies.
 CHUNKED_THRESHOLD = 16 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.transfers.engine import Piece
+from atoll.transfers.transfer_engine import Piece
 
 CHUNK_BYTES = 1 << 20  # between machines
 

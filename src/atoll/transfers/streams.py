@@ -22,13 +22,13 @@ from typing import Any, ClassVar
 import msgspec
 
 from atoll.errors import AtollError, Code, FrameError, Status, StatusError
-from atoll.transfers.engine import Arrivals, Contents, Piece, Received, TransferEngine
 from atoll.transfers.frame_socket import FrameSocket
-from atoll.transfers.incoming import Landing, Landings
-from atoll.transfers.landing_memory import LANDING
 from atoll.transfers.liveness import Liveness
-from atoll.transfers.outgoing import OnEnd, Outgoing, SendQueue
+from atoll.transfers.receive_buffer_pool import LANDING
+from atoll.transfers.receive_buffers import Landing, Landings
+from atoll.transfers.send_queue import OnEnd, Outgoing, SendQueue
 from atoll.transfers.stream_frames import CHUNK_BYTES, Chunk, Credit, GivenUp, Landed, MoreStreams, NoRoom, StreamPiece
+from atoll.transfers.transfer_engine import Arrivals, Contents, Piece, Received, TransferEngine
 
 # Smaller pieces follow their frame: a round trip costs more.
 STREAM_THRESHOLD = 256 * 1024

@@ -8,22 +8,22 @@ from typing import Any, TypeVar
 
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
 from atoll.cluster.topology import Topology
-from atoll.devices.null.backend import Collectives
 from atoll.devices.null.model import DEFAULT, MODELS, NullModel
+from atoll.devices.null.null_backend import Collectives
 from atoll.errors import ClusterError, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.policy import Policy
 from atoll.session.bare import BareClient
-from atoll.session.outgoing import Outgoing
-from atoll.session.session import ClusterSession
+from atoll.session.cluster_session import ClusterSession
+from atoll.session.outgoing_messages import Outgoing
 from atoll.transfers.inbox import Inbox
 from atoll.virtual.clock import VirtualClock
 from atoll.virtual.controller_process import ControllerProcess
-from atoll.virtual.costs import DEFAULT_COSTS, Costs
 from atoll.virtual.host_process import HostProcess
-from atoll.virtual.link import VirtualConnection
+from atoll.virtual.simulated_costs import DEFAULT_COSTS, Costs
 from atoll.virtual.tasks import Future, Task
-from atoll.worker.main import introduction
+from atoll.virtual.virtual_link import VirtualConnection
+from atoll.worker.worker_main import introduction
 
 Result = TypeVar("Result")
 

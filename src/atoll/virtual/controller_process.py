@@ -14,7 +14,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.virtual.clock import VirtualClock
-from atoll.virtual.costs import Costs
+from atoll.virtual.simulated_costs import Costs
 
 _PID = 1  # of everybody: there is one process
 _VERSION = "of the simulation"

@@ -1,4 +1,4 @@
-"""A host's process in virtual time: what `engines.null_hosts.main` is with sockets. One thread, with its own time."""
+"""A host's process in virtual time. `engines.null_hosts.null_hosts_main` has the one with sockets."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from atoll.devices.null.backend import Collectives
 from atoll.devices.null.model import NullModel
+from atoll.devices.null.null_backend import Collectives
 from atoll.engines.null_hosts.host import AtOnce, NullHost
 from atoll.errors import unimplemented
 from atoll.ir.plan import Plan, Report
 from atoll.protocol import messages as m
-from atoll.transfers.engine import Contents
 from atoll.transfers.inbox import Inbox
+from atoll.transfers.transfer_engine import Contents
 from atoll.virtual.clock import VirtualClock
-from atoll.virtual.costs import Costs
+from atoll.virtual.simulated_costs import Costs
 
 
 class Port:

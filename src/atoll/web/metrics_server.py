@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable
 
 from atoll.telemetry.metrics import exposition
-from atoll.web.access import METRICS, has_key
 from atoll.web.listening import listening_socket
+from atoll.web.page_key import METRICS, has_key
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls
 from atoll.wire.address import Address

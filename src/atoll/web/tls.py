@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.errors import AccessError, AddressError, AtollError
-from atoll.security.start import authority_file, certificate_seconds, load_authority, own_address
+from atoll.security.start_security import authority_file, certificate_seconds, load_authority, own_address
 from atoll.wire.address import Address
 from atoll.wire.tls.identity import use_certificate
 

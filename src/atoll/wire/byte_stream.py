@@ -1,6 +1,6 @@
 """A stream of bytes on a blocking socket: what every blocking connection stands on, whether it is TLS or not.
 
-A new way to carry bytes is a class with these methods; `wire.tls.stream` has TLS. What is only there without TLS
+A new way to carry bytes is a class with these methods; `wire.tls.tls_stream` has TLS. What is only there without TLS
 (descriptors on unix sockets) is asked of `socket`, where `is_unix` says so.
 """
 

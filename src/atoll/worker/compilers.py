@@ -13,8 +13,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from atoll.devices.compilers.fork_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
-from atoll.devices.compilers.messages import CompiledProgram, CompileProgram, Rejected
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Rejected
+from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
 from atoll.errors import Code, StatusError
 from atoll.worker.compile_queue import CompileQueue
 

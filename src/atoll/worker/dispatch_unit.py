@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from atoll.errors import Status
-from atoll.host_services.calls.callbacks import Callbacks
+from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.worker.completions import Completion

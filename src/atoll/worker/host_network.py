@@ -18,18 +18,18 @@ import numpy as np
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Status, StatusError
 from atoll.host_services import host_data
-from atoll.host_services.rows.messages import packed, unpacked
+from atoll.host_services.rows.row_messages import packed, unpacked
 from atoll.host_services.slabs import ArrayContents, Part, assemble
 from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.transfers.contents import Buffers
 from atoll.transfers.dtypes import numpy_dtype
-from atoll.transfers.engine import Contents
 from atoll.transfers.host_memory import aligned
-from atoll.transfers.landing_memory import LANDING
+from atoll.transfers.piece_contents import Buffers
+from atoll.transfers.receive_buffer_pool import LANDING
 from atoll.transfers.streams import STREAM_THRESHOLD
+from atoll.transfers.transfer_engine import Contents
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 
 # Up to here a read is done on the executor's own thread, where nothing would block.

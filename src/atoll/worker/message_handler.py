@@ -13,10 +13,10 @@ import msgspec
 from atoll.cluster.processes.bugs import start_in
 from atoll.devices.device import DeviceBackend
 from atoll.errors import Status, status_of
-from atoll.host_services.profiles.recorder import Recorder
+from atoll.host_services.profiles.profile_recorder import Recorder
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.worker.functions import Functions
+from atoll.worker.host_functions import Functions
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.units import Units
 

@@ -25,9 +25,9 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.collective_order import CollectiveOrder
+from atoll.worker.completion_reporter import Endings
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
-from atoll.worker.endings import Endings
 from atoll.worker.future_arrays import Outcome
 from atoll.worker.occupancy import Occupancy
 from atoll.worker.spill_store import SpillStore

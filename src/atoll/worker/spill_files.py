@@ -19,8 +19,8 @@ from atoll.cluster.directories import suspended_directory
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
-from atoll.transfers.contents import read_file
-from atoll.transfers.landing_memory import LANDING
+from atoll.transfers.piece_contents import read_file
+from atoll.transfers.receive_buffer_pool import LANDING
 
 FORMAT = 1
 # Checked and written at a time: it is still in the CPU's cache for the second of the two.

@@ -25,9 +25,9 @@ from atoll.errors import OK, Code, Status, StatusError, status_of
 from atoll.host_services import host_data
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
-from atoll.transfers.contents import Buffers, as_views
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.landing_memory import LANDING
+from atoll.transfers.piece_contents import Buffers, as_views
+from atoll.transfers.receive_buffer_pool import LANDING
 from atoll.worker import spill_files
 from atoll.worker.host_network import Port, send_to_host
 from atoll.worker.step_runner import alive

@@ -15,17 +15,17 @@ import numpy as np
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import StatusError, invalid
 from atoll.host_services import host_data
-from atoll.host_services.calls.callbacks import Callbacks
-from atoll.host_services.python.sessions import Input
+from atoll.host_services.calls.function_callbacks import Callbacks
+from atoll.host_services.python.python_sessions import Input
 from atoll.ir import plan as p
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.transfers.contents import Filled
-from atoll.worker.client_runs import ClientRuns, has_thread, stream_of
+from atoll.transfers.piece_contents import Filled
+from atoll.worker.client_run_threads import ClientRuns, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
-from atoll.worker.functions import Function, Functions
 from atoll.worker.future_arrays import FutureArray, Outcome, raise_failure
+from atoll.worker.host_functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready, wait_for_shards
 from atoll.worker.row_steps import RowSteps
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, share

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from atoll.worker.completion_reporter import Endings
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
-from atoll.worker.endings import Endings
 from atoll.worker.occupancy import Occupancy
 
 

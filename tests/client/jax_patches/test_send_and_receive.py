@@ -20,8 +20,8 @@ from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.callback_stubs import Held, stubs
 from atoll.devices.xla.client_callbacks import Signature
 from atoll.errors import StatusError
-from atoll.host_services.calls.callbacks import Callbacks
-from atoll.host_services.calls.host_transfers import SendAndReceive
+from atoll.host_services.calls.function_callbacks import Callbacks
+from atoll.host_services.calls.hlo_host_transfers import SendAndReceive
 from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION
 from atoll.protocol.messages import HostChannels
 

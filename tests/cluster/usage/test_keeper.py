@@ -13,7 +13,7 @@ import pytest
 from atoll.cluster.directories import usage_file
 from atoll.cluster.usage.estimates_file import FILE_NAME, MOST_ESTIMATES, read_estimates, write_estimates
 from atoll.cluster.usage.keeper import Keeper
-from atoll.cluster.usage.records import By, Estimate, Usage
+from atoll.cluster.usage.usage_records import By, Estimate, Usage
 
 
 def row(seconds: float) -> Usage:

@@ -17,11 +17,11 @@ from jax._src.lib.mlir import ir
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir.dialects import stablehlo
 
-from atoll.devices.compilers.messages import CompileProgram
+from atoll.devices.compilers.compiler_messages import CompileProgram
 from atoll.devices.xla import stops
-from atoll.devices.xla.compilation import context, load_executable
 from atoll.devices.xla.compiler import XlaCompiler
 from atoll.devices.xla.loop_checks import insert_checks
+from atoll.devices.xla.xla_compilation import context, load_executable
 from atoll.errors import StatusError
 
 MATRIX = np.ones((32, 32), np.float32)

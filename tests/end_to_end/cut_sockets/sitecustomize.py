@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-if any("atoll.controller_process.main" in argument for argument in getattr(sys, "orig_argv", [])):
+if any("atoll.controller_process.controller_main" in argument for argument in getattr(sys, "orig_argv", [])):
     from atoll.wire.resumption.resumable_connections import ResumableConnections
 
     PERIOD_SECONDS = 0.03

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.hostile.honest_work import honest_work
-from tests.end_to_end.hostile.requests import preparation
+from tests.end_to_end.hostile.hostile_requests import preparation
 from tests.end_to_end.raw_client import RawClient
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster

@@ -14,9 +14,9 @@ from atoll.ir.program import Call, Mapping, Program, Rearrange
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.transfers.channel import Open
-from atoll.transfers.files import FilePiece
-from atoll.transfers.shared_memory import SharedMemoryPiece
-from atoll.transfers.sockets import SocketPiece
+from atoll.transfers.file_engine import FilePiece
+from atoll.transfers.shared_memory_engine import SharedMemoryPiece
+from atoll.transfers.socket_engine import SocketPiece
 from tests.end_to_end.standing_cluster import StandingCluster
 
 CLOSED_SECONDS = 300.0

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.protocol.ifrt import arrays_pb2, executables_pb2, session_pb2
-from tests.end_to_end.hostile.requests import (
+from tests.end_to_end.hostile.hostile_requests import (
     HUGE,
     REFUSED,
     asking,

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.errors import Code
 from atoll.protocol.ifrt import arrays_pb2, executables_pb2, shardings_pb2, transport_pb2, values_pb2, xla_pb2
-from tests.end_to_end.hostile.requests import (
+from tests.end_to_end.hostile.hostile_requests import (
     HUGE,
     REFUSED,
     asking,

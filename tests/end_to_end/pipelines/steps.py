@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import atoll as pw
-from atoll.pipelines.run import bars
-from tests.end_to_end.pipelines import models
+from atoll.pipelines.pipeline_run import bars
+from tests.end_to_end.pipelines import pipeline_models
 
 
 def islands() -> list[list[Any]]:
@@ -25,10 +25,10 @@ def pipeline_losses(
     kind: str, layers: int, stages: int, microbatches: int, schedule: str, steps: int, replicas: int = 1
 ) -> list[float]:
     """Losses of a model's first steps over so many islands for each replica; all of them have the same parameters."""
-    params, loss = models.MODELS[kind](layers)
+    params, loss = pipeline_models.MODELS[kind](layers)
     some = islands()[: replicas * stages]
-    pipe = pw.pipeline(loss, some, microbatches, models.optimizer(), schedule, replicas=replicas)
-    data = models.batches(steps)
+    pipe = pw.pipeline(loss, some, microbatches, pipeline_models.optimizer(), schedule, replicas=replicas)
+    data = pipeline_models.batches(steps)
     state = pipe.init(params, data[0])
     losses = []
     for batch in data:
@@ -42,9 +42,9 @@ def pipeline_losses(
 
 def parameters_come_back() -> tuple[bool, float, int]:
     """Whether the tree is the user's own; how far a step has changed it; how many islands its arrays are on."""
-    params, loss = models.plain_model(2)
-    pipe = pw.pipeline(loss, islands()[:2], 4, models.optimizer(), "gpipe")
-    batch = models.batches(1)[0]
+    params, loss = pipeline_models.plain_model(2)
+    pipe = pw.pipeline(loss, islands()[:2], 4, pipeline_models.optimizer(), "gpipe")
+    batch = pipeline_models.batches(1)[0]
     state = pipe.init(params, batch)
     before = pipe.params(state)
     same = jax.tree.structure(before) == jax.tree.structure(params) and all(
@@ -62,10 +62,10 @@ def parameters_come_back() -> tuple[bool, float, int]:
 
 def calls_of_a_step(stages: int, microbatches: int, replicas: int) -> list[tuple[int, str, int, int]]:
     """What computes during a step: the island, the program, when its launch was, and how many nodes it was."""
-    params, loss = models.plain_model(2)
+    params, loss = pipeline_models.plain_model(2)
     some = islands()[: stages * replicas]
-    pipe = pw.pipeline(loss, some, microbatches, models.optimizer(), "gpipe", replicas=replicas)
-    batch = models.batches(1)[0]
+    pipe = pw.pipeline(loss, some, microbatches, pipeline_models.optimizer(), "gpipe", replicas=replicas)
+    batch = pipeline_models.batches(1)[0]
     state = pipe.init(params, batch)
     state, _ = jax.block_until_ready(pipe.step(state, batch))
     with pw.trace() as spans:
@@ -75,9 +75,9 @@ def calls_of_a_step(stages: int, microbatches: int, replicas: int) -> list[tuple
 
 def entries_that_ran(stages: int, microbatches: int) -> tuple[list[str], list[str]]:
     """Those of a step's table, and those that its spans say, in no order."""
-    params, loss = models.plain_model(2)
-    pipe = pw.pipeline(loss, islands()[:stages], microbatches, models.optimizer(), "gpipe")
-    batch = models.batches(1)[0]
+    params, loss = pipeline_models.plain_model(2)
+    pipe = pw.pipeline(loss, islands()[:stages], microbatches, pipeline_models.optimizer(), "gpipe")
+    batch = pipeline_models.batches(1)[0]
     state = pipe.init(params, batch)
     state, _ = jax.block_until_ready(pipe.step(state, batch))
     with pw.trace() as spans:

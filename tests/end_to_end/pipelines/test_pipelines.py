@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.end_to_end.pipelines import models, steps
+from tests.end_to_end.pipelines import pipeline_models, steps
 from tests.end_to_end.remote_python import RemotePython, StartPython
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -25,7 +25,9 @@ FEW = [
     pytest.param("plain", 4, 4, "zb-h1", marks=pytest.mark.thorough),
 ]
 REPLICAS = [("nnx", 1, 2, "1f1b"), ("linen", 1, 4, "gpipe"), *[("equinox", 2, 2, each) for each in SCHEDULES]]
-ALL = [(kind, 8, stages, schedule) for kind in models.LIBRARIES for stages in (1, 2, 4) for schedule in SCHEDULES]
+ALL = [
+    (kind, 8, stages, schedule) for kind in pipeline_models.LIBRARIES for stages in (1, 2, 4) for schedule in SCHEDULES
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def need(kind: str) -> None:
 
 @functools.cache
 def plain(kind: str, layers: int, count: int) -> list[float]:
-    return models.plain_losses(kind, layers, count)
+    return pipeline_models.plain_losses(kind, layers, count)
 
 
 @pytest.mark.parametrize(("kind", "layers", "stages", "schedule"), FEW)
@@ -82,18 +84,18 @@ def test_twenty_losses_of_replicas_are_those_of_plain_jax(
 def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(four_islands: RemotePython, kind: str) -> None:
     need(kind)
     losses = four_islands.call(steps.pipeline_losses, kind, 1, 1, 1, "1f1b", STEPS, seconds=SECONDS)
-    assert losses == four_islands.call(models.plain_losses, kind, 1, STEPS, seconds=SECONDS)
+    assert losses == four_islands.call(pipeline_models.plain_losses, kind, 1, STEPS, seconds=SECONDS)
 
 
 @pytest.mark.skipif(not os.environ.get("ATOLL_TEST_PIPELINES"), reason="make pipelines runs all of them")
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("kind", models.LIBRARIES)
+@pytest.mark.parametrize("kind", pipeline_models.LIBRARIES)
 def test_twenty_losses_of_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(
     four_islands: RemotePython, kind: str, schedule: str
 ) -> None:
     need(kind)
     losses = four_islands.call(steps.pipeline_losses, kind, 8, 1, 1, schedule, 20, seconds=SECONDS)
-    assert losses == four_islands.call(models.plain_losses, kind, 8, 20, seconds=SECONDS)
+    assert losses == four_islands.call(pipeline_models.plain_losses, kind, 8, 20, seconds=SECONDS)
 
 
 def test_a_step_is_one_program(four_islands: RemotePython) -> None:

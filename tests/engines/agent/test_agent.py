@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from atoll.cluster.processes.process import StopEvent
+from atoll.cluster.processes.process_runtime import StopEvent
 from atoll.cluster.topology import Seat
 from atoll.engines.agent.agent import HostAgent
-from atoll.engines.agent.options import AgentOptions
+from atoll.engines.agent.agent_options import AgentOptions
 from atoll.protocol import messages as m
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.ray.bundles import Demand, Node, demand_of, lack_text
-from atoll.engines.start import check_settings
+from atoll.engines.start_engine import check_settings
 from atoll.errors import SettingsError
 
 

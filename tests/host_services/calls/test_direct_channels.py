@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from atoll.errors import StatusError
-from atoll.host_services.calls.calls import Calls
-from atoll.host_services.calls.messages import GREETING, Returned, encode, first_call, is_notice
+from atoll.host_services.calls.call_messages import GREETING, Returned, encode, first_call, is_notice
+from atoll.host_services.calls.client_calls import Calls
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.engine import Piece
+from atoll.transfers.transfer_engine import Piece
 from tests.transfers.ends import SECONDS, Ends, tcp_pair
 
 SESSION = 7

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.errors import Code, Status, StatusError
-from atoll.host_services.python.program import calls
-from atoll.host_services.python.program.calls import Arguments, Contents
+from atoll.host_services.python.program import python_runner
+from atoll.host_services.python.program.python_runner import Arguments, Contents
 from atoll.protocol.messages import python as m
 
 FIRST, SECOND = m.Argument(0, "float32", (2,), (10,)), m.Argument(1, "float32", (2,), (11, 12))
@@ -72,9 +72,9 @@ def test_of_a_call_that_has_asked_only_what_is_on_its_way_is_unwanted() -> None:
 
 
 def test_a_stream_that_has_nothing_to_do_says_so_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(python_runner, "_IDLE_SECONDS", 0.01)
     idle: queue.SimpleQueue[str] = queue.SimpleQueue()
-    stream = calls.Stream(lambda: idle.put("idle"))
+    stream = python_runner.Stream(lambda: idle.put("idle"))
     for number in range(2):
         stream.submit(lambda number=number: idle.put(f"call {number}"))  # type: ignore[misc]
         assert [idle.get(timeout=10), idle.get(timeout=10)] == [f"call {number}", "idle"]

@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from atoll.protocol.questions import MAGIC, CompiledSource, MemoryQuestion, Question, SourceQuestion, write_question
-from tests.ifrt.requests.test_executables import compiled
+from tests.ifrt.requests.test_executable_requests import compiled
 from tests.ifrt.rig import Rig, check_refused
 from tests.protocol.translation.wire import compile_request
 

@@ -12,7 +12,7 @@ from atoll.ir.program import Call, Loop, Program, Report, Route, Switch, Transfe
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.protocol import submission
-from tests.ifrt.requests.test_executables import OUTPUT, compiled
+from tests.ifrt.requests.test_executable_requests import OUTPUT, compiled
 from tests.ifrt.rig import Rig, check_refused
 from tests.protocol.translation.wire import compile_request
 

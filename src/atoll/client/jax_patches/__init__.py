@@ -6,10 +6,11 @@ Only a process that uses Atoll is changed: the patches are put in place when its
 from __future__ import annotations
 
 from atoll.client.jax_patches import (
-    addresses,
+    buffer_pointers,
     colocated_python,
     compile_time_callbacks,
     cost_analysis,
+    device_put_resharding,
     dlpack,
     host_callbacks,
     many_threads,
@@ -19,7 +20,6 @@ from atoll.client.jax_patches import (
     other_clients,
     patch,
     profiler,
-    resharding,
     send_and_receive,
     serialized_executables,
     several_meshes,
@@ -31,9 +31,9 @@ from atoll.client.jax_patches.patch import Patch
 PATCHES: tuple[Patch, ...] = (
     strided_arrays.PATCH,
     other_clients.PATCH,
-    resharding.PATCH,
+    device_put_resharding.PATCH,
     dlpack.PATCH,
-    addresses.PATCH,
+    buffer_pointers.PATCH,
     cost_analysis.PATCH,
     memory_stats.PATCH,
     serialized_executables.PATCH,

@@ -17,8 +17,8 @@ from atoll.client.jax_patches.module_transformations import transformations
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import invalid
-from atoll.host_services.calls import compile_calls
-from atoll.host_services.calls.compile_calls import CompilingThread, Decide, answering
+from atoll.host_services.calls import client_compile_calls
+from atoll.host_services.calls.client_compile_calls import CompilingThread, Decide, answering
 from atoll.protocol.compile_calls import (
     CUSTOM_PARTITIONING,
     INSPECT_SHARDING,
@@ -56,7 +56,7 @@ def _known(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _serving(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     from atoll.client.jax_internals import leave_out_of_tracebacks
 
-    for file in (__file__, str(compile_calls.__file__)):
+    for file in (__file__, str(client_compile_calls.__file__)):
         leave_out_of_tracebacks(file)
 
     def backend_compile_and_load(

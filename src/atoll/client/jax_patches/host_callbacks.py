@@ -1,8 +1,8 @@
 """Lets programs call back into the user's Python.
 
 JAX gives the compiler a program's callables; jaxlib's IFRT proxy client refuses to send them. So they are taken out
-just before that, kept in this process under numbers (`host_services/calls/tables.py`), and the numbers go along in an
-option of the compile request, which the proxy takes out again.
+just before that, kept in this process under numbers (`host_services/calls/callback_table.py`), and the numbers go along
+in an option of the compile request, which the proxy takes out again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.jax_patches.user_contexts import Caller, settings
 from atoll.client.plugin_programs import is_atoll, submit
-from atoll.host_services.calls.buffers import on_arrays
-from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
-from atoll.host_services.calls.host_transfers import SendAndReceive
-from atoll.host_services.calls.tables import CallbackTable
+from atoll.host_services.calls.callback_buffers import on_arrays
+from atoll.host_services.calls.callback_table import CallbackTable
+from atoll.host_services.calls.hlo_host_transfers import SendAndReceive
+from atoll.host_services.calls.python_custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
 from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION
 
 TABLE = CallbackTable(submit)

@@ -13,7 +13,7 @@ from typing import Any
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import invalid
-from atoll.host_services.calls.compile_calls import Decide
+from atoll.host_services.calls.client_compile_calls import Decide
 from atoll.protocol.compile_calls import TRANSFORMATION, CompileAnswer, CompileCall, Transform
 
 _Callback = Callable[[bytes], bytes | None]

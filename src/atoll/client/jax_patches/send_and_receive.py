@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
-from atoll.host_services.calls.host_transfers import SendAndReceive
+from atoll.host_services.calls.hlo_host_transfers import SendAndReceive
 from atoll.protocol.messages import HostChannels
 
 

@@ -34,7 +34,7 @@ _LINGER_SECONDS = 0.1
 
 
 def described(error: BaseException) -> str:
-    """Return one line about `error` for people: "TypeError: not callable (worker/endings.py:42)".
+    """Return one line about `error` for people: "TypeError: not callable (worker/completion_reporter.py:42)".
 
     The place is the innermost one in Atoll.
     """

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from atoll.cluster.processes.process import command, end, own_environment
+from atoll.cluster.processes.process_runtime import command, end, own_environment
 from atoll.errors import ClusterError
 
 Message = TypeVar("Message")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.cluster.usage.records import Estimate
+from atoll.cluster.usage.usage_records import Estimate
 
 MOST_ESTIMATES = 10_000
 FILE_NAME = "atoll-estimates.json"

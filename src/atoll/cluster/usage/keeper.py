@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from atoll.cluster.usage.estimates_file import read_estimates, write_estimates
-from atoll.cluster.usage.records import By, Estimate, Expected, Usage
+from atoll.cluster.usage.usage_records import By, Estimate, Expected, Usage
 
 if TYPE_CHECKING:
-    from atoll.cluster.usage.store import Record, UsageStore
+    from atoll.cluster.usage.usage_store import Record, UsageStore
 
 COMPACT_SECONDS = 60.0
 # Seconds of usage that wait for a disk; beyond that the oldest are lost.
@@ -119,7 +119,7 @@ class Keeper:
         if self._store is None:
             import sqlite3
 
-            from atoll.cluster.usage.store import UsageStore
+            from atoll.cluster.usage.usage_store import UsageStore
 
             try:
                 self._store = UsageStore(self._usage, self._run)

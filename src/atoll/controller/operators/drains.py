@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from atoll.cluster.lifecycle import Island, IslandDrained, IslandState
-from atoll.cluster.placement import IslandDevices
+from atoll.cluster.slice_placement import IslandDevices
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.migrations import Migrations

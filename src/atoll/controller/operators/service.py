@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.tenants import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
+from atoll.cluster.tenant_settings import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.waiting import WaitingRequests
 from atoll.controller.state import ClusterState

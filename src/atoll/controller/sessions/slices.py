@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
-from atoll.cluster.placement import Choice, IslandDevices
-from atoll.cluster.slices import check
+from atoll.cluster.slice_placement import Choice, IslandDevices
+from atoll.cluster.slice_requests import check
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, StatusError
 from atoll.protocol import messages as m

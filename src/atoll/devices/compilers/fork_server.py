@@ -1,349 +1,137 @@
-"""A host's compiler processes as its worker sees them: the fork server, and one process per program at a time."""
+"""The fork server of a host's compilers: imports what they need, once, and forks one process per request.
+
+It has one thread and no devices, and reads nothing of a tenant's. Each child is a process of its own from its first
+instruction on: it gets a link to the worker, and a pipe for its standard error. A child ends with the server, and the
+server with its worker.
+"""
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
-import logging
+import ctypes
+import gc
 import os
 import select
 import signal
 import socket
-import subprocess
-import threading
-import time
+import sys
+import traceback
 from collections.abc import Callable
-from typing import Any
+from pkgutil import resolve_name
 
 import msgspec
 
-from atoll.cluster.processes.process import command
-from atoll.devices.compilers.limits import CompilerLimits, memory_text, seconds_text
-from atoll.devices.compilers.link import Link
-from atoll.devices.compilers.messages import (
-    Answer,
-    Ask,
-    Begun,
-    CompileProgram,
-    CompilerOptions,
-    Ended,
-    Finished,
-    Fork,
-    FromCompiler,
-    Kill,
-)
-from atoll.errors import Code, FrameError, Status, StatusError
-from atoll.host_services.calls.calls import ClientError
+from atoll.cluster.processes.priorities import lower_priority
+from atoll.cluster.processes.process_runtime import read_options
+from atoll.devices.compilers.compiler_messages import CompilerOptions, Ended, Fork, Kill, ToServer
+from atoll.devices.compilers.compiler_process import Compiler, limit_process, serve
 
-_log = logging.getLogger(__name__)
-
-_MODULE = "atoll.devices.compilers.server"
-# Variables that a compiler process inherits from the worker. Other variables may hold secrets.
-_INHERITED = (
-    *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "GLIBC_TUNABLES"),
-    *("XLA_FLAGS", "JAX_ENABLE_X64", "TF_CPP_MIN_LOG_LEVEL", "NPROC", "ATOLL_LOG"),
-)
+_SET_DEATH_SIGNAL, _SET_DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _PACKET_BYTES = 4096
+# If a host's devices are its CPUs, computations go before compilations.
+_NICENESS = 5
+_decode = msgspec.msgpack.Decoder(ToServer).decode
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Ended).decode
-_END_SECONDS = 5.0
-# Of what a process prints before it ends, in an error.
-_MOST_WORDS, _MOST_LINES = 600, 20
-# The share of its limit that a process must have had for its end to be put down to it.
-_NEAR_LIMIT = 0.8
 
 
-class Words:
-    """What a process prints: passed on to this process's standard error, and the end of it kept to be quoted.
+class ForkServer:
+    """Serves the worker at the other end of `control`, a socket of packets, until that is closed."""
 
-    Stack frames of C++ are not kept: XLA prints one per line, after what a person can read.
-    """
+    def __init__(self, control: socket.socket, options: CompilerOptions, make: Callable[[int], Compiler]) -> None:
+        self._control = control
+        self._options = options
+        self._make = make
+        self._pids: dict[int, int] = {}  # by number
+        self._numbers: dict[int, int] = {}  # by pid
+        self._woken, self._wakes = os.pipe()  # by SIGCHLD
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wakes, False)
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._rest = b""
-        self._lines: collections.deque[bytes] = collections.deque(maxlen=_MOST_LINES)
-        os.set_blocking(descriptor, False)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def read(self) -> bool:
-        """Read what there is; False if the process has closed its end."""
+    def run(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._woken, select.POLLIN)
         while True:
-            try:
-                part = os.read(self._descriptor, _PACKET_BYTES)
-            except BlockingIOError:
-                return True
-            if not part:
-                return False
-            with contextlib.suppress(OSError):
-                os.write(2, part)
-            *lines, self._rest = (self._rest + part).split(b"\n")
-            self._rest = self._rest[:_PACKET_BYTES]
-            self._lines.extend(each for each in lines if not each.lstrip().startswith(b"@"))
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            if self._woken in ready:
+                os.read(self._woken, _PACKET_BYTES)
+                self._reap()
+            if self._control.fileno() in ready and not self._serve():
+                return
 
-    def text(self) -> str:
-        return b"\n".join((*self._lines, self._rest))[-_MOST_WORDS:].decode(errors="replace").strip()
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-class CompilerCrashedError(Exception):
-    """The compiler process ended by a signal or at a limit. The status names it.
-
-    The worker reports the status, and users never see this error: it is not in the tree of `atoll.errors`.
-    """
-
-    def __init__(self, status: Status) -> None:
-        super().__init__(str(status))
-        self.status = status
-
-
-class Asked:
-    """The client of a program that is being compiled. `waiting` is called around each question, with True and False."""
-
-    def __init__(self, ask: Callable[[bytes, bytes], bytes], waiting: Callable[[bool], None]) -> None:
-        self._ask = ask
-        self._waiting = waiting
-
-    def answer(self, question: Ask) -> Answer:
-        self._waiting(True)
-        try:
-            return Answer(self._ask(question.key, question.request))
-        except ClientError as error:
-            return Answer(raised=str(error))
-        except StatusError as error:
-            return Answer(status=error.status)
-        finally:
-            self._waiting(False)
-
-
-class CompilerProcess:
-    """One compiler process. One thread at a time has it compile; any thread may kill it."""
-
-    def __init__(
-        self, number: int, link: Link[Any], words: Words, limits: CompilerLimits, kill: Callable[[int], None]
-    ) -> None:
-        self.number = number
-        self.words = words
-        self._link = link
-        self._limits = limits
-        self._kill = kill
-        self._has_ended = threading.Event()
-        self._end: Ended | None = None
-
-    def compile(self, request: CompileProgram, asked: Asked | None, name: str) -> Finished:
-        """Have the process compile a program, and return what came of it.
-
-        Blocks. Raises CompilerCrashedError if the process ends instead, or is killed because it takes too long. Errors
-        call the program `name` until the process has read it.
-        """
-        try:
-            return self._compile(request, asked, name)
-        except BaseException:
-            self.close()
-            raise
-
-    def _compile(self, request: CompileProgram, asked: Asked | None, name: str) -> Finished:
-        begun = Begun(name, "")
-        remaining = float(self._limits.wall_seconds)
-        try:
-            self._link.send(request)
-            while True:
-                started = time.monotonic()
-                message = self._link.receive(started + remaining)
-                remaining -= time.monotonic() - started
-                match message:
-                    case Finished():
-                        return message
-                    case Begun():
-                        begun = message
-                    case Ask() if asked is not None:
-                        self._link.send(asked.answer(message))
-                    case _:
-                        raise FrameError("a question, although its client is not asked")
-        except TimeoutError:
-            self.kill()
-            text = seconds_text(self._limits.wall_seconds, "time")
-            raise _crash(begun, Code.DEADLINE_EXCEEDED, text) from None
-        except FrameError as error:
-            self.kill()
-            raise _crash(begun, Code.INTERNAL, f"the compiler process sent {error}") from None
-        except (EOFError, OSError):
-            self.kill()  # it may have closed its link only
-            raise self._how_it_ended(begun) from None
-
-    def _how_it_ended(self, begun: Begun) -> CompilerCrashedError:
-        self._has_ended.wait(_END_SECONDS)
-        end = self._end
-        if end is None:
-            return _crash(begun, Code.INTERNAL, "the compiler process was lost")
-        if end.status == -signal.SIGXCPU:
-            return _crash(begun, Code.RESOURCE_EXHAUSTED, seconds_text(self._limits.seconds, "CPU time"))
-        if end.status < 0 and end.most_bytes > _NEAR_LIMIT * self._limits.memory_bytes:
-            return _crash(begun, Code.RESOURCE_EXHAUSTED, memory_text(self._limits.memory_bytes))
-        how = f"ended by {signal.Signals(-end.status).name}" if end.status < 0 else f"exited with {end.status}"
-        words = self.words.text()
-        said = f"; its last words:\n{words}" if words else ""
-        return _crash(begun, Code.INTERNAL, f"the compiler process {how}{said}")
-
-    def kill(self) -> None:
-        """End it by SIGKILL, unless it has ended."""
-        self._kill(self.number)
-
-    def ended(self, end: Ended | None) -> None:
-        """It has ended, or the fork server with it, and all that it printed was read. From the server's thread."""
-        self._end = end
-        self._has_ended.set()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._has_ended.is_set()
-
-    def close(self) -> None:
-        """Let it end: it is idle, or has ended."""
-        self._link.close()
-
-
-def _crash(begun: Begun, code: Code, text: str) -> CompilerCrashedError:
-    where = f" ({begun.line})" if begun.line else ""
-    whole = f"{begun.name}{where} cannot be compiled: {text}"
-    # Nothing of it is trusted: a tenant has chosen the names, and may have made the process print anything.
-    safe = "".join(each if each.isprintable() or each == "\n" else "?" for each in whole)
-    return CompilerCrashedError(Status(int(code), safe))
-
-
-class CompilerServer:
-    """Starts compiler processes, by a fork server that starts with the first. For any thread.
-
-    One process is always ready for the next caller, once there was one.
-    """
-
-    def __init__(self, compiler: str, devices: int, limits: CompilerLimits) -> None:
-        self._options = CompilerOptions(compiler, devices, limits.memory_bytes, limits.seconds)
-        self._limits = limits
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        self._control: socket.socket | None = None  # while the server runs
-        self._poller = select.epoll()  # for it and what the processes print
-        self._processes: dict[int, CompilerProcess] = {}
-        self._spare: CompilerProcess | None = None
-
-    def prepare(self) -> None:
-        """Make sure that a process is ready, or will be soon. Raises OSError."""
-        with self._lock:
-            if self._spare is None or self._spare.has_ended:
-                self._close_spare()
-                self._spare = self._fork()
-
-    def take(self) -> CompilerProcess:
-        """Return a process that has compiled nothing yet, and start the next. Raises OSError."""
-        with self._lock:
-            process = self._spare
-            if process is None or process.has_ended:
-                self._close_spare()
-                process = self._fork()
-            self._spare = None
-            self._spare = self._fork()
-        return process
-
-    def close(self) -> None:
-        """End the server and all its processes."""
-        with self._lock:
-            if self._control is not None:
-                self._control.shutdown(socket.SHUT_RDWR)
-
-    # ---- with the lock
-
-    def _close_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.close()
-        self._spare = None
-
-    def _fork(self) -> CompilerProcess:
-        control = self._running()
-        number = next(self._numbers)
-        ours, theirs = socket.socketpair()
-        readable, writable = os.pipe()
-        words = Words(readable)
-        process = CompilerProcess(number, Link(ours, FromCompiler), words, self._limits, self._kill)
-        self._processes[number] = process
-        self._poller.register(readable, select.EPOLLIN)
-        try:
-            socket.send_fds(control, [_encode(Fork(number))], [theirs.fileno(), writable])
-        finally:
-            theirs.close()
-            os.close(writable)
-        return process
-
-    def _running(self) -> socket.socket:
-        """The connection to the server, which is started if there is none."""
-        if self._control is not None:
-            return self._control
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = subprocess.Popen(
-                command(_MODULE, msgspec.structs.replace(self._options, control=theirs.fileno())),
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        self._control = ours
-        self._poller.register(ours, select.EPOLLIN)
-        threading.Thread(target=self._receive, args=(ours, process), name="atoll-compiler-server", daemon=True).start()
-        return ours
-
-    def _kill(self, number: int) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            if self._control is not None and number in self._processes:
-                self._control.send(_encode(Kill(number)))
-
-    # ---- the server's thread
-
-    def _receive(self, control: socket.socket, server: subprocess.Popen[bytes]) -> None:
-        with control, contextlib.suppress(OSError):
-            while self._receive_some(control):
-                pass
-        with self._lock:
-            lost, self._processes = self._processes, {}
-            self._control = None
-            self._close_spare()
-        server.wait()  # its processes are killed when it ends, not when its connection closes
-        for process in lost.values():
-            self._ended(process, None)
-        if server.returncode:
-            _log.warning("the fork server of this host's compilers exited with %d", server.returncode)
-
-    def _receive_some(self, control: socket.socket) -> bool:
-        """Wait, and take what the server says and what its processes print; False once the server has ended."""
-        ready = {descriptor for descriptor, _ in self._poller.poll()}
-        with self._lock:
-            printing = [each.words for each in self._processes.values() if each.words.fileno() in ready]
-        for words in printing:
-            if not words.read():
-                self._poller.unregister(words)
-        if control.fileno() not in ready:
-            return True
-        packet = control.recv(_PACKET_BYTES)
+    def _serve(self) -> bool:
+        """Do what one packet says; False once the worker has closed its end."""
+        packet, descriptors, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 2)
         if not packet:
             return False
-        end = _decode(packet)
-        with self._lock:
-            process = self._processes.pop(end.number, None)
-        if process is not None:
-            self._ended(process, end)
+        message = _decode(packet)
+        if isinstance(message, Kill):
+            pid = self._pids.get(message.number)
+            if pid is not None:  # not reaped yet, so that the number is its own
+                os.kill(pid, signal.SIGKILL)
+            return True
+        self._fork(message, descriptors)
         return True
 
-    def _ended(self, process: CompilerProcess, end: Ended | None) -> None:
-        process.words.read()
-        process.words.close()
-        process.ended(end)
+    def _fork(self, message: Fork, descriptors: list[int]) -> None:
+        link, errors = descriptors
+        pid = os.fork()
+        if pid == 0:
+            self._become_compiler(link, errors)
+        os.close(link)
+        os.close(errors)
+        self._pids[message.number], self._numbers[pid] = pid, message.number
+
+    def _become_compiler(self, link: int, errors: int) -> None:
+        """In the child. Does not return."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+            libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+            null = os.open(os.devnull, os.O_RDWR)
+            for target, descriptor in enumerate((null, errors, errors)):
+                os.dup2(descriptor, target)
+            kept = os.dup2(link, 3)
+            os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+            libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # no other compiler process reads its memory
+            limit_process(self._options)
+            serve(socket.socket(fileno=kept), self._options, self._make)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+
+    def _reap(self) -> None:
+        while self._numbers:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            number = self._numbers.pop(pid, None)
+            if number is None:
+                continue
+            del self._pids[number]
+            most = usage.ru_maxrss << 10
+            self._control.send(_encode(Ended(number, os.waitstatus_to_exitcode(status), most)))
 
 
-def _environment() -> dict[str, str]:
-    found = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return found | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
+def main() -> None:
+    options = read_options(CompilerOptions)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lower_priority(_NICENESS)
+    gc.disable()
+    make = resolve_name(options.compiler)
+    gc.freeze()  # children share what was imported: the collector would write to all of it
+    gc.enable()
+    control = socket.socket(fileno=options.control)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker has ended
+        ForkServer(control, options, make).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from jax._src.lib import xla_client as xc
 
-from atoll.devices.compilers.messages import Signature
+from atoll.devices.compilers.compiler_messages import Signature
 from atoll.errors import StatusError, unimplemented
-from atoll.host_services.calls.callbacks import Callbacks
-from atoll.host_services.calls.calls import ClientError
+from atoll.host_services.calls.client_calls import ClientError
 from atoll.host_services.calls.client_errors import kept, wrapped
+from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.ir.types import ShardType
 from atoll.transfers.dtypes import numpy_dtype
 

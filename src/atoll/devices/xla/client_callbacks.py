@@ -13,10 +13,10 @@ from typing import Any
 
 from jax._src.lib.mlir import ir
 
-from atoll.devices.compilers.messages import Signature
+from atoll.devices.compilers.compiler_messages import Signature
 from atoll.errors import StatusError, invalid, unimplemented
-from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, callback_index, result_types
-from atoll.host_services.calls.host_transfers import INFEED, NAMES, OUTFEED, RECEIVE, SEND, HostTransfers
+from atoll.host_services.calls.hlo_host_transfers import INFEED, NAMES, OUTFEED, RECEIVE, SEND, HostTransfers
+from atoll.host_services.calls.python_custom_calls import BUFFER_CALLBACK, callback_index, result_types
 from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
 from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING
 from atoll.protocol.messages import HostChannels

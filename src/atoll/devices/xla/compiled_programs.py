@@ -11,7 +11,7 @@ import jax
 import msgspec
 from jax._src.lib import xla_client as xc
 
-from atoll.devices.compilers.messages import CompiledProgram, CompileProgram
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
 from atoll.devices.xla.jax_cache import Programs
 
 _VERSION = b"compiled program 1"

@@ -19,12 +19,12 @@ from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from atoll.devices.compilers.messages import CompiledProgram, CompileProgram, Description
-from atoll.devices.compilers.process import Asking
-from atoll.devices.xla.backend import XlaBackend
-from atoll.devices.xla.compilation import Source, context, load_executable, prepare
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description
+from atoll.devices.compilers.compiler_process import Asking
 from atoll.devices.xla.description import describe
 from atoll.devices.xla.loop_checks import insert_checks
+from atoll.devices.xla.xla_backend import XlaBackend
+from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
 
 # Compiled before a tenant's first program: MLIR's dialects and LLVM take long once.
 _FIRST = """
@@ -43,7 +43,7 @@ _MOST_OPERATIONS, _MOST_DEPTH = 100, 20
 
 
 class XlaCompiler:
-    """See `devices.compilers.process.Compiler`."""
+    """See `devices.compilers.compiler_process.Compiler`."""
 
     def __init__(self, devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices)

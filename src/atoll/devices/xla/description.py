@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax._src.lib import xla_client as xc
 
-from atoll.devices.compilers.messages import Description
+from atoll.devices.compilers.compiler_messages import Description
 from atoll.protocol.messages import FunctionInfo, OutputInfo
 from atoll.transfers.dtypes import numpy_dtype
 

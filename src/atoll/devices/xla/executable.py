@@ -7,10 +7,10 @@ from typing import Any
 
 from jax._src.lib import xla_client as xc
 
-from atoll.devices.compilers.messages import Description
-from atoll.devices.xla.arrays import stacked_handler
+from atoll.devices.compilers.compiler_messages import Description
 from atoll.devices.xla.gate import Gates
 from atoll.devices.xla.stops import launch_id
+from atoll.devices.xla.xla_arrays import stacked_handler
 from atoll.protocol.messages import FunctionInfo
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax._src.lib import xla_client as xc
 from jax.sharding import SingleDeviceSharding
 
-from atoll.devices.xla import custom_calls
+from atoll.devices.xla import xla_custom_calls
 
 _TARGET = "atoll_gate"
 # So large a product is not "cheap": XLA runs cheap programs inside of the enqueuing call, too.
@@ -28,7 +28,7 @@ _SIZE = 16
 _held = threading.Lock()
 
 
-def _wait(_: custom_calls.CallFrame) -> None:
+def _wait(_: xla_custom_calls.CallFrame) -> None:
     """Until the gate opens."""
     with _held:
         pass
@@ -39,7 +39,7 @@ class Gates:
 
     def __init__(self) -> None:
         self._gates: dict[Any, tuple[Any, Any]] = {}
-        custom_calls.register(_TARGET, _wait)
+        xla_custom_calls.register(_TARGET, _wait)
 
     @contextlib.contextmanager
     def closed(self, device: Any, stream: int) -> Iterator[None]:

@@ -21,7 +21,7 @@ from functools import cache
 
 import jax
 
-from atoll.devices.xla import custom_calls
+from atoll.devices.xla import xla_custom_calls
 
 TARGET = "atoll_loop_check"
 # The names under which XLA registers custom calls, by platform.
@@ -51,10 +51,10 @@ class Stops:
         self._devices = jax.local_device_count()
         self._runs: dict[int, _Stop] = {}  # by launch ID
         self._changed = threading.Condition()
-        check = custom_calls.address_of(self._check)
+        check = xla_custom_calls.address_of(self._check)
         self._code = _machine_code(check)
         address = check if self._code is None else self._code.address
-        custom_calls.register_address(TARGET, address, XLA_PLATFORMS[platform])
+        xla_custom_calls.register_address(TARGET, address, XLA_PLATFORMS[platform])
 
     def stop(self, sequence: int, text: str) -> None:
         """End the run of this sequence number if it makes a check within `STOP_SECONDS`."""
@@ -72,16 +72,16 @@ class Stops:
         if self._code is not None:
             self._code.flag[0] = wanted
 
-    def _check(self, frame: custom_calls.CallFrame) -> int | None:
+    def _check(self, frame: xla_custom_calls.CallFrame) -> int | None:
         """Return an error for a run that is to end. Several of XLA's threads call this."""
         devices = ctypes.c_int32.from_address(frame.attributes.values[0].contents.value).value
         with self._changed:
             if self._runs:
                 self._forget()
                 self._look(bool(self._runs))
-            stop = self._runs.get(custom_calls.run_id(frame))
+            stop = self._runs.get(xla_custom_calls.run_id(frame))
             if stop is not None and self._meet(stop, min(devices, self._devices)):
-                return custom_calls.error(frame, stop.text)
+                return xla_custom_calls.error(frame, stop.text)
         return None
 
     def _meet(self, stop: _Stop, devices: int) -> bool:
@@ -134,11 +134,11 @@ def _machine_code(check: int) -> _Code | None:
 
 
 def _assembled(flag: int, check: int) -> bytes:
-    """The frame of the call is in `rdi`: see `custom_calls.CallFrame` for the offsets."""
+    """The frame of the call is in `rdi`: see `xla_custom_calls.CallFrame` for the offsets."""
     jump = "jne check"
     lines: list[bytes | str] = [
         *(b"\x48\x83\x7f\x08\x00", jump),  # cmp qword [rdi + 8], 0: has it an extension?
-        *(bytes((0x83, 0x7F, 0x20, custom_calls.EXECUTE)), jump),  # cmp dword [rdi + 32], EXECUTE: the stage
+        *(bytes((0x83, 0x7F, 0x20, xla_custom_calls.EXECUTE)), jump),  # cmp dword [rdi + 32], EXECUTE: the stage
         b"\x48\xb8" + struct.pack("<Q", flag),  # mov rax, flag
         *(b"\x83\x38\x00", jump),  # cmp dword [rax], 0
         b"\x31\xc0\xc3",  # xor eax, eax; ret

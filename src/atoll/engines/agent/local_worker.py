@@ -12,8 +12,8 @@ from pathlib import Path
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.starting import StartingProcess
-from atoll.engines.engine import HostStart
-from atoll.engines.options import make_directory
+from atoll.engines.engine_interface import HostStart
+from atoll.engines.engine_options import make_directory
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
 from atoll.protocol import messages as m
 from atoll.wire.address import Address

@@ -8,17 +8,17 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from atoll.devices.null.arrays import NullArray
-from atoll.devices.null.backend import Collectives, NullBackend, NullToken
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.moments import Clock, Moment
+from atoll.devices.null.null_arrays import NullArray
+from atoll.devices.null.null_backend import Collectives, NullBackend, NullToken
 from atoll.engines.null_hosts.network import NullNetwork
-from atoll.host_services.profiles.recorder import Recorder
+from atoll.host_services.profiles.profile_recorder import Recorder
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, UnitsEnded
-from atoll.worker.functions import Functions
+from atoll.worker.host_functions import Functions
 from atoll.worker.host_group import HostGroup
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.occupancy import Occupancy

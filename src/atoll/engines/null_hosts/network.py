@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from atoll.devices.device import DeviceArray
-from atoll.devices.null.arrays import NullArray, bytes_of
-from atoll.devices.null.backend import NullBackend
 from atoll.devices.null.moments import Moment, Work, all_of
-from atoll.host_services.rows.messages import SPAN_BYTES
+from atoll.devices.null.null_arrays import NullArray, bytes_of
+from atoll.devices.null.null_backend import NullBackend
+from atoll.host_services.rows.row_messages import SPAN_BYTES
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers.contents import Buffers
 from atoll.transfers.inbox import Inbox
+from atoll.transfers.piece_contents import Buffers
 from atoll.worker.completions import ArrayCompletion, DeletionGuard
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.host_network import Port, send_to_host

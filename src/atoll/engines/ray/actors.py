@@ -23,15 +23,15 @@ import msgspec
 from atoll.cluster.directories import default_cache_directory, usage_file
 from atoll.cluster.processes.holders import Named, Note, TakenOver
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.options import EngineOptions, make_directory
+from atoll.engines.engine_options import EngineOptions, make_directory
 from atoll.engines.ray.agent_watch import AgentWatch
-from atoll.engines.start import EngineProcess
+from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError
 from atoll.journal.persisted_state import check_persisted
 from atoll.security.access import TOKEN_VARIABLE
-from atoll.security.kept import kept_environment
+from atoll.security.persistent_credentials import kept_environment
 from atoll.security.roles import JOINING, Role
-from atoll.security.start import advertised
+from atoll.security.start_security import advertised
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.sockets import free_address
 
@@ -51,7 +51,7 @@ class EngineStart(msgspec.Struct, frozen=True):
     """What a cluster on Ray is started with.
 
     `listen` is where its controller does, on the node of its actor: "" for any free port there. By TLS, unless it is to
-    be `insecure`. Others know it by what it is to `advertise`, as `security.start.advertised` has it.
+    be `insecure`. Others know it by what it is to `advertise`, as `security.start_security.advertised` has it.
     """
 
     settings: ClusterSettings

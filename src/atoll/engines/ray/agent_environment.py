@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from atoll.security.access import HOST_TOKEN_VARIABLE, INSECURE_VARIABLE, TOKEN_VARIABLE
 from atoll.security.join import JOIN_VARIABLE
-from atoll.security.start import AUTHORITY_VARIABLE
+from atoll.security.start_security import AUTHORITY_VARIABLE
 
 _PREFIXES = ("ATOLL_", "XLA_", "NCCL_", "LIBTPU_", "TF_CPP_")
 _NAMES = ("OMP_NUM_THREADS",)

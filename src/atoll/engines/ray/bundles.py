@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from atoll.cluster.settings import ClusterSettings, check_known
 from atoll.cluster.topology import IslandShape
-from atoll.devices.kinds import kind_of
+from atoll.devices.device_kinds import kind_of
 from atoll.errors import SettingsError
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")

@@ -9,8 +9,8 @@ import msgspec
 
 from atoll.engines.ray.actors import EngineActor, EngineBegun, EngineStart, Up
 from atoll.engines.ray.agent_environment import engine_environment
-from atoll.engines.ray.connection import connect
-from atoll.engines.start import START_GRACE_SECONDS, check_settings
+from atoll.engines.ray.ray_connection import connect
+from atoll.engines.start_engine import START_GRACE_SECONDS, check_settings
 from atoll.errors import ClusterError
 from atoll.security.join import JoinString, read_join
 from atoll.security.roles import Role

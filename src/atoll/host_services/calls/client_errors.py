@@ -10,7 +10,7 @@ import re
 
 from atoll import errors
 from atoll.errors import Code, Status, StatusError
-from atoll.host_services.calls.calls import ClientError
+from atoll.host_services.calls.client_calls import ClientError
 
 _BEGIN, _END = "\x02", "\x03"
 _WRAPPED = re.compile(f"Traceback \\(most recent call last\\):\n[^{_BEGIN}]*{_BEGIN}(.*?){_END}", re.DOTALL)

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.engine import Piece
+from atoll.transfers.transfer_engine import Piece
 
 _log = logging.getLogger(__name__)
 

@@ -8,28 +8,28 @@ from typing import Any
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from atoll.errors import Code, Status, StatusError, status_of
+from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.requests import (
     array_lifetimes,
     array_views,
-    executables,
-    host_transfers,
-    transfers,
-    values,
+    executable_requests,
+    host_array_requests,
+    transfer_requests,
+    value_requests,
 )
-from atoll.ifrt.session import IfrtSession
 from atoll.protocol.ifrt import session_pb2
 from atoll.protocol.translation import codec
 
 _log = logging.getLogger(__name__)
 
 HANDLERS: dict[str, Handler] = {
-    **values.HANDLERS,
-    **host_transfers.HANDLERS,
+    **value_requests.HANDLERS,
+    **host_array_requests.HANDLERS,
     **array_views.HANDLERS,
-    **transfers.HANDLERS,
+    **transfer_requests.HANDLERS,
     **array_lifetimes.HANDLERS,
-    **executables.HANDLERS,
+    **executable_requests.HANDLERS,
 }
 
 

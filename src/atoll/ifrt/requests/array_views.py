@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atoll.errors import invalid
-from atoll.executables.arrays import Memory
+from atoll.executables.session_arrays import Memory
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.ir.types import ArraySpec, Replicated, Sharding, nbytes, shard_shape

@@ -13,9 +13,18 @@ import typer
 
 from atoll._version import __version__
 from atoll.cluster.former_names import present_option
-from atoll.cluster.processes.process import spare_collector
+from atoll.cluster.processes.process_runtime import spare_collector
 from atoll.errors import AtollError
-from atoll.operate.command import clusters, hosts, manifests, operators, scripts, tenants, usage, watching
+from atoll.operate.command import (
+    cluster_commands,
+    host_command,
+    manifests,
+    operator_commands,
+    scripts,
+    tenant_commands,
+    usage_command,
+    watch_commands,
+)
 from atoll.operate.command.terminal import fail
 
 # Each command imports what it needs when it runs: all imports here would double the time of `atoll --help`.
@@ -75,26 +84,26 @@ def atoll(
 
 
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(scripts.run)
-app.command()(clusters.up)
-app.command()(hosts.host)
+app.command()(cluster_commands.up)
+app.command()(host_command.host)
 app.command()(manifests.kubernetes)
 app.command()(manifests.slurm)
-app.command()(clusters.status)
-app.command()(watching.top)
-app.command()(watching.web)
-app.command()(watching.metrics)
-app.command()(operators.remap)
-app.command()(operators.suspend)
-app.command()(operators.resume)
-app.command("add-island")(operators.add_island)
-app.command()(operators.drain)
-app.command("end-session")(operators.end_session)
-app.add_typer(tenants.app)
-app.command()(usage.usage)
-app.command()(operators.check)
-app.command()(operators.dump)
-app.command()(operators.trace)
-app.command()(clusters.down)
+app.command()(cluster_commands.status)
+app.command()(watch_commands.top)
+app.command()(watch_commands.web)
+app.command()(watch_commands.metrics)
+app.command()(operator_commands.remap)
+app.command()(operator_commands.suspend)
+app.command()(operator_commands.resume)
+app.command("add-island")(operator_commands.add_island)
+app.command()(operator_commands.drain)
+app.command("end-session")(operator_commands.end_session)
+app.add_typer(tenant_commands.app)
+app.command()(usage_command.usage)
+app.command()(operator_commands.check)
+app.command()(operator_commands.dump)
+app.command()(operator_commands.trace)
+app.command()(cluster_commands.down)
 app.command()(scripts.proxy)
 
 

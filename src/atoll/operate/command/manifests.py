@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
-from atoll.cluster.tenants import TENANT_MARK
-from atoll.operate.command.options import (
+from atoll.cluster.tenant_settings import TENANT_MARK
+from atoll.operate.command.command_options import (
     ClusterOptions,
     Islands,
     settings_of,
@@ -77,8 +77,8 @@ def kubernetes(
     """
     from atoll.manifests.credentials import make_credentials
     from atoll.manifests.kubernetes import KubernetesCluster, manifests
-    from atoll.manifests.tenants import tenants_directory
-    from atoll.manifests.text import as_yaml
+    from atoll.manifests.manifest_yaml import as_yaml
+    from atoll.manifests.tenant_files import tenants_directory
 
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")

@@ -9,7 +9,7 @@ import typer
 
 from atoll.cluster.cluster_file import FILE_VARIABLE
 from atoll.cluster.settings import environment_of
-from atoll.operate.command.options import (
+from atoll.operate.command.command_options import (
     ClusterAddress,
     ClusterJoin,
     ClusterOptions,
@@ -106,7 +106,7 @@ def proxy(
     speaks no TLS: what it sends to another machine, and the token, travel in the clear. Better, let `atoll proxy` run
     on the client's machine: from there to the cluster it speaks TLS.
     """
-    from atoll.operate.clusters import Target, report_of
+    from atoll.operate.cluster_queries import Target, report_of
     from atoll.operate.joining import Reach, reach
     from atoll.operate.standalone_proxy import run_proxy
     from atoll.wire.address import Address, check_may_listen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.topology import IslandShape
-from atoll.cluster.usage.records import By
+from atoll.cluster.usage.usage_records import By
 from atoll.errors import Status
 from atoll.protocol.messages.opening import Message, Refused
 
@@ -86,7 +86,7 @@ class UsageRequest(Message, frozen=True, tag=143):
 
 
 class UsageReply(Message, frozen=True, tag=144):
-    """The answer to UsageRequest: JSON, see `cluster.usage.store`; "" where the cluster has nothing to answer with."""
+    """The reply to UsageRequest: JSON (see `cluster.usage.usage_store`), or "" if the cluster keeps no usage."""
 
     content: bytes
 
@@ -144,7 +144,7 @@ class DrainRequest(Message, frozen=True, tag=100):
 class SetTenant(Message, frozen=True, tag=140):
     """Change a tenant, or add one that `is_new`; None and "" leave as it is what they stand for.
 
-    `limits` are quotas by their names in `cluster.tenants.TenantSettings`. The token itself is never sent.
+    `limits` are quotas by their names in `cluster.tenant_settings.TenantSettings`. The token itself is never sent.
     """
 
     name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.cluster.processes.leases import LEASE_SECONDS
-from atoll.cluster.slices import SliceRequest
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol.messages.opening import Message, Refused, VirtualDevice

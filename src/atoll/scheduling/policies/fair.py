@@ -17,7 +17,7 @@ from collections import deque
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-from atoll.cluster.tenants import TenantSettings
+from atoll.cluster.tenant_settings import TenantSettings
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.tenants import Tenant

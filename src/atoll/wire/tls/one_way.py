@@ -18,7 +18,7 @@ from atoll.wire.tls.tls_errors import ALERT, explained
 
 
 class TlsSender:
-    """A `wire.stream.Stream` that was dialed, to a peer that sends nothing. `who` names it in errors."""
+    """A `wire.byte_stream.Stream` that was dialed, to a peer that sends nothing. `who` names it in errors."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, role: str, who: str) -> None:
         self.who = who

@@ -28,7 +28,7 @@ _READ_BYTES = 256 * 1024
 
 
 class TlsStream:
-    """A `wire.stream.Stream`. `who` names the peer in errors."""
+    """A `wire.byte_stream.Stream`. `who` names the peer in errors."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, role: str, who: str) -> None:
         """To be dialed: the `role` that the peer has to have; "" for one that was accepted."""

@@ -1,0 +1,198 @@
+"""Virtual devices and slices, for user programs: `make_virtual_device_set` (paper, figure 2 and section 4.1).
+
+The request for a slice travels as a plugin program, which is the one way that JAX's client has for requests of this
+kind. The reply is an executable whose devices are those of the slice; the slice lives as long as the executable does.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from atoll.client.plugin_programs import is_atoll, submit
+from atoll.cluster.slice_requests import MAGIC, MAX_DEVICES, SliceInfo, SliceRequest
+from atoll.errors import BackendError, SliceError
+from atoll.quantities import parse_bytes
+
+# Slices live until they are released, or their session ends: their devices may be in use without them.
+_live: dict[Slice, Any] = {}
+
+
+class Slice:
+    """Devices of one island, mapped one to one onto physical ones. Made by `VirtualDeviceSet.add_slice`.
+
+        with devices_set.add_slice(shape=(2, 2)) as s:
+            x = jax.device_put(x, NamedSharding(s.mesh(("x", "y")), PartitionSpec("x", "y")))
+
+    `devices` are `jax.Device`s, in the row-major order of `shape`, for `jax.sharding.Mesh`, `jax.pmap(devices=...)`,
+    `jax.device_put`. Two slices of a session have no device in common. `island` is the devices' `slice_index`. As a
+    context manager a slice is released at the end of the block.
+    """
+
+    def __init__(self, loaded: Any) -> None:
+        reply = msgspec.json.decode(loaded.fingerprint, type=SliceInfo)
+        self.number = reply.slice
+        self.shape = reply.shape
+        self.island = reply.island
+        self.devices: list[Any] = list(loaded.local_devices())
+        _live[self] = loaded
+
+    @property
+    def tpus(self) -> list[Any]:
+        """`devices`, by the paper's name."""
+        return self.devices
+
+    @property
+    def gpus(self) -> list[Any]:
+        """`devices`, for GPUs."""
+        return self.devices
+
+    def mesh(self, axis_names: str | Sequence[str]) -> Any:
+        """A `jax.sharding.Mesh` of the slice's shape. Raises SliceError unless there is a name for each dimension."""
+        import numpy as np
+        from jax.sharding import Mesh
+
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        if len(names) != len(self.shape):
+            raise SliceError(f"{len(names)} axis names for a slice of shape {self.shape}")
+        return Mesh(np.array(self.devices, dtype=object).reshape(self.shape), names)
+
+    @property
+    def is_released(self) -> bool:
+        return self not in _live
+
+    def release(self) -> None:
+        """The devices may be put into other slices from now on. They can still be used, and arrays on them stay."""
+        _live.pop(self, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        state = ", released" if self.is_released else ""
+        return f"Slice({self.number}, shape={self.shape}, island={self.island}, devices={self.devices}{state})"
+
+
+class VirtualDeviceSet:
+    """The slices that a program has asked for. Made by `make_virtual_device_set`."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._slices: list[Slice] = []
+
+    @property
+    def slices(self) -> list[Slice]:
+        """Those that have not been released."""
+        return [each for each in self._slices if not each.is_released]
+
+    def add_slice(
+        self,
+        devices: int | None = None,
+        *,
+        tpu_devices: int | None = None,
+        gpu_devices: int | None = None,
+        shape: Sequence[int] | None = None,
+        kind: str = "",
+        same_island_as: Slice | Iterable[Slice] = (),
+        other_island_than: Slice | Iterable[Slice] = (),
+        memory_per_device: int | str = 0,
+        exclusive: bool = False,
+    ) -> Slice:
+        """Asks for devices of one island.
+
+            s = devices_set.add_slice(devices=4)
+            s = devices_set.add_slice(shape=(2, 2), other_island_than=s, memory_per_device="8GiB")
+
+        Args:
+          devices: how many. `tpu_devices`, the paper's name, and `gpu_devices` say which type, too, where the cluster
+            has TPUs or GPUs; on one of CPUs they are but another name. One of the three, or `shape`, is needed.
+          shape: a contiguous mesh in the topology of an island, of one to three dimensions.
+          kind: of the devices, as JAX names them: a platform such as "cpu", or a `device_kind`; or as the cluster's own
+            file names those of an island.
+          same_island_as, other_island_than: slices of this program.
+          memory_per_device: that has to be free on each now, in bytes or as text such as "8GiB".
+          exclusive: devices that no other session has anything on, nor gets while the slice lives.
+
+        Returns the slice at once. Nothing on its devices is moved or waited for.
+
+        Raises:
+          jax.errors.JaxRuntimeError: there is no such slice (RESOURCE_EXHAUSTED); the message says what is free.
+          atoll.SliceError: the arguments contradict each other, or a slice among them has been released.
+        """
+        given = [count for count in (devices, tpu_devices, gpu_devices) if count is not None]
+        if len(given) > 1 or not (given or shape is not None):
+            raise SliceError("say one of devices=, tpu_devices= and gpu_devices=, or shape=")
+        dims = tuple(operator.index(size) for size in shape) if shape is not None else ()
+        count = operator.index(given[0]) if given else math.prod(dims)
+        if (shape is not None and not dims) or min(dims, default=1) < 1 or len(dims) > 3:
+            raise SliceError(f"a slice has one to three dimensions of one device or more, not {dims}")
+        if dims and math.prod(dims) != count:
+            raise SliceError(f"{count} devices have no shape {dims}")
+        if not 1 <= count <= MAX_DEVICES:
+            raise SliceError(f"a slice of {count} devices")
+        memory = _bytes(memory_per_device)
+        if not 0 <= memory <= 1 << 60:
+            raise SliceError(f"memory_per_device is {memory} bytes")
+        slice_request = SliceRequest(
+            count,
+            dims,
+            kind,
+            _numbers(same_island_as),
+            _numbers(other_island_than),
+            memory,
+            "tpu" if tpu_devices is not None else "gpu" if gpu_devices is not None else "",
+            exclusive,
+        )
+        made = Slice(submit(self._client, MAGIC + msgspec.msgpack.encode(slice_request)))
+        self._slices = [*self.slices, made]
+        return made
+
+
+def make_virtual_device_set() -> VirtualDeviceSet:
+    """Where a program asks for slices of its cluster (paper, figure 2).
+
+        devices_set = atoll.make_virtual_device_set()
+        a = devices_set.add_slice(devices=4)
+        b = devices_set.add_slice(devices=4, other_island_than=a)
+
+    Raises atoll.BackendError where JAX does not run on Atoll in this process.
+    """
+    import jax
+
+    client = jax.devices()[0].client
+    if not is_atoll(client):
+        raise BackendError(
+            f"virtual devices need Atoll, and this program's JAX runs on {client.platform} by itself: "
+            "start it with JAX_PLATFORMS=atoll, or use atoll.connect()"
+        )
+    return VirtualDeviceSet(client)
+
+
+def forget_slices() -> None:
+    """The client's session has ended, and all slices with it."""
+    _live.clear()
+
+
+def _bytes(amount: int | str) -> int:
+    try:
+        return parse_bytes(amount) if isinstance(amount, str) else int(amount)
+    except ValueError as error:
+        raise SliceError(f"memory_per_device: {error}") from None
+
+
+def _numbers(slices: Slice | Iterable[Slice]) -> tuple[int, ...]:
+    several = (slices,) if isinstance(slices, Slice) else tuple(slices)
+    for each in several:
+        if each.is_released:
+            raise SliceError(f"{each} has been released, so it has no island that another slice could share or avoid")
+    return tuple(each.number for each in several)

@@ -1,0 +1,233 @@
+"""Usage in SQLite: one row for each account and period, coarser the older it is.
+
+An account is a program of a session. Seconds are kept for two hours, then they become minutes, after two days hours,
+and after a month days of a whole tenant, which are kept for ten years. Where that would be more than `MOST_ROWS`, all
+of it happens earlier; so the file is bounded.
+
+One process has a file at a time: SQLite's lock on it is held for as long as it is open, and then its log needs no
+shared memory and works on file systems of networks, too.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.cluster.usage.usage_records import By, Expected, Usage
+
+MOST_ROWS = 500_000
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+# Periods of so many seconds become longer ones after a time.
+_TIERS = ((1, MINUTE, 2 * HOUR), (MINUTE, HOUR, 2 * DAY), (HOUR, DAY, 31 * DAY))
+_DAYS_KEPT = 3650 * DAY
+_MOST_HALVINGS = 16
+_MOST_KNOWN = 10_000
+_LOCKED_SECONDS = 2.0  # for a controller that was just killed to be gone
+
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS accounts (
+  id INTEGER PRIMARY KEY, run INTEGER, tenant TEXT, session INTEGER, label TEXT, program TEXT,
+  UNIQUE (run, tenant, session, program));
+CREATE TABLE IF NOT EXISTS usage (
+  length INTEGER, start INTEGER, account INTEGER,
+  device_ns INTEGER, byte_seconds REAL, bytes_moved INTEGER, compile_seconds REAL,
+  PRIMARY KEY (length, start, account)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS present (
+  length INTEGER, start INTEGER, device_ns INTEGER, PRIMARY KEY (length, start)) WITHOUT ROWID;
+"""
+_SUMS = "SUM(device_ns), SUM(byte_seconds), SUM(bytes_moved), SUM(compile_seconds)"
+_ADD = """
+ON CONFLICT DO UPDATE SET
+  device_ns = device_ns + excluded.device_ns, byte_seconds = byte_seconds + excluded.byte_seconds,
+  bytes_moved = bytes_moved + excluded.bytes_moved, compile_seconds = compile_seconds + excluded.compile_seconds
+"""
+_ADD_PRESENT = "ON CONFLICT DO UPDATE SET device_ns = device_ns + excluded.device_ns"
+_COLUMNS = {
+    By.TENANT: ("tenant",),
+    By.SESSION: ("tenant", "run", "session", "label"),
+    By.PROGRAM: ("tenant", "program"),
+}
+# (seconds since 1970, device time that there was, what was used of it)
+Record = tuple[float, int, Sequence[Usage]]
+
+
+class UsageStore:
+    """The file of a cluster, `path`; "": in memory. `run` tells its sessions from those of earlier runs of the cluster:
+    the second since 1970 in which it started.
+
+    Raises sqlite3.Error, from the constructor too, where the file is locked or cannot be written.
+    """
+
+    def __init__(self, path: str, run: int) -> None:
+        self._run = run
+        self._accounts: dict[tuple[str, int, str], int] = {}
+        if path:
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._database = sqlite3.connect(path or ":memory:", timeout=_LOCKED_SECONDS, isolation_level=None)
+        try:
+            for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL"):
+                self._database.execute(f"PRAGMA {pragma}")
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _FORMAT):
+                raise sqlite3.DatabaseError(f"it is of a later version of Atoll (format {version})")
+            self._database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT;")
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        self._database.close()
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Keeps these, all of them or none."""
+        execute, many = self._database.execute, self._database.executemany
+        execute("BEGIN IMMEDIATE")
+        try:
+            for when, present, rows in records:
+                start = int(when)
+                execute(f"INSERT INTO present VALUES (1, ?, ?) {_ADD_PRESENT}", (start, present))
+                many(
+                    f"INSERT INTO usage VALUES (1, ?, ?, ?, ?, ?, ?) {_ADD}",
+                    [
+                        (start, self._account(r), r.device_ns, r.byte_seconds, r.bytes_moved, r.compile_seconds)
+                        for r in rows
+                    ],
+                )
+            execute("COMMIT")
+        except BaseException:
+            self._accounts.clear()
+            if self._database.in_transaction:
+                execute("ROLLBACK")
+            raise
+
+    def _account(self, row: Usage) -> int:
+        key = (row.tenant, row.session, row.program)
+        number = self._accounts.get(key)
+        if number is None:
+            number = self._find(self._run, row.tenant, row.session, row.label, row.program)
+            if len(self._accounts) >= _MOST_KNOWN:
+                self._accounts.clear()
+            self._accounts[key] = number
+        return number
+
+    def _find(self, run: int, tenant: str, session: int, label: str, program: str) -> int:
+        where = "run = ? AND tenant = ? AND session = ? AND program = ?"
+        found = self._database.execute(f"SELECT id FROM accounts WHERE {where}", (run, tenant, session, program))
+        row = found.fetchone()
+        if row is not None:
+            return int(row[0])
+        made = self._database.execute(
+            "INSERT INTO accounts (run, tenant, session, label, program) VALUES (?, ?, ?, ?, ?)",
+            (run, tenant, session, label, program),
+        )
+        assert made.lastrowid is not None
+        return made.lastrowid
+
+    # ---- looking
+
+    def report(
+        self, by: By, since: float, tenant: str | None = None, expected: Iterable[Expected] = ()
+    ) -> dict[str, Any]:
+        """What was used since then, in seconds since 1970: as a whole, and in rows, who used most of the devices first.
+
+        With a `tenant`, of its usage alone, and nothing of what there was: the rest would be others'. A period counts
+        as a whole where it ends later.
+        """
+        columns = _COLUMNS[by]
+        where, values = "start + length > ?", [since]
+        if tenant is not None:
+            where, values = f"{where} AND tenant = ?", [since, tenant]  # type: ignore[list-item]
+        rows = self._database.execute(
+            f"SELECT {', '.join(columns)}, {_SUMS} FROM usage JOIN accounts ON account = id WHERE {where} "
+            f"GROUP BY {', '.join(columns)} ORDER BY SUM(device_ns) DESC",
+            values,
+        ).fetchall()
+        found = [dict(zip(columns, row, strict=False)) | _amounts(row[-4:]) for row in rows]
+        if by is By.PROGRAM:
+            times = {(each.tenant, each.program): each.nanoseconds for each in expected}
+            for each in found:
+                nanoseconds = times.get((each["tenant"], each["program"]))
+                each["expected_ms"] = None if nanoseconds is None else round(nanoseconds / 1e6, 3)
+        total = {name: sum(each[name] for each in found) for name in _amounts((0,) * 4)}
+        report: dict[str, Any] = {"by": str(by), "since": since, "rows": found, "total": total}
+        if tenant is None:
+            (present,) = self._database.execute(
+                "SELECT COALESCE(SUM(device_ns), 0) FROM present WHERE start + length > ?", (since,)
+            ).fetchone()
+            report["present_device_seconds"] = present / 1e9
+            report["idle_device_seconds"] = present / 1e9 - total["device_seconds"]
+        return report
+
+    # ---- forgetting
+
+    def compact(self, now: float, most: int = MOST_ROWS) -> None:
+        """Makes old periods longer, and drops the oldest. To be called now and then."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            for halvings in range(_MOST_HALVINGS):
+                for length, longer, age in _TIERS:
+                    before = int(now - age / 2**halvings)
+                    self._fold(length, longer, before if halvings else before // longer * longer)
+                if self._count() <= most:
+                    break
+            for table in ("usage", "present"):
+                self._database.execute(f"DELETE FROM {table} WHERE start < ?", (int(now) - _DAYS_KEPT,))
+            excess = self._count() - most
+            if excess > 0:
+                self._database.execute(
+                    "DELETE FROM usage WHERE (length, start, account) IN "
+                    "(SELECT length, start, account FROM usage ORDER BY start LIMIT ?)",
+                    (excess,),
+                )
+            self._database.execute("DELETE FROM accounts WHERE id NOT IN (SELECT account FROM usage)")
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        finally:
+            self._accounts.clear()
+
+    def _count(self) -> int:
+        (usage,) = self._database.execute("SELECT COUNT(*) FROM usage").fetchone()
+        return int(usage)
+
+    def _fold(self, length: int, longer: int, before: int) -> None:
+        """Periods of that length that started before then become longer ones; days are those of whole tenants."""
+        old = (length, before)
+        account = "account"
+        if longer == DAY:
+            tenants = self._database.execute(
+                "SELECT DISTINCT tenant FROM usage JOIN accounts ON account = id WHERE length = ? AND start < ?", old
+            )
+            for (tenant,) in tenants.fetchall():
+                self._find(0, tenant, 0, "", "")
+            account = (
+                "(SELECT whole.id FROM accounts AS whole JOIN accounts AS part ON whole.tenant = part.tenant "
+                "WHERE part.id = account AND whole.run = 0 AND whole.session = 0 AND whole.program = '')"
+            )
+        self._database.execute(
+            f"INSERT INTO usage SELECT {longer}, start / {longer} * {longer}, {account}, {_SUMS} "
+            f"FROM usage WHERE length = ? AND start < ? GROUP BY 2, 3 {_ADD}",
+            old,
+        )
+        self._database.execute(
+            f"INSERT INTO present SELECT {longer}, start / {longer} * {longer}, SUM(device_ns) FROM present "
+            f"WHERE length = ? AND start < ? GROUP BY 2 {_ADD_PRESENT}",
+            old,
+        )
+        for table in ("usage", "present"):
+            self._database.execute(f"DELETE FROM {table} WHERE length = ? AND start < ?", old)
+
+
+def _amounts(sums: Sequence[float]) -> dict[str, float]:
+    device_ns, byte_seconds, moved, compiled = sums
+    return {
+        "device_seconds": device_ns / 1e9,
+        "memory_byte_seconds": byte_seconds,
+        "bytes_moved": moved,
+        "compile_seconds": compiled,
+    }

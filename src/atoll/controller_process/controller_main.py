@@ -1,0 +1,96 @@
+"""The controller process: from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from functools import partial
+
+from atoll.cluster.processes.bugs import BugTrap
+from atoll.cluster.processes.leases import FAILED_STATUS
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process_runtime import read_options, run_loop, start_logging
+from atoll.controller_process.controller_options import (
+    FAILED,
+    RUNS,
+    SUPERSEDED,
+    ControllerFailedError,
+    ControllerOptions,
+    SupersededError,
+    report,
+)
+from atoll.controller_process.journal_recovery import NOBODY, Predecessor
+from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.standby import Standby
+from atoll.errors import AtollError
+from atoll.protocol import messages as m
+from atoll.security.access import HOST_TOKEN_VARIABLE
+from atoll.security.start_security import KEPT_VARIABLE
+from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.endpoints import listen
+from atoll.wire.unauthenticated import UnauthenticatedConnections
+
+
+async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
+    token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
+    host_token = os.environ.get(HOST_TOKEN_VARIABLE, "")
+    address = parse_address(options.listen)
+    check_may_listen(address, token)
+    watch_in_loop(options.parent, stop.set)
+    unauthenticated = UnauthenticatedConnections()
+    start = partial(ControllerShell, options, token, stop, host_token, address.tls, unauthenticated=unauthenticated)
+    bugs = BugTrap("the controller", lambda text: report(options.ready_fd, FAILED + text.encode() + b"\n"))
+    bugs.watch_loop(asyncio.get_running_loop())
+    if options.standby and not options.restarts:
+        standby = Standby(options, start, stop, unauthenticated)
+        server, _ = await listen(address, standby.accept, standby.identity, unauthenticated)
+        took_over = await standby.run()
+        if took_over is None:
+            server.close()
+            return
+        shell = took_over
+    else:
+        before = Predecessor(options.journal, options.restarts) if options.journal else NOBODY
+        shell = start(term=before.term + 1, controller=before.controller, state=before.state)
+        before.hand_over(shell)
+        identity = shell.joiners.identity if shell.joiners is not None else None
+        server, _ = await listen(address, shell.accept, identity, unauthenticated)
+        report(options.ready_fd, RUNS)
+    shell.collector.start()
+    await stop.wait()
+    server.close()
+    if shell.failure:
+        await asyncio.to_thread(shell.keeper.close)
+        raise ControllerFailedError(shell.failure)
+    if shell.superseded_by:
+        await asyncio.to_thread(shell.keeper.close)
+        raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
+    # With TLS, the next cluster is trusted where it has the same authority.
+    persisted = shell.stop(shell.journal is not None and (not address.tls or bool(os.environ.get(KEPT_VARIABLE))))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(shell.keeper.close)
+    if shell.journal is not None:
+        shell.journal.end(persisted)
+    if address.is_unix:
+        with contextlib.suppress(OSError):
+            os.unlink(address.path)
+
+
+def main() -> None:
+    options = read_options(ControllerOptions)
+    start_logging("controller")
+    try:
+        run_loop(lambda stop: serve(options, stop))
+    except ControllerFailedError:  # which is logged
+        sys.exit(FAILED_STATUS)
+    except SupersededError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        sys.exit(SUPERSEDED)
+    except AtollError as error:
+        sys.exit(f"atoll: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""A host's null devices: a `devices.device.DeviceBackend` that keeps time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.devices.device import Assignment, Layout, ProgramLoader
+from atoll.devices.null.model import NullModel
+from atoll.devices.null.moments import Clock, Moment, Work, all_of
+from atoll.devices.null.null_arrays import NullArray, NullShard, bytes_of, wait_for
+from atoll.devices.null.null_program import NullProgram, read_program
+from atoll.errors import unimplemented
+from atoll.host_services.calls.function_callbacks import Callbacks
+from atoll.host_services.python.rendezvous import KeyValues
+from atoll.ir.plan import LocalArray
+from atoll.protocol.messages import DeviceInfo, FunctionInfo, OutputInfo
+from atoll.protocol.profiles import Recording
+
+
+class Collectives:
+    """Work over several hosts of a process, such as an island's, that not all of them have begun yet."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Any, ...], tuple[Work, int]] = {}
+
+    def join(self, key: tuple[Any, ...], clock: Clock, seconds: float, parts: int) -> Work:
+        """The work of that key, for one of the hosts that take part in it."""
+        work, left = self._open.get(key) or (Work(clock, seconds, parts), parts)
+        if left > 1:
+            self._open[key] = work, left - 1
+        else:
+            self._open.pop(key, None)
+        return work
+
+
+class NullToken:
+    """A run's completion."""
+
+    __slots__ = ("moment",)
+
+    def __init__(self, moment: Moment) -> None:
+        self.moment = moment
+
+    def block_until_ready(self) -> None:
+        wait_for(self.moment)
+
+
+class NullBackend:
+    """Keeps the line of work of each of the host's devices."""
+
+    platform = "null"
+    platform_version = "null devices"
+    key_values: KeyValues | None = None
+    loader: ProgramLoader | None = None  # its programs are msgpack
+    max_in_flight = 24  # as XLA's, whose devices these stand for
+
+    def __init__(self, host: int, devices: int, model: NullModel, clock: Clock, collectives: Collectives) -> None:
+        self.host = host  # among those of its island
+        self.clock = clock
+        self.collectives = collectives
+        self.model = model
+        self.lines: list[Moment] = [Moment(clock, 0.0)] * devices
+        self._latest = self.lines[0]  # what was begun last, on these devices: their lines do not say so yet
+        self._latest_on: tuple[int, ...] = ()
+        self._last_run = (-1, 0)  # the dispatch unit that began one last, and how many it began before
+
+    def describe(self) -> tuple[DeviceInfo, ...]:
+        return tuple(
+            DeviceInfo(
+                ordinal,
+                "null",
+                "null",
+                ("device",),
+                "device",
+                (ordinal, 0, 0),
+                0,
+                ordinal,
+                self.model.memory_bytes,
+            )
+            for ordinal in range(len(self.lines))
+        )
+
+    def compile(
+        self,
+        program: bytes,
+        options: bytes,
+        assignment: Assignment,
+        callbacks: Callbacks | None = None,
+        tenant: str = "",
+    ) -> tuple[NullFunction, bool, float]:
+        """For the sources of `null.null_program`."""
+        devices = [device for row in assignment for device in row]
+        ordinals = tuple(ordinal for host, ordinal in devices if host == self.host)
+        return NullFunction(self, read_program(program), ordinals, len({host for host, _ in devices})), False, 0.0
+
+    def stop(self, sequence: int, text: str) -> None:
+        """Null devices cannot be stopped."""
+
+    def begin(self, ordinals: tuple[int, ...], work: Work, after: Sequence[Moment]) -> None:
+        """Work on these devices, after what they do now and after these."""
+        if ordinals == self._latest_on:  # nearly always
+            before, self._latest = self._latest, work
+            work.join((before, *after))
+            return
+        for ordinal in self._latest_on:
+            self.lines[ordinal] = self._latest
+        self._latest, self._latest_on = work, ordinals
+        work.join((*[self.lines[ordinal] for ordinal in ordinals], *after))
+
+    def run_key(self, sequence: int) -> tuple[int, int]:
+        """Names a run: a dispatch unit may have several, which each host begins one after the other."""
+        last, count = self._last_run
+        self._last_run = (sequence, count + 1 if last == sequence else 0)
+        return self._last_run
+
+    # ---- arrays
+
+    def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> NullArray:
+        return NullArray(array.dtype, array.shard_shapes, Moment(self.clock, self.clock.now()))
+
+    def shards(self, array: NullArray) -> list[NullShard]:
+        return array.shards
+
+    def stack(self, array: LocalArray, shards: Sequence[NullShard]) -> NullArray:
+        return NullArray(array.dtype, array.shard_shapes, all_of(self.clock, [shard.moment for shard in shards]))
+
+    def move(self, array: NullArray, target: LocalArray, donate: bool) -> NullArray:
+        """From device to device over the island's interconnect, all shards at once."""
+        largest = max((bytes_of(array.dtype_name, shape) for shape in array.shapes), default=0)
+        work = Work(self.clock, self.model.ici_latency + largest / self.model.ici_bandwidth)
+        work.join((array.moment,))
+        if donate:
+            array.delete()
+        return NullArray(array.dtype_name, array.shapes, work)
+
+    def copy(self, array: NullArray) -> NullArray:
+        return NullArray(array.dtype_name, array.shapes, array.moment)
+
+    def bitcast(self, shard: NullShard, dtype: str, shape: tuple[int, ...]) -> NullShard:
+        return NullShard(dtype, shape, shard.moment)
+
+    def release_memory(self) -> None:
+        """Null arrays have no memory."""
+
+    def memory_stats(self, ordinal: int) -> dict[str, int]:
+        return {}
+
+    def begin_profile(self, recording: Recording) -> Callable[[], bytes]:
+        raise unimplemented("null devices compute nothing: XLA has no profile of them")
+
+    def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
+        return "{" + ",".join(str(i) for i in reversed(range(len(shape)))) + "}"
+
+
+class NullFunction:
+    """A null program on this host's part of its devices: a `devices.device.LoadedFunction`."""
+
+    def __init__(self, backend: NullBackend, program: NullProgram, ordinals: tuple[int, ...], hosts: int) -> None:
+        self._backend = backend
+        self._program = program
+        self._hosts = hosts
+        self.ordinals = ordinals
+        self.parameters = program.parameters
+        self.outputs = program.outputs
+        self.parameter_layouts: tuple[Layout, ...] = (None,) * len(program.parameters)
+        self.output_layouts: tuple[Layout, ...] = (None,) * len(program.outputs)
+        self.donated = program.donated
+        self.scratch_bytes = program.scratch_bytes
+        self.waits_inside = False
+        self._shapes = [(dtype, (shape,) * len(ordinals)) for dtype, shape in program.outputs]
+
+    def execute(self, arguments: list[NullArray], sequence: int, stream: int = 0) -> tuple[list[NullArray], NullToken]:
+        backend, program = self._backend, self._program
+        if self._hosts == 1:
+            work = Work(backend.clock, program.seconds)
+        else:
+            key = backend.run_key(sequence)
+            work = backend.collectives.join(key, backend.clock, program.seconds, self._hosts)
+        backend.begin(self.ordinals, work, [array.moment for array in arguments])
+        for position in program.donated:
+            arguments[position].delete()
+        return [NullArray(dtype, shapes, work) for dtype, shapes in self._shapes], NullToken(work)
+
+    def run(self, arguments: list[NullArray], stream: int) -> list[NullArray]:
+        raise unimplemented("a null program calls no client")
+
+    def info(self) -> FunctionInfo:
+        program = self._program
+        return FunctionInfo(
+            name=program.name,
+            fingerprint=b"",
+            parameter_shardings=None,
+            parameter_layouts=(),
+            outputs=tuple(OutputInfo(dtype, shape, None, "device", b"") for dtype, shape in program.outputs),
+            donated=program.donated,
+            memory_stats={},
+            generated_code_bytes=0,
+            parameters=program.parameters,
+        )
+
+    def cost_analysis(self) -> dict[str, float]:
+        return {"optimal_seconds": self._program.seconds}
+
+    def text(self) -> str:
+        return str(self._program)

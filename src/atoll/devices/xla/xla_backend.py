@@ -1,0 +1,321 @@
+"""This host's devices, and what can be done with arrays on them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import array as jax_array
+from jax._src import compiler, monitoring
+from jax._src.layout import Format, Layout
+from jax._src.lib import _jax, cpu_sparse
+from jax._src.lib import xla_client as xc
+from jax.sharding import SingleDeviceSharding
+
+from atoll.cluster.slice_placement import GPUS
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description
+from atoll.devices.device import Assignment, ProgramLoader
+from atoll.devices.xla import buffer_addresses, xla_compile_calls, xla_island
+from atoll.devices.xla.batch_threads import batch_threads
+from atoll.devices.xla.callback_stubs import Held, stubs
+from atoll.devices.xla.compiled_programs import CompiledPrograms
+from atoll.devices.xla.description import describe
+from atoll.devices.xla.executable import Executable
+from atoll.devices.xla.gate import Gates
+from atoll.devices.xla.jax_cache import Programs, compiling_for
+from atoll.devices.xla.loop_checks import insert_checks
+from atoll.devices.xla.stops import stops_here
+from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_handler, stacked_type
+from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
+from atoll.devices.xla.xla_profiler import begin_profile
+from atoll.errors import Code, StatusError
+from atoll.host_services.calls.function_callbacks import Callbacks
+from atoll.host_services.python.rendezvous import KeyValues
+from atoll.ir.plan import LocalArray
+from atoll.protocol.messages import DeviceInfo
+from atoll.protocol.profiles import Recording
+from atoll.transfers.dtypes import numpy_dtype
+
+# Attributes that JAX, Pallas and libraries read to choose kernels for a device.
+_ATTRIBUTES = ("compute_capability", "core_count", "device_vendor")
+# They register what recurrent networks and Pallas call on GPUs.
+_GPU_CUSTOM_CALLS = ("jax._src.lib.gpu_rnn", "jax._src.lib.gpu_triton", "jax._src.lib.mosaic_gpu")
+_cache_hit = threading.local()
+
+
+def _note_event(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        _cache_hit.seen = True
+
+
+def _calling(program: bytes, options: bytes, callbacks: Callbacks) -> Source:
+    return Source(program, options, len(callbacks), callbacks.channels)
+
+
+def _register_custom_calls(platform: str) -> None:
+    """JAX's custom calls that the modules of its operations register where they are imported: in the client."""
+    for target_platform, targets in cpu_sparse.registrations().items():
+        for name, handler, version in targets:
+            jax.ffi.register_ffi_target(name, handler, platform=target_platform, api_version=version)
+    for module in _GPU_CUSTOM_CALLS if platform in GPUS else ():
+        with contextlib.suppress(ImportError):  # a plug-in for GPUs need not have all
+            importlib.import_module(module)
+
+
+class XlaBackend:
+    """XLA's devices of this host: see `devices.device.DeviceBackend`."""
+
+    # XLA's CPU client can deadlock its thread pool with more than 32; the other platforms' clients wait beyond that.
+    max_in_flight = 24
+    compiler = "atoll.devices.xla.compiler:XlaCompiler"
+
+    def __init__(self, programs: Programs | None = None) -> None:
+        with batch_threads():
+            self.devices: tuple[Any, ...] = tuple(jax.local_devices())
+        self._island = xla_island.devices_by_host()
+        self.key_values: KeyValues | None = xla_island.key_values()
+        self.client = self.devices[0].client
+        self.platform: str = self.client._raw_platform
+        self.platform_version: str = self.client.platform_version
+        self.loader: ProgramLoader | None = self
+        self._compiled = CompiledPrograms(programs, self.devices)
+        # A compiler process is no part of an island: it has all devices by itself.
+        self.compiler_devices = sum(map(len, self._island)) if self.platform == "cpu" else 1
+        monitoring.register_event_listener(_note_event)
+        xla_compile_calls.register()
+        buffer_addresses.register()
+        _register_custom_calls(self.platform)
+        xla_island.keep_compiled_programs()
+        self._gates = Gates() if self.platform == "cpu" else None
+        self._stops = stops_here(self.platform)
+
+    def describe(self) -> tuple[DeviceInfo, ...]:
+        return tuple(
+            DeviceInfo(
+                ordinal,
+                device.device_kind,
+                self.platform,
+                tuple(memory.kind for memory in device.addressable_memories()),
+                device.default_memory().kind,
+                tuple(getattr(device, "coords", None) or (ordinal, 0, 0)),
+                int(getattr(device, "core_on_chip", None) or 0),
+                int(device.local_hardware_id if device.local_hardware_id is not None else ordinal),
+                int((device.memory_stats() or {}).get("bytes_limit", 0)),
+                tuple((name, value) for name in _ATTRIBUTES if (value := getattr(device, name, None)) is not None),
+            )
+            for ordinal, device in enumerate(self.devices)
+        )
+
+    # ---- compiled functions
+
+    def compile(
+        self,
+        program: bytes,
+        options: bytes,
+        assignment: Assignment,
+        callbacks: Callbacks | None = None,
+        tenant: str = "",
+    ) -> tuple[Executable, bool, float]:
+        """Compiles a portable StableHLO artifact for `assignment[replica][partition]` = (host, ordinal).
+
+        Returns the executable, whether it came out of the persistent cache, and the seconds it took. Raises what
+        XLA raises, with the text that stock JAX shows.
+        """
+        started = time.monotonic()
+        grid = self._grid(assignment)
+        with context():
+            source = Source(program, options) if callbacks is None else _calling(program, options, callbacks)
+            prepared = prepare(source, grid, callbacks)
+            if tenant and self._stops is not None:
+                insert_checks(prepared.module, grid.size)
+            _cache_hit.seen = False
+            held = None
+            if callbacks is not None:  # such a program is its session's alone: no cache has it
+                held = Held(callbacks)
+                host_callbacks = stubs(held, callbacks, prepared.signatures, self.client)
+                loaded = prepared.compile(self.client, grid.flatten(), host_callbacks)
+            else:
+                devices = xc.DeviceList(tuple(grid.flatten()))
+                with compiling_for(tenant):
+                    loaded = compiler.compile_or_get_cached(
+                        self.client, prepared.module, grid, prepared.options, [], devices
+                    )
+        executable = self._executable(loaded, grid, None, callbacks, held)
+        return executable, bool(_cache_hit.seen), time.monotonic() - started
+
+    def find(self, request: CompileProgram, tenant: str) -> CompiledProgram | None:
+        return self._compiled.find(request, tenant)
+
+    def keep(self, request: CompileProgram, tenant: str, program: CompiledProgram) -> None:
+        self._compiled.keep(request, tenant, program)
+
+    def load(self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None) -> Executable:
+        """Load what a compiler process has compiled."""
+        if program.description is None or len(program.signatures) != (0 if callbacks is None else len(callbacks)):
+            raise StatusError(
+                Code.INTERNAL, "a compiler process has answered with something else than it was asked for"
+            )
+        grid = self._grid(assignment)
+        held = None if callbacks is None else Held(callbacks)
+        host_callbacks = (
+            [] if held is None or callbacks is None else stubs(held, callbacks, program.signatures, self.client)
+        )
+        loaded = load_executable(self.client, program.executable, grid, host_callbacks)
+        return self._executable(loaded, grid, program.description, callbacks, held)
+
+    def _grid(self, assignment: Assignment) -> Any:
+        return np.array([[self._island[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
+
+    def _executable(
+        self, loaded: Any, grid: Any, description: Description | None, callbacks: Callbacks | None, held: Held | None
+    ) -> Executable:
+        flat = tuple(grid.flatten())
+        here = tuple(device for device in flat if device.client.process_index() == device.process_index)
+        ordinals = tuple(self.devices.index(device) for device in here)
+        gates = self._gates if callbacks and len(here) == 1 else None
+        description = description or describe(loaded, here[0])
+        return Executable(loaded, description, here, ordinals, gates, held, len(flat) > len(here))
+
+    def stop(self, sequence: int, text: str) -> None:
+        """Only loops can be stopped, on CPUs and GPUs, in programs of tenants."""
+        if self._stops is not None:
+            self._stops.stop(sequence, text)
+
+    # ---- arrays
+
+    def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> Any:
+        """One stacked array out of one host array a shard. The host arrays must not change any more."""
+        devices = self._devices(array.devices)
+        if array.layout is not None and array.layout != tuple(range(len(array.layout))):
+            return self.stack(array, self._put_with_layout(array, contents, devices))
+        if len(set(array.shard_shapes)) > 1 or (contents[0].dtype.kind == "T" and len(contents) > 1):
+            # Of equal strings on several devices jaxlib would make one buffer.
+            singles = [
+                xc.batched_device_put(
+                    jax.core.ShapedArray(shape, content.dtype),
+                    self._single(device, array.memory_kind),
+                    [content],
+                    [device],
+                    True,
+                )
+                for shape, content, device in zip(array.shard_shapes, contents, devices, strict=True)
+            ]
+            return Uneven(tuple(singles))
+        shape = array.shard_shapes[0]
+        aval, sharding = stacked_type(contents[0].dtype, shape, devices, array.memory_kind)
+        return xc.batched_device_put(aval, sharding, list(contents), list(devices), True)
+
+    def _put_with_layout(
+        self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]], devices: tuple[Any, ...]
+    ) -> list[Any]:
+        assert array.layout is not None
+        layout = Layout(array.layout)
+        return [
+            jax.device_put(content, Format(layout, self._single(device, array.memory_kind)))
+            for content, device in zip(contents, devices, strict=True)
+        ]
+
+    def shards(self, array: Any) -> Sequence[Any]:
+        return shards_of(array)
+
+    def stack(self, array: LocalArray, shards: Sequence[Any]) -> Any:
+        """One stacked array out of single-device arrays that are already in place; nothing is copied."""
+        if len(shards) == 1:
+            return shards[0]
+        if len(set(array.shard_shapes)) > 1 or array.dtype == "string":
+            return Uneven(tuple(shards))
+        devices = self._devices(array.devices)
+        aval, sharding = stacked_type(shards[0].dtype, shards[0].shape, devices, array.memory_kind)
+        return jax_array.ArrayImpl(aval, sharding, list(shards), committed=True, _skip_checks=True)
+
+    def move(self, array: Any, target: LocalArray, donate: bool) -> Any:
+        """Copies shard by shard to the target's devices and memory."""
+        devices = self._devices(target.devices)
+        semantics = xc.ArrayCopySemantics.DONATE_INPUT if donate else xc.ArrayCopySemantics.ALWAYS_COPY
+        if isinstance(array, Uneven):
+            return Uneven(
+                tuple(
+                    self._copy(shard, (device,), target.memory_kind, semantics)
+                    for shard, device in zip(array.shards, devices, strict=True)
+                )
+            )
+        return self._copy(array, devices, target.memory_kind, semantics)
+
+    def copy(self, array: Any) -> Any:
+        """A copy in place, for an input that a function would consume but its caller keeps."""
+        devices = tuple(shard.device for shard in shards_of(array))
+        kind = "" if array.sharding.memory_kind is None else array.sharding.memory_kind
+        return self._copy(array, devices, kind, xc.ArrayCopySemantics.ALWAYS_COPY)
+
+    def _copy(self, array: Any, devices: tuple[Any, ...], memory_kind: str, semantics: Any) -> Any:
+        shards = shards_of(array)
+        aval, sharding = stacked_type(array.dtype, shards[0].shape, devices, memory_kind)
+        if len(self._island) > 1:
+            # jaxlib may have made it on the devices of other hosts, too, and copies to as many devices only.
+            singles = [self._single(device, memory_kind) for device in devices]
+            lists = [xc.DeviceList((device,)) for device in devices]
+            moved = xc.batched_copy_array_to_devices_with_sharding(
+                list(shards), lists, singles, [semantics] * len(devices)
+            )
+            return moved[0] if len(moved) == 1 else jax_array.ArrayImpl(aval, sharding, moved, True, _skip_checks=True)
+        (moved,) = xc.batched_copy_array_to_devices_with_sharding(
+            [array], [xc.DeviceList(devices)], [sharding], [semantics]
+        )
+        return moved
+
+    def bitcast(self, shard: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+        """The shard's bytes as another dtype and shape, on its own device."""
+        return _bitcast(shard, numpy_dtype(dtype), shape)
+
+    def release_memory(self) -> None:
+        """jaxlib drops its references to what arrays were made of at its next call, or when Python collects garbage."""
+        _jax.collect_garbage()
+
+    def memory_stats(self, ordinal: int) -> dict[str, int]:
+        """XLA's own; it has none for CPUs."""
+        return {name: int(value) for name, value in (self.devices[ordinal].memory_stats() or {}).items()}
+
+    def begin_profile(self, recording: Recording) -> Callable[[], bytes]:
+        return begin_profile(recording)
+
+    def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
+        """XLA's text form of the layout that an array gets by default, such as {1,0}."""
+        if dtype in ("token", "opaque", "string"):
+            return "{" + ",".join(str(i) for i in reversed(range(len(shape)))) + "}"
+        return str(self.client.get_default_layout(numpy_dtype(dtype), shape, self.devices[ordinal]))
+
+    # ---- small things
+
+    def _devices(self, ordinals: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(self.devices[ordinal] for ordinal in ordinals)
+
+    def _single(self, device: Any, memory_kind: str) -> SingleDeviceSharding:
+        return SingleDeviceSharding(device, memory_kind=memory_kind or None)
+
+
+def _bitcast(shard: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def reinterpret(x: Any) -> Any:
+        wide, narrow = np.dtype(dtype).itemsize, x.dtype.itemsize
+        if wide > narrow:
+            x = x.reshape(-1, wide // narrow)
+        return jax.lax.bitcast_convert_type(x, dtype).reshape(shape)
+
+    return jax.jit(reinterpret, out_shardings=shard.sharding)(shard)
+
+
+def self_test(backend: XlaBackend) -> None:
+    """Runs one tiny program through every private call; raises where this jaxlib no longer offers them."""
+    ordinals = tuple(range(min(2, len(backend.devices))))
+    array = LocalArray("float32", (len(ordinals),), ((1,),) * len(ordinals), ordinals, ordinals)
+    ones = backend.put(array, [np.ones((1,), np.float32)] * len(ordinals))
+    shards = shards_of(backend.stack(array, list(shards_of(ones))))
+    moved = backend.move(backend.stack(array, list(shards)), array, donate=False)
+    stacked_handler("float32", (1,), tuple(backend.devices[i] for i in ordinals), "")
+    if [float(np.asarray(shard)[0]) for shard in shards_of(moved)] != [1.0] * len(ordinals):
+        raise RuntimeError(f"jaxlib {jax.lib.__version__} does not do what this worker expects of it")

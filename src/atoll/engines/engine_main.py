@@ -1,0 +1,80 @@
+"""The engine process: it runs a cluster, and ends with everything that it started or made.
+
+It ends when it is asked to (SIGTERM), when a process ends that it must not outlive, or when the controller ends. It
+takes everything with it: processes, sockets, directories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+from atoll.cluster.processes.holders import watch_holder
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process_runtime import read_options, run_loop, start_logging, write_ready
+from atoll.cluster.sandbox.isolation import mechanisms_here
+from atoll.cluster.sandbox.mechanisms import why_not_confined
+from atoll.cluster.settings import DEFAULT_ENGINE
+from atoll.cluster.tenant_settings import persisted_tenants
+from atoll.engines.engine_kinds import make_engine
+from atoll.engines.engine_options import EngineOptions, Started
+from atoll.engines.standby_supervisor import StandbySupervisor
+from atoll.engines.supervisor import Supervisor
+from atoll.errors import AtollError, ClusterError
+from atoll.security.start_security import start_security
+from atoll.wire.address import parse_address
+
+
+async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
+    """Runs the cluster until `stop` is set. Reports over `ready_fd` that it is up, or why it is not."""
+    if options.note:
+        watch_holder(options.parent, Path(options.note), options.settings.grace_seconds, stop.set)
+    elif options.parent:
+        watch_in_loop(options.parent, stop.set)
+    supervisor: Supervisor | StandbySupervisor | None = None
+    try:
+        address = parse_address(options.controller_address)
+        has_agents = options.settings.engine != DEFAULT_ENGINE
+        has_tenants = bool(persisted_tenants(options.directory))
+        if has_tenants and not has_agents and not options.settings.insecure_sandbox:
+            _check_sandbox()
+        start_security(options.directory, address, options.advertise, has_agents, has_tenants)
+        if options.standby:
+            supervisor = StandbySupervisor(options, stop)
+        else:
+            supervisor = Supervisor(options, make_engine(options), stop)
+        await supervisor.start()
+        if stop.is_set():
+            write_ready(options.ready_fd, Started(error="the cluster was ended while it started"))
+        else:
+            write_ready(options.ready_fd, Started(address=options.controller_address))
+            await stop.wait()
+    except AtollError as error:
+        write_ready(options.ready_fd, Started(error=str(error)))
+    finally:
+        if supervisor is not None:
+            await supervisor.end()
+        for directory in (options.directory, *options.client_directories):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_sandbox() -> None:
+    """Raises ClusterError if this machine cannot confine the Python of tenants."""
+    reason = why_not_confined(mechanisms_here())
+    if reason:
+        raise ClusterError(reason)
+
+
+def main() -> None:
+    options = read_options(EngineOptions)
+    start_logging("engine")
+    if options.settings.engine == DEFAULT_ENGINE and not options.has_one_client:
+        mechanisms_here()
+    run_loop(lambda stop: serve(options, stop))
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

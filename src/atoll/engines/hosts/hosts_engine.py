@@ -1,0 +1,355 @@
+"""The engine `hosts`: machines come by themselves, each with a host agent that somebody has started there.
+
+An island starts once all of its hosts are there. Machines that are left over are spares: they take the place of those
+that are lost. The agents' messages come and go by way of the controller, the one address that they have to reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from atoll._version import __version__
+from atoll.cluster.processes.leases import PING_SECONDS, Leases
+from atoll.cluster.processes.local_process import describe_exit
+from atoll.cluster.settings import OnOff
+from atoll.cluster.topology import Seat
+from atoll.engines.engine_interface import AgentTaker, HostEnd, HostProcess, HostStart
+from atoll.engines.engine_options import EngineOptions
+from atoll.engines.hosts.host_agents import Agent
+from atoll.engines.hosts.machine_drains import Drains
+from atoll.engines.hosts.rank_assignment import Candidate, choose, wait_text
+from atoll.engines.worker_command import check_kinds
+from atoll.errors import ClusterError, Status
+from atoll.protocol import messages as m
+from atoll.wire.address import Address, parse_address
+from atoll.wire.framing import NO_MESSAGE
+
+_log = logging.getLogger(__name__)
+
+# For an agent whose connection has ended to come back: its process has ended, as a rule.
+AWAY_SECONDS = 2.0
+_PINGS = 8  # in a lease, at least
+
+
+def _problem(agent: Agent, start: HostStart) -> str:
+    """Why its machine can be no such host; "" where it can."""
+    platform, needed = start.platform, start.devices
+    has = agent.hello.devices.get(platform)
+    if has is None or has >= needed:
+        return ""
+    return f"{agent.hello.machine} has {has} {platform} devices of the {needed} that a host needs"
+
+
+class HostsEngine:
+    """See `atoll.engines.engine_interface.Engine` and `AgentTaker`, which it is both."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._settings = options.settings
+        check_kinds(self._settings)
+        if parse_address(options.controller_address).is_unix:
+            raise ClusterError(
+                "host agents come from other machines: choose where the controller listens, such as "
+                "`--listen 10.0.0.1:7000`"
+            )
+        self._agents: dict[str, Agent] = {}
+        self._connections: dict[int, Agent] = {}
+        self._numbers = count(1)
+        seconds = self._settings.lease_seconds
+        self._leases = Leases(seconds, min(PING_SECONDS, seconds / _PINGS))
+        self._waiting: dict[int, tuple[Sequence[HostStart], Callable[[Sequence[str]], None]]] = {}  # by island
+        self._placed: dict[int, list[Agent]] = {}  # by island, by rank
+        self._starts: dict[int, Sequence[HostStart]] = {}  # of islands that were placed
+        self._avoided: dict[int, Agent] = {}  # by island: the last choice of its next placement
+        self._drains = Drains()
+        self._is_cut_off = False  # from the controller, and so from all agents
+        self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
+        self._send: Callable[[m.Message], None] = lambda message: None
+        self._has_begun = False
+        self._reported: m.EngineReport | None = None
+        self._loop: asyncio.AbstractEventLoop  # from `begin` on
+
+    @property
+    def agents(self) -> AgentTaker:
+        return self
+
+    # ---- islands
+
+    def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
+        self._waiting[island] = starts, then
+        self._form()
+
+    def cancel(self, island: int) -> None:
+        self._waiting.pop(island, None)
+        self._report()
+
+    def release(self, island: int) -> None:
+        """Its machines are free already: who holds no worker is."""
+
+    def controller_at(self, address: Address) -> None:
+        """Agents find it by themselves: it is one of the addresses that they know."""
+
+    async def close(self) -> None:
+        """The controller has told all agents that the cluster has ended."""
+
+    def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
+        agents = self._placed[start.island]
+        agent = agents[start.rank]
+        meeting = agents[0].meeting if len(agents) > 1 else ""
+        message = m.StartWorker(
+            start.incarnation,
+            start.island,
+            start.host,
+            start.rank,
+            start.hosts,
+            start.devices,
+            start.platform,
+            meeting,
+            self._settings.bulk_tls is OnOff.ON,
+            self._settings.lease_seconds,
+        )
+        return agent.start(message, on_end)
+
+    def _form(self) -> None:
+        """Starts the islands for which all machines are there."""
+        for island in sorted(self._waiting, key=lambda each: (each in self._left, each)):
+            starts, then = self._waiting[island]
+            chosen = [each for each in self._chosen(starts) if each is not None]
+            if len(chosen) == len(starts):
+                del self._waiting[island]
+                self._left.discard(island)
+                avoided = self._avoided.pop(island, None)
+                if avoided is not None and avoided.hello.agent not in {each.agent for each in chosen}:
+                    avoided.served = None  # nor is it the first choice the next time
+                self._starts[island] = starts
+                agents = self._placed[island] = [self._agents[each.agent] for each in chosen]
+                then([each.hello.machine for each in agents for _ in range(starts[0].hosts // len(starts))])
+        self._report()
+
+    def _chosen(self, starts: Sequence[HostStart]) -> list[Candidate | None]:
+        island = starts[0].island
+        free = self._free(starts[0])
+        avoided = self._avoided.get(island)
+        if avoided is not None:
+            last = [replace(each, served=None) for each in free if each.agent == avoided.hello.agent]
+            free = [each for each in free if each.agent != avoided.hello.agent] + last
+        return choose(island, [each.host for each in starts], free)
+
+    def avoid(self, host: int) -> None:
+        """A spare replaces the machine of this host when its island starts again, if there is one."""
+        for island, agents in self._placed.items():
+            for agent in agents:
+                if agent.host == host and agent.worker is not None:
+                    self._avoided[island] = agent
+
+    def _has_spares(self, island: int) -> bool:
+        """Whether the island could start now on machines that stay."""
+        starts = self._starts.get(island)
+        if starts is None:
+            return False
+        own = [each.candidate for each in self._placed[island] if not each.leaves and each.connection is not None]
+        chosen = choose(island, [each.host for each in starts], [*own, *self._free(starts[0])])
+        return all(each is not None for each in chosen)
+
+    def _free(self, start: HostStart) -> list[Candidate]:
+        """Those with enough devices for such a host, in the order in which they came."""
+        return [each.candidate for each in self._agents.values() if each.is_free and not _problem(each, start)]
+
+    # ---- what they wait for
+
+    def missing(self) -> str:
+        return "; ".join(f"island {island} {text}" for island, text in self._waits())
+
+    def _waits(self) -> list[tuple[int, str]]:
+        waits = []
+        for island, (starts, _) in sorted(self._waiting.items()):
+            free, chosen = self._free(starts[0]), self._chosen(starts)
+            idle = [each for each in self._agents.values() if each.is_free]
+            problems = [problem for each in idle if (problem := _problem(each, starts[0]))]
+            text = wait_text(chosen, [each for each in free if each not in chosen])
+            away = [each.name for each in self._agents.values() if each.connection is None]
+            if away:
+                text += f"; {', '.join(away)} cannot be heard now"
+            waits.append((island, "; ".join([text, *problems])))
+        return waits
+
+    def _report(self) -> None:
+        """Tells the controller what `atoll status` is to show, where that has changed."""
+        machines = tuple(self._machine(each) for each in self._agents.values())
+        report = m.EngineReport(tuple(self._waits()), machines)
+        if report != self._reported:
+            self._reported = report
+            self._send(report)
+
+    def _machine(self, agent: Agent) -> m.MachineReport:
+        """Agents on one machine have numbers; a free agent says if no island has a place for it."""
+        twins = [each for each in self._agents.values() if each.hello.machine == agent.hello.machine]
+        name = f"{agent.hello.machine} ({twins.index(agent) + 1} of {len(twins)})" if len(twins) > 1 else ""
+        state = ""
+        if agent.is_free and not self._has_place(agent.hello.seat):
+            state = f"free, but no island has a place for it: it asks for {agent.hello.seat}"
+        return agent.report(name, state)
+
+    def _has_place(self, seat: Seat) -> bool:
+        """Whether a host of an island can be at such a seat; an island that is unknown here yet may have one."""
+        known = {**self._starts, **{island: starts for island, (starts, _) in self._waiting.items()}}
+        if len(known) < self._settings.topology.islands:
+            return True
+        return any(seat.fits(each.island, each.host, starts[0].host) for starts in known.values() for each in starts)
+
+    # ---- agents
+
+    def begin(self, send: Callable[[m.Message], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._send = send
+        self._reported = None
+        self._connections.clear()  # to an earlier controller
+        for agent in self._agents.values():
+            agent.connection = None
+        self.cut_off(False)
+        self._report()
+        if not self._has_begun:
+            self._has_begun = True
+            self._tick()
+
+    def agent_said(self, agent: int, content: bytes) -> None:
+        known = self._connections.get(agent)
+        try:
+            message = m.read_from_agent(content)
+        except NO_MESSAGE as error:
+            _log.error("a host agent sent what is no message: %s", error)
+            self._refuse(agent, "this is no message of a host agent's")
+            return
+        if known is None:
+            if isinstance(message, m.AgentHello):
+                self._came(agent, message)
+            return
+        self._leases.renew(known.number, self._loop.time())
+        match message:
+            case m.AgentWorkerEnded():
+                known.meeting = message.meeting
+                text = message.reason or describe_exit(message.status)
+                end = HostEnd(None, known.departure) if known.leaves else HostEnd(message.status, text)
+                known.ended(message.incarnation, end)
+                self._form()
+                self._dismiss_if_done(known)
+            case m.AgentLeaves(seconds=seconds, reason=reason):
+                self._leaves(known, seconds, reason or "its agent was asked to end")
+
+    def _came(self, connection: int, hello: m.AgentHello) -> None:
+        if hello.version != __version__:
+            text = f"this cluster runs atoll {__version__}, and {hello.machine} has {hello.version}: install the same"
+            self._refuse(connection, text)
+            return
+        agent = self._agents.get(hello.agent)
+        if agent is None:
+            agent = self._agents[hello.agent] = Agent(
+                next(self._numbers), hello, connection, lambda message: self._send(message)
+            )
+        elif agent.connection is not None:
+            self._connections.pop(agent.connection, None)
+        self._connections[connection] = agent
+        self._leases.renew(agent.number, self._loop.time())
+        agent.came(hello, connection)
+        self._form()
+
+    def agent_lost(self, agent: int, reason: str) -> None:
+        known = self._connections.pop(agent, None)
+        if known is None or known.connection != agent:
+            return
+        known.connection = None
+        if known.worker is None and not known.foreign:
+            self._forget(known, f"{known.name} has left: {reason}")
+            return
+        _log.warning("the host agent on %s is away: %s", known.name, reason)
+        self._loop.call_later(min(AWAY_SECONDS, self._leases.seconds), self._still_away, known)
+        self._report()
+
+    def _still_away(self, agent: Agent) -> None:
+        if self._is_cut_off:
+            self._loop.call_later(AWAY_SECONDS, self._still_away, agent)
+        elif agent.connection is None:
+            self._forget(agent, f"the host agent on {agent.name} has ended, or cannot reach the controller")
+
+    def _forget(self, agent: Agent, reason: str) -> None:
+        """The machine is lost. Its agent may come again, as one that nobody knows."""
+        if self._agents.get(agent.hello.agent) is not agent:
+            return
+        _log.warning("%s", reason)
+        del self._agents[agent.hello.agent]
+        self._leases.forget(agent.number)
+        if agent.connection is not None:
+            self._connections.pop(agent.connection, None)
+            agent.tell(m.Dismiss("", reconnect=True), last=True)
+            agent.connection = None
+        if agent.worker is not None:
+            agent.ended(agent.worker.incarnation, HostEnd(None, agent.departure if agent.leaves else reason))
+        self._form()
+
+    def cut_off(self, is_cut_off: bool) -> None:
+        self._is_cut_off = is_cut_off
+        for agent in self._agents.values():
+            self._leases.renew(agent.number, self._loop.time())
+
+    def _refuse(self, connection: int, text: str) -> None:
+        self._send(m.TellAgent(connection, m.agent_content(m.Dismiss(text, error=True)), close=True))
+
+    def _tick(self) -> None:
+        self._loop.call_later(self._leases.period, self._tick)
+        if self._is_cut_off:
+            return
+        now = self._loop.time()
+        silent = set(self._leases.expired(now))
+        for agent in list(self._agents.values()):
+            if agent.number in silent:
+                seconds = f"{self._leases.seconds:.0f} s"
+                self._forget(agent, f"nothing was heard of the host agent on {agent.name} for {seconds}")
+            else:
+                agent.tell(m.Renew(round(self._leases.left(agent.number, now), 1), self._settings.grace_seconds))
+        for island in self._drains.due(now, self._left_by_machines()):
+            self._ask_to_drain(island)
+
+    # ---- machines that leave
+
+    def _leaves(self, agent: Agent, seconds: float, reason: str) -> None:
+        """Its island is drained, where what is there can be elsewhere. Else it goes on until the agent ends."""
+        agent.leaves = reason
+        if agent.worker is not None and agent.served is not None:
+            island = agent.served[0]
+            when = f"in {seconds:.0f} s" if math.isfinite(seconds) else "soon"
+            _log.warning("%s leaves %s (%s): it is host %d of island %d", agent.name, when, reason, agent.host, island)
+            self._report()  # first: if the worker ends now, the controller knows the reason
+            if seconds > 0 and self._drains.ask(island):
+                self._ask_to_drain(island)
+        self._dismiss_if_done(agent)
+        self._report()
+
+    def _ask_to_drain(self, island: int) -> None:
+        self._left.add(island)
+        self._send(m.DrainRequest(island, returns=True, has_spares=self._has_spares(island)))
+
+    def _left_by_machines(self) -> set[int]:
+        """The islands of which a machine that leaves holds a worker."""
+        leaving = (each for each in self._agents.values() if each.leaves and each.worker is not None)
+        return {each.served[0] for each in leaving if each.served is not None}
+
+    def host_leaves(self, island: int, rank: int, seconds: float) -> None:
+        """What has started the agent with this seat will end it, and says so. May be said again and again."""
+        for agent in list(self._agents.values()):
+            if agent.hello.seat == Seat(island, rank) and not agent.leaves:
+                self._leaves(agent, seconds, "its node is drained")
+
+    def drained(self, status: Status, text: str) -> None:
+        island, refusal = self._drains.answered(status, self._loop.time())
+        if not status.ok:
+            self._left.discard(island)
+        if refusal:
+            _log.warning("island %d cannot be drained now: %s; it is tried again while there is time", island, refusal)
+
+    def _dismiss_if_done(self, agent: Agent) -> None:
+        if agent.leaves and agent.worker is None and not agent.foreign:
+            agent.tell(m.Dismiss("its work is done"))

@@ -1,0 +1,88 @@
+"""Starts the engine process of a cluster. Everything that starts a cluster does it here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from atoll.cluster.processes.child import Child
+from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenant_settings import keep_tenants
+from atoll.devices.known_platforms import check_platform
+from atoll.engines.engine_kinds import check_engine
+from atoll.engines.engine_options import EngineOptions, Started
+from atoll.engines.ray.bundles import demand_of
+from atoll.errors import ClusterError, SettingsError
+from atoll.scheduling.policies import find_policy
+from atoll.security.join import JoinString, read_join
+from atoll.security.roles import Role
+from atoll.security.start_security import host_join_file, join_file
+
+# For the engine to give up by itself, and say why.
+START_GRACE_SECONDS = 30.0
+_JOIN_SECONDS = 30.0  # for the engine to make its join strings, which it does first
+_POLL_SECONDS = 0.02
+
+
+def check_settings(settings: ClusterSettings) -> None:
+    """Raises SettingsError for settings that no cluster can have: what is known without starting a process."""
+    for platform in settings.topology.platforms:
+        check_platform(platform)
+    check_engine(settings.engine)
+    find_policy(settings.policy)
+    if settings.engine == "ray":
+        for shape in settings.topology.shapes:
+            demand_of(settings, shape)
+    if settings.lease_seconds < LEAST_LEASE_SECONDS:
+        raise SettingsError(
+            f"a lease of {settings.lease_seconds:g} s is too short: expected {LEAST_LEASE_SECONDS:g} s or more, since "
+            "signs of life come once a second"
+        )
+
+
+class EngineProcess(Child):
+    """The engine process of one cluster, as a child of this process. `address` is where the controller listens.
+
+    `who` names the cluster in errors. What its processes print goes to the descriptor `output`. `environment` is added
+    to that of this process. Raises SettingsError for settings that no cluster can have, before anything is started.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        who: str = "the cluster",
+        output: int = 2,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        check_settings(options.settings)
+        if options.settings.tenants:
+            keep_tenants(options.directory, options.settings.tenants)
+            options = replace(options, settings=replace(options.settings, tenants=()))
+        super().__init__("atoll.engines.engine_main", options, who, output, environment)
+        self.address = options.controller_address
+        self._directory = options.directory
+        self._seconds = options.settings.start_seconds + START_GRACE_SECONDS
+
+    def wait_until_up(self) -> None:
+        """Returns once the cluster is up. Raises ClusterError where it does not start, with the reason."""
+        started = self.read(Started, self._seconds)
+        if started.error:
+            raise ClusterError(started.error)
+
+    def join_string(self, role: Role) -> JoinString:
+        """By which others join a cluster with TLS in that role, a host's or a client's, once the engine has made it.
+
+        Raises ClusterError where the cluster does not start, with the reason.
+        """
+        file = host_join_file(self._directory) if role is Role.HOST else join_file(self._directory)
+        deadline = time.monotonic() + _JOIN_SECONDS
+        while not file.exists():
+            if self.process.poll() is not None:
+                self.wait_until_up()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{self.who} has made no join string within {_JOIN_SECONDS:.0f} s")
+            time.sleep(_POLL_SECONDS)
+        return read_join(str(file))

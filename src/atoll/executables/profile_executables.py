@@ -1,0 +1,151 @@
+"""`profileRequest` of Google's `pathwaysutils`: a program that is compiled once and run twice, to start and to stop.
+
+It names a place, which the hosts write to. Atoll's own plug-in asks otherwise (`answers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+
+from atoll.errors import StatusError, invalid, not_found
+from atoll.executables.json_requests import beginnings, read_request, reading
+from atoll.executables.loaded_executable import Loaded
+from atoll.executables.program_executables import metadata_reply
+from atoll.executables.session_arrays import ArrayRecord
+from atoll.ir.program import HostBuffer, HostToDevice, Program, single
+from atoll.ir.types import ArraySpec, Replicated, Sharding
+from atoll.protocol import messages as m
+from atoll.protocol import profiles as p
+from atoll.session.cluster_session import ClusterSession
+from atoll.session.profile_queries import ask_hosts, hosts_of
+
+_log = logging.getLogger(__name__)
+
+
+class _AdvancedValue(msgspec.Struct, frozen=True, rename="camel"):
+    bool_value: bool | None = None
+    int64_value: int | str | None = None  # as JSON of protobuf may have it
+    string_value: str | None = None
+
+    @property
+    def value(self) -> bool | int | str:
+        if self.bool_value is not None:
+            return self.bool_value
+        return int(self.int64_value) if self.int64_value is not None else self.string_value or ""
+
+
+class _PathwaysOptions(msgspec.Struct, frozen=True, rename="camel"):
+    advanced_configuration: dict[str, _AdvancedValue] = {}
+
+
+class _XprofOptions(msgspec.Struct, frozen=True, rename="camel"):
+    trace_directory: str = ""
+    host_trace_level: int = 2
+    trace_session_name: str = ""
+    pw_trace_options: _PathwaysOptions = _PathwaysOptions()
+
+
+class _Profile(msgspec.Struct, frozen=True, rename="camel"):
+    """What of a profileRequest means something here; resource managers have no XLA, and record nothing."""
+
+    trace_location: str = ""
+    max_num_hosts: Annotated[int, msgspec.Meta(ge=1)] = 1
+    max_duration_secs: float = p.MAX_SECONDS
+    xprof_trace_options: _XprofOptions | None = None
+
+
+class _Request(msgspec.Struct, frozen=True, rename="camel"):
+    profile_request: _Profile
+
+
+PROFILE_REQUESTS = beginnings(_Request)
+
+
+class ProfileExecutable(Loaded):
+    """Starts a profile of some hosts at its first run, and ends it at its second. Runs beside the session's launches.
+
+    With `xprofTraceOptions` each run gives one string: the directory in which the hosts' files are, or will be.
+    """
+
+    def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
+        """Raises INVALID_ARGUMENT."""
+        super().__init__()
+        with reading("profileRequest"):
+            request = read_request(_Request, payload, "profileRequest").profile_request
+            options = request.xprof_trace_options or _XprofOptions()
+            recording = p.Recording(
+                host_tracer_level=options.host_trace_level,
+                advanced={k: each.value for k, each in options.pw_trace_options.advanced_configuration.items()},
+                seconds=min(request.max_duration_secs, p.MAX_SECONDS),
+            )
+            p.decode(p.encode(p.Start(recording)))  # the bounds hold for what is decoded
+        location = request.trace_location or options.trace_directory
+        run = options.trace_session_name or time.strftime("%Y_%m_%d_%H_%M_%S")
+        self._directory = p.directory_of(location, run)
+        self._recording = recording
+        hosts = hosts_of(cluster)
+        self._hosts = {host: hosts[host] for host in list(hosts)[: request.max_num_hosts]}
+        self._running = False
+        self._order = asyncio.Lock()
+        self.name = "profile"
+        self.devices = tuple(self._hosts.values())[:1]
+        place = ArraySpec("string", (1,), Sharding(self.devices, Replicated()))
+        self.outputs = () if request.xprof_trace_options is None else (place,)
+
+    def run_beside(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
+        self._make_outputs(cluster, handles, context)
+        return self._run(cluster)
+
+    async def _run(self, cluster: ClusterSession) -> None:
+        """Starts, or ends."""
+        async with self._order:
+            self._running = not self._running
+            if self._running:
+                try:
+                    missing = await ask_hosts(cluster, self._hosts, p.Start(self._recording))
+                except StatusError:
+                    self._running = False
+                    raise
+            else:
+                missing = await ask_hosts(cluster, self._hosts, p.Collect(directory=self._directory))
+        for host, status in missing.items():
+            _log.warning("no profile of host %d: %s", host, status)
+
+    def _make_outputs(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> None:
+        """Has the outputs made as arrays under these handles."""
+        for handle, spec in zip(handles, self.outputs, strict=True):
+            node = HostToDevice((HostBuffer(0, spec.shape, None, None),), (spec,))
+            program = cluster.programs.number(("put", node), partial(single, "device_put", (), node, feeds=1))
+            feed = cluster.number()
+            cluster.upload(cluster.hosts_of(self.devices), feed, [msgspec.msgpack.encode([self._directory.encode()])])
+            cluster.launch(program, (), (handle,), (feed,), context)
+
+    def unloaded(self, cluster: ClusterSession) -> None:
+        """Nobody can end it any more: what its hosts record is dropped."""
+        if self._running and cluster.lost is None:
+            self._running = False
+            for device in self._hosts.values():
+                cluster.send(m.Query(cluster.number(), "profile", device, -1, p.encode(p.Collect())))
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        if arguments:
+            raise invalid("a profile takes no arguments")
+
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
+        raise invalid("a profile is no program of the devices")
+
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        raise not_found("a profile has no cost that is known")
+
+    async def text(self, cluster: ClusterSession) -> str:
+        return f"a profile of {len(self._hosts)} hosts, to {self._directory}"
+
+    def metadata_reply(self) -> Any:
+        return metadata_reply([""] * len(self.outputs), ())

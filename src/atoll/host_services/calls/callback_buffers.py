@@ -1,0 +1,92 @@
+"""What a callback on buffers gets in the client's process: JAX's `buffer_callback` writes its results into memory.
+
+In one process that memory is XLA's own. Here the arguments come, and the results go, as arrays of a call; the buffers
+between are stand-ins with what jaxlib's have on a CPU: `__array__`, `__dlpack__`, shape, dtype, and whether they may be
+written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.host_services.calls.call_arrays import Array
+from atoll.transfers.dtypes import numpy_dtype
+
+_CPU = (1, 0)  # DLPack's number for it
+
+
+class Buffer:
+    """Stands for a `jax.experimental.buffer_callback.Buffer`."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    @property
+    def dtype(self) -> Any:
+        return self._array.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._array.ndim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._array.shape)
+
+    @property
+    def writeable(self) -> bool:
+        return self._array.flags.writeable
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self._array, dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        options.pop("stream", None)
+        if not self.writeable and not options.get("max_version"):  # who does not ask for it knows no read-only arrays
+            return self._array.copy().__dlpack__()
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CPU
+
+
+class Context:
+    """Stands for a `jax.experimental.buffer_callback.ExecutionContext` on a CPU."""
+
+    @property
+    def stage(self) -> Any:
+        from jax._src.lib import ffi
+
+        return ffi.ExecutionStage.EXECUTE
+
+    @property
+    def stream(self) -> int:
+        from jax.errors import JaxRuntimeError
+
+        raise JaxRuntimeError("UNIMPLEMENTED: XLA FFI GPU context is not available")
+
+
+def on_arrays(
+    callback: Callable[..., Any], results: Sequence[tuple[str, tuple[int, ...]]], aliases: Mapping[int, int]
+) -> Callable[..., list[Array]]:
+    """The callback as one that takes arrays and returns arrays of these dtypes and shapes.
+
+    Result i begins as argument `aliases[i]` in the same memory; the others as zeros.
+    """
+
+    def call(*arguments: Array) -> list[Array]:
+        copies = {position: arguments[position].copy() for position in aliases.values()}
+        written = [
+            copies[aliases[i]].view() if i in aliases else np.zeros(shape, numpy_dtype(dtype))
+            for i, (dtype, shape) in enumerate(results)
+        ]
+        for copy in copies.values():
+            copy.flags.writeable = False
+        given = [copies.get(position, argument) for position, argument in enumerate(arguments)]
+        callback(Context(), *map(Buffer, given), *map(Buffer, written))
+        return written
+
+    return call

@@ -1,0 +1,191 @@
+"""The user's callables that programs on Atoll call: kept here, called here.
+
+A program is compiled with the numbers of its callables (`client/jax_patches/host_callbacks.py`), and its workers' calls
+come on one data channel from the proxy. One thread reads it. Each call has a thread: callbacks may wait for each other,
+and may use JAX on Atoll themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.errors import AtollError, ConnectError, traceback_of
+from atoll.host_services.calls.call_arrays import packed, unpacked
+from atoll.host_services.calls.call_messages import (
+    GREETING,
+    Call,
+    Raised,
+    Released,
+    Returned,
+    decode,
+    encode,
+    first_call,
+)
+from atoll.host_services.calls.call_threads import Threads
+from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.transfer_engine import Piece
+from atoll.wire.address import Address, parse_address
+
+Callback = Callable[..., Sequence[Any]]
+
+# Memory of the channel that the user's arrays may hold at once; beyond that, arguments are copied.
+_HELD_BYTES = 128 << 20
+_SMALL_BYTES = 64 * 1024
+# For the proxy to greet a new channel: before that, it might answer a call by itself.
+_GREETING_SECONDS = 10.0
+# Frames of these files are not the user's.
+_OURS = str(Path(__file__).parents[2])  # all of atoll
+
+
+class CallbackTable:
+    """Callables by number, with the channel to the one client that has them. For any thread.
+
+    `submit(client, payload)` has the client's proxy answer a plugin program.
+    """
+
+    def __init__(self, submit: Callable[[Any, bytes], Any]) -> None:
+        self._submit = submit
+        self._callbacks: dict[int, Callback] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._threads = Threads()
+        self._channel: DataChannel | None = None
+        self._direct: set[DataChannel] = set()  # from hosts on this machine
+        self.proxy = Address()  # where the client's proxy was dialled, where that is not this process's own
+        self._loaded: Any = None  # what the proxy answered with; the place is ours while it lives
+        self._held: dict[int, int] = {}  # bytes of the channel's memory that arrays have, by the feed of their call
+
+    def add(self, client: Any, callbacks: Sequence[Callback]) -> tuple[int, ...]:
+        """Numbers for the callables of one program, one after the other. Raises JaxRuntimeError, or ConnectError."""
+        with self._lock:
+            if self._channel is None or self._channel.is_closed:
+                self._connect(client)
+            numbers = tuple(next(self._numbers) for _ in callbacks)
+            self._callbacks.update(zip(numbers, callbacks, strict=True))
+            return numbers
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """They will not be called any more."""
+        for number in numbers:
+            self._callbacks.pop(number, None)
+
+    def _connect(self, client: Any) -> None:
+        self._loaded = self._submit(client, CALLBACKS_REQUEST)
+        where = msgspec.json.decode(self._loaded.fingerprint, type=CallbackAddress)
+        address = parse_address(where.address)
+        if self.proxy.host:  # by which name it is reached from here, a proxy cannot know
+            address = replace(address, host=self.proxy.host)
+        channel = DataChannel.connect(address, where.session, where.secret)
+        heard = threading.Event()
+        threading.Thread(target=self._receive, args=(channel, heard), name="atoll-callbacks", daemon=True).start()
+        if not heard.wait(_GREETING_SECONDS) or channel.is_closed:
+            channel.close()
+            raise ConnectError(f"the proxy at {address} takes no connection for callbacks: it has not answered")
+        self._channel = channel
+
+    def clear_cache(self) -> None:
+        """The client that has them is gone."""
+        with self._lock:
+            channel, self._channel, self._loaded = self._channel, None, None
+            self._callbacks.clear()
+        for each in list(self._direct):
+            each.shut_down()
+        if channel is not None:
+            channel.close()
+
+    # ---- calls
+
+    def _receive(self, channel: DataChannel, heard: threading.Event) -> None:
+        def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+            heard.set()
+            try:
+                message, offsets = decode(content)
+            except AtollError:
+                done()
+                return
+            if isinstance(message, Released):
+                done()
+                self.remove(message.callbacks)
+            elif isinstance(message, Call):
+                self._threads.run(lambda: self._call(channel, piece.feed, message, content, offsets, done))
+            else:
+                done()
+
+        try:
+            with contextlib.suppress(AtollError, OSError):
+                channel.receive(on_piece, on_socket=self._take_direct)
+        finally:
+            channel.close()
+            heard.set()
+            self._direct.discard(channel)
+
+    def _take_direct(self, sock: socket.socket) -> None:
+        """A host on this machine offers a channel past the proxy."""
+        channel = DataChannel(sock)
+        self._direct.add(channel)
+        threading.Thread(
+            target=self._receive, args=(channel, threading.Event()), name="atoll-callbacks", daemon=True
+        ).start()
+        with contextlib.suppress(OSError):
+            channel.send(0, first_call(0), encode(GREETING))
+
+    def _call(
+        self, channel: DataChannel, feed: int, call: Call, content: Any, offsets: list[int], done: Callable[[], None]
+    ) -> None:
+        callback = self._callbacks.get(call.callback)
+        if callback is None:
+            done()
+            contents = encode(Raised("its function exists no more", cancelled=True))
+        else:
+            try:
+                contents = _answer(callback, self._arguments(feed, call, content, offsets, done))
+            except BaseException as error:
+                contents = encode(Raised(traceback_of(error, _OURS)))
+        try:
+            channel.send(0, feed, contents)
+        except Exception as error:
+            try:
+                channel.send(0, feed, encode(Raised(traceback_of(error, _OURS))))
+            except Exception:
+                channel.close()  # its proxy answers instead
+
+    def _arguments(
+        self, feed: int, call: Call, content: Any, offsets: list[int], done: Callable[[], None]
+    ) -> list[Any]:
+        """Read-only arrays, or None for tokens. Memory of the channel is given back when the arrays are gone."""
+        whole = np.frombuffer(content, np.uint8)
+        if whole.nbytes <= _SMALL_BYTES or sum(list(self._held.values())) + whole.nbytes > _HELD_BYTES:
+            whole = whole.copy()
+            done()
+        else:
+            self._held[feed] = whole.nbytes
+            weakref.finalize(whole, self._give_back, feed, done).atexit = False
+        whole.flags.writeable = False
+        return [unpacked(whole, each, offset) for each, offset in zip(call.arrays, offsets, strict=True)]
+
+    def _give_back(self, feed: int, done: Callable[[], None]) -> None:
+        """While garbage is collected, maybe: it takes no lock."""
+        self._held.pop(feed, None)
+        done()
+
+
+def _answer(callback: Callback, arguments: list[Any]) -> list[Any]:
+    results = callback(*arguments)
+    arguments.clear()
+    types, contents = packed(results)
+    return encode(Returned(types), contents)

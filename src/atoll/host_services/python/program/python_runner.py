@@ -1,0 +1,283 @@
+"""What the Python process of a session does for its worker: it loads the user's functions and calls them.
+
+One thread reads what the worker sends, one loads functions, and each stream has a thread for its calls. The process
+ends with its worker, and when the worker closes their link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.cluster.processes.process_runtime import give_back_memory
+from atoll.cluster.sandbox.grants import USER_VIEW, Sandbox, View
+from atoll.errors import OK, Code, Status, StatusError, shortened, traceback_of
+from atoll.host_services.python.program.colocated_functions import open_functions
+from atoll.host_services.python.python_link import PythonLink, view
+from atoll.protocol.messages import python as m
+from atoll.transfers.receive_buffer_pool import LANDING
+
+_IDLE_SECONDS = 60.0
+
+
+class Stream:
+    """Runs calls one after the other, on a thread that ends, by calling `on_idle`, when there were none for a while."""
+
+    def __init__(self, on_idle: Callable[[], None]) -> None:
+        self._on_idle = on_idle
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._runs = False
+        self._pending = 0
+
+    def submit(self, run: Callable[[], None]) -> None:
+        with self._lock:
+            self._pending += 1
+            self._queue.put(run)
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._work, name="colocated-python", daemon=True).start()
+
+    @property
+    def is_busy(self) -> bool:
+        with self._lock:
+            return self._pending > 0
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._queue.get(timeout=_IDLE_SECONDS)()
+            except queue.Empty:
+                with self._lock:
+                    if self._pending:
+                        continue
+                    self._runs = False
+                self._on_idle()
+                return
+            else:
+                with self._lock:
+                    self._pending -= 1
+
+
+class Contents:
+    """What has arrived of arguments, and the calls that wait for it."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[int, np.ndarray[Any, Any]] = {}
+        self._failed: dict[int, Status] = {}  # by call
+        self._unwanted: set[int] = set()  # of calls that have ended without them
+        self._change = threading.Condition()
+
+    def put(self, feed: int, contents: np.ndarray[Any, Any]) -> None:
+        with self._change:
+            if feed in self._unwanted:
+                self._unwanted.discard(feed)
+                return
+            self._arrived[feed] = contents
+            self._change.notify_all()
+
+    def fail(self, call: int, status: Status) -> None:
+        with self._change:
+            self._failed[call] = status
+            self._change.notify_all()
+
+    def take(self, call: int, argument: m.Argument) -> list[np.ndarray[Any, Any]]:
+        """The shards of an argument, once they are here. Raises StatusError where the worker cannot send them."""
+        with self._change:
+            self._change.wait_for(lambda: call in self._failed or all(feed in self._arrived for feed in argument.feeds))
+            self._failed.get(call, OK).raise_if_error()
+            shards = [self._arrived.pop(feed) for feed in argument.feeds]
+        return [view(shard, argument.dtype, argument.shape) for shard in shards]
+
+    def take_one(self, call: int, feed: int, argument: m.Argument) -> np.ndarray[Any, Any]:
+        """One shard of an argument. Raises StatusError as `take` does."""
+        (shard,) = self.take(call, msgspec.structs.replace(argument, feeds=(feed,)))
+        return shard
+
+    def end(self, call: int, left: Iterable[int]) -> None:
+        """The call has ended, and has not taken the feeds that are left."""
+        with self._change:
+            self._failed.pop(call, None)
+            for feed in left:
+                if self._arrived.pop(feed, None) is None:
+                    self._unwanted.add(feed)
+
+
+class Arguments:
+    """Those of one call, which takes each argument as a whole, in order; or asks for shards and takes each as it comes.
+
+    What is asked for stays where the worker has written it: whoever asks bounds how much he holds.
+    """
+
+    def __init__(self, call: m.Call, contents: Contents, ask: Callable[[m.Wanted], None]) -> None:
+        self._call = call
+        self._contents = contents
+        self._ask = ask
+        self._left = list(reversed(call.arguments))
+        self._asked: dict[int, None] = {}  # feeds
+
+    def __iter__(self) -> Iterator[list[np.ndarray[Any, Any]]]:
+        while self._left:
+            shards = self._contents.take(self._call.number, self._left[-1])
+            self._left.pop()
+            yield shards
+
+    def ask(self, argument: m.Argument, shard: int) -> None:
+        feed = argument.feeds[shard]
+        self._asked[feed] = None
+        self._ask(m.Wanted(self._call.number, feed))
+
+    def take(self, argument: m.Argument, shard: int) -> np.ndarray[Any, Any]:
+        """Waits for a shard that was asked for. Raises StatusError where the worker cannot send it."""
+        feed = argument.feeds[shard]
+        found = self._contents.take_one(self._call.number, feed, argument)
+        del self._asked[feed]
+        return found
+
+    def end(self) -> None:
+        """The call has ended: nobody takes what is left."""
+        unasked = [feed for argument in self._left for feed in argument.feeds] if not self._call.asks else []
+        self._contents.end(self._call.number, [*self._asked, *unasked])
+
+
+class Runner:
+    """Does what the worker asks. `functions` is the JAX side: see `host_services.python.program.colocated_functions`.
+
+    Errors name the setting that would grant a file if `sandbox`, the sandbox of this process, does not.
+    """
+
+    def __init__(self, link: PythonLink, functions: Any, sandbox: Sandbox = USER_VIEW) -> None:
+        self._link = link
+        self._sandbox = sandbox
+        self._functions = functions
+        self._loaded: dict[str, Future[Any]] = {}
+        self._loads = Stream(lambda: None)
+        self._streams: dict[int, Stream] = {}
+        self._contents = Contents()
+        self._feed = 0
+        self._feed_lock = threading.Lock()
+
+    def run(self, isolated: bool) -> None:
+        """Until the worker closes the link."""
+        self._link.send(m.PythonReady(isolated))
+        LANDING.open()
+        self._link.receive(self._handle, self._contents.put, memory=LANDING.take)
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case m.Load():
+                # Calls of it may come before it is loaded.
+                loading: Future[Any] = Future()
+                self._loaded[message.function] = loading
+                self._loads.submit(lambda: self._load(message, loading))
+            case m.Call(function=name, stream=number):
+                stream = self._streams.get(number)
+                if stream is None:
+                    stream = self._streams[number] = Stream(self._stream_is_idle)
+                stream.submit(self._bound(message, self._loaded.get(name) or _nothing(name)))
+            case m.InputFailed(number=number, status=status):
+                self._contents.fail(number, status)
+            case m.Drop(function=name):
+                self._drop(self._loaded.pop(name, None))
+
+    def _stream_is_idle(self) -> None:
+        if not any(each.is_busy for each in list(self._streams.values())):
+            give_back_memory()
+
+    def _drop(self, function: Future[Any] | None) -> None:
+        """Lets go of it once all calls that came before have run: they may be the next to need its objects."""
+        for stream in [each for each in self._streams.values() if each.is_busy]:
+            stream.submit(partial(_let_go, [function]))
+
+    def _load(self, message: m.Load, loading: Future[Any]) -> None:
+        status = OK
+        try:
+            loading.set_result(self._functions.load(message.source, message.again))
+        except BaseException as error:
+            status = _failed(f"{message.source.name} cannot be loaded on {os.uname().nodename}", error, self._sandbox)
+            loading.set_exception(RuntimeError(status.message))
+        with contextlib.suppress(OSError):  # the worker has ended
+            self._link.send(m.Loaded(message.function, status))
+
+    def _bound(self, call: m.Call, function: Future[Any]) -> Callable[[], None]:
+        """The call with its function, which may be dropped while it waits; nothing holds either afterwards."""
+        held = [function]
+
+        def run() -> None:
+            returned = self._call(call, held)
+            self._functions.release_memory()
+            with contextlib.suppress(OSError):
+                self._link.send(returned)
+
+        return run
+
+    def _call(self, call: m.Call, held: list[Future[Any]]) -> m.Returned:
+        arguments = Arguments(call, self._contents, self._link.send)
+        try:
+            shards = held.pop().result()(call, arguments)
+            return m.Returned(call.number, OK, tuple(tuple(map(self._send, each)) for each in shards))
+        except BaseException as error:
+            return m.Returned(call.number, _failed("a Python function on the host raised", error, self._sandbox))
+        finally:
+            arguments.end()
+
+    def _send(self, shard: np.ndarray[Any, Any]) -> int:
+        with self._feed_lock:
+            self._feed += 1
+            feed = self._feed
+        self._link.send_array(feed, shard)
+        return feed
+
+
+def _let_go(held: list[Any]) -> None:
+    held.clear()
+
+
+def _nothing(name: str) -> Future[Any]:
+    """What a call finds in the place of a function that was never sent, or is dropped."""
+    missing: Future[Any] = Future()
+    missing.set_exception(LookupError(f"function {name} is not in this process"))
+    return missing
+
+
+def _failed(what: str, error: BaseException, sandbox: Sandbox) -> Status:
+    """An error of ours as it is; any other exception with its traceback, from the user's first line on."""
+    if isinstance(error, StatusError):
+        return error.status
+    text = f"{what}:\n{traceback_of(error, os.path.dirname(__file__))}"
+    return Status(Code.INTERNAL, shortened("\n".join((text.rstrip("\n"), *_hints(error, sandbox)))))
+
+
+def _hints(error: BaseException, sandbox: Sandbox) -> Iterator[str]:
+    """How to get what the sandbox may have kept from the code that raised this error."""
+    if isinstance(error, ModuleNotFoundError) and sandbox.view is View.GRANTED:
+        yield (
+            "Modules are imported from the packages of the worker and from granted directories: install the package on "
+            "the hosts, or send its functions by value (cloudpickle.register_pickle_by_value)"
+        )
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        path = os.path.abspath(error.filename)
+        is_write = error.errno in (errno.EROFS, errno.EACCES)
+        if is_write or not os.path.isdir(os.path.dirname(path)):
+            yield from filter(None, [sandbox.refusal(path, is_write)])
+
+
+def run(options: m.PythonOptions, isolated: bool) -> None:
+    """Runs the process to its end, whatever it still does then."""
+    with contextlib.suppress(OSError):
+        os.chdir(options.settings.directory or options.sandbox.scratch)
+    link = PythonLink(socket.socket(fileno=options.descriptor), m.ToPython)
+    with contextlib.suppress(EOFError, OSError):
+        Runner(link, open_functions(options), options.sandbox).run(isolated)
+    os._exit(0)

@@ -1,0 +1,264 @@
+"""One Python process of a session, as its worker sees it: started, talked to, watched, ended.
+
+Whatever the process does, no thread of the worker but its own three waits for it: one sends, one receives and sees its
+end, one reads what it prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.cluster.processes.bugs import described, start_in
+from atoll.cluster.processes.last_words import LastWords, how_it_ended
+from atoll.cluster.processes.priorities import restore_priority
+from atoll.cluster.processes.process_runtime import (
+    PYTHON_ENVIRONMENT_VARIABLE,
+    command,
+    for_arrays,
+    own_environment,
+)
+from atoll.cluster.sandbox.grants import Sandbox, View
+from atoll.errors import FrameError
+from atoll.host_services.python.python_link import PythonLink
+from atoll.host_services.python.rendezvous import Meeting
+from atoll.protocol.messages import python as m
+from atoll.transfers.inbox import MAX_INBOX_BYTES
+
+_log = logging.getLogger(__name__)
+
+_MODULE = "atoll.host_services.python.program.python_main"
+# Variables of the machine, the language and the libraries. None of them is a credential.
+_NAMES = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "HOSTNAME", "TMPDIR"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES"),
+        *("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NPROC", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+    )
+)
+_PREFIXES = ("LC_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "MALLOC_", "TF_CPP_", "XDG_DATA_")
+_INPUT_THREADS = 8
+_END_SECONDS = 1.0
+
+# Sends what is ready at once, and says what is left to be sent once it is: see `PythonProcess.call`.
+Send = Callable[[PythonLink], None]
+
+
+class PythonProcess:
+    """A process that runs, or is on its way. Its threads call `on_message(message)`, `on_end(reason)` and `on_gone()`.
+
+    The thread calls `on_end` once the process has ended or is killed: from then on it executes no code. It calls
+    `on_gone` last. A killed process has yet to free its memory, which may take long on a busy host.
+
+    `take` gives the contents that came before a message. `expected()` is how many bytes of results are to come: it may
+    send that many, and so many more as any peer may have waiting.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: m.PythonOptions,
+        meeting: Meeting,
+        on_message: Callable[[Any], None],
+        on_end: Callable[[str], None],
+        on_gone: Callable[[], None],
+        expected: Callable[[], int],
+    ) -> None:
+        self.name = name
+        self._options = options
+        self._meeting = meeting
+        self._on_message = on_message
+        self._on_end = on_end
+        self._on_gone = on_gone
+        self._is_over = False  # and `on_end` has been called
+        self._expected = expected
+        self._contents: dict[int, np.ndarray[Any, Any]] = {}
+        self._held = 0  # bytes of them
+        self._outbox: queue.SimpleQueue[Send | None] = queue.SimpleQueue()
+        self._inputs = ThreadPoolExecutor(_INPUT_THREADS, f"atoll-python-input-{name}")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: PythonLink | None = None
+        self._is_killed = False
+        self._problem = ""  # by which this side has ended it
+        self._lock = threading.Lock()
+
+    # ---- from the worker
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"atoll-python-{self.name}", daemon=True).start()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends a message after those before it; does not block."""
+        self._outbox.put(lambda link: link.send(message))
+
+    def call(self, call: m.Call, send: Send, later: Send | None) -> None:
+        """Sends a call after what was sent before, with what `send` sends ahead of it; `later` sends the rest from a
+        thread on which it may wait.
+        """
+
+        def both(link: PythonLink) -> None:
+            send(link)
+            link.send(call)
+            if later is not None:
+                start_in(self._inputs, self._guarded, later, link)
+
+        self._outbox.put(both)
+
+    def send_array(self, send: Send) -> None:
+        """Sends what was asked for, from a thread on which it may wait."""
+        link = self._link
+        assert link is not None  # it has asked
+        with contextlib.suppress(RuntimeError):  # it has ended
+            start_in(self._inputs, self._guarded, send, link)
+
+    def kill(self) -> None:
+        """Ends it, with what it has started: at once if it can be, and by force a moment later."""
+        with self._lock:
+            self._is_killed = True
+            process, link = self._process, self._link
+        if process is not None:
+            _signal(process, signal.SIGTERM)
+        if link is not None:
+            link.close()
+
+    # ---- its threads
+
+    def _run(self) -> None:
+        ours, theirs = socket.socketpair()
+        link = self._link = PythonLink(ours, m.FromPython)
+        reason = "did not start"
+        try:
+            meeting = self._meeting()
+            with self._lock:
+                if not self._is_killed:
+                    self._process = self._start(theirs, meeting)
+            theirs.close()
+            if self._process is not None:
+                reason = self._serve(self._process, link)
+        except OSError as error:
+            reason = f"cannot be started: {error}"
+        finally:
+            theirs.close()
+            link.close()
+            self._outbox.put(None)
+            self._inputs.shutdown(wait=False, cancel_futures=True)
+            self._over(reason)
+            self._on_gone()
+
+    def _over(self, reason: str) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._on_end(f"the Python process of {self.name} {reason}")
+
+    def _serve(self, process: subprocess.Popen[bytes], link: PythonLink) -> str:
+        """Until the process ends, or closes the link; how it ended."""
+        assert process.stdout is not None
+        words = LastWords(process.stdout, f"atoll-python-log-{self.name}")
+        threading.Thread(target=self._send, args=(link,), name=f"atoll-python-out-{self.name}", daemon=True).start()
+        try:
+            link.receive(self._on_message, self._keep, MAX_INBOX_BYTES)
+        except Exception as error:  # whatever the process has sent
+            self._end_by(f"sent what cannot be handled: {described(error)}", error)
+        if not _ends(process):  # it has closed the link: most often because it ends
+            _signal(process, signal.SIGTERM)
+            _ends(process)
+        _signal(process, signal.SIGKILL)
+        if not _ends(process):
+            self._over(self._because("was killed"))
+        return self._because(how_it_ended(process, words, _END_SECONDS))
+
+    def _because(self, how: str) -> str:
+        return f"{self._problem}, and {how}" if self._problem else how
+
+    def _start(self, theirs: socket.socket, meeting: str) -> subprocess.Popen[bytes]:
+        options = msgspec.structs.replace(self._options, descriptor=theirs.fileno(), meeting=meeting)
+        return subprocess.Popen(
+            command(_MODULE, options),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_environment(options.sandbox),
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+
+    def _keep(self, feed: int, contents: np.ndarray[Any, Any]) -> None:
+        self._contents[feed] = contents
+        self._held += contents.nbytes
+        if self._held > MAX_INBOX_BYTES and self._held > MAX_INBOX_BYTES + self._expected():
+            raise FrameError(f"{self._held} bytes that belong to no result")
+
+    def take(self, feed: int) -> np.ndarray[Any, Any]:
+        """Contents that have come; only within `on_message`. Raises FrameError."""
+        contents = self._contents.pop(feed, None)
+        if contents is None:
+            raise FrameError(f"contents {feed} have not come")
+        self._held -= contents.nbytes
+        return contents
+
+    def _send(self, link: PythonLink) -> None:
+        while (send := self._outbox.get()) is not None:
+            self._guarded(send, link)
+
+    def _guarded(self, send: Send, link: PythonLink) -> None:
+        try:
+            send(link)
+        except OSError:
+            pass  # the process has ended, which `_run` sees
+        except Exception as error:
+            self._end_by(f"could not be sent its input: {described(error)}", error)
+
+    def _end_by(self, problem: str, error: Exception) -> None:
+        """End the process because of an exception, which its session gets as the reason."""
+        _log.warning("the Python process of %s %s", self.name, problem, exc_info=error)
+        self._problem = self._problem or problem
+        self.kill()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """To the process and to what it has started."""
+    if process.returncode is None:  # else its number may be another's
+        with contextlib.suppress(ProcessLookupError):
+            restore_priority(process.pid)
+            os.killpg(process.pid, number)
+
+
+def _ends(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it ends within a moment. It is not reaped: its group's number stays its own."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(_END_SECONDS * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def _environment(sandbox: Sandbox) -> dict[str, str]:
+    """Return the variables of the worker's environment that users' Python may have: no credential is among them.
+
+    The user of the cluster adds names with `ATOLL_PYTHON_ENVIRONMENT`; "*" stands for all but those of Atoll and JAX.
+    """
+    own = {name: value for name, value in own_environment().items() if not name.startswith(("ATOLL_", "JAX_"))}
+    added = {each.strip() for each in os.environ.get(PYTHON_ENVIRONMENT_VARIABLE, "").split(",")}
+    env = {
+        name: value
+        for name, value in own.items()
+        if "*" in added or name in added or name in _NAMES or name.startswith(_PREFIXES)
+    }
+    home = {"HOME": sandbox.scratch} if sandbox.view is View.GRANTED else {}
+    path = os.environ.get("PYTHONPATH", "")
+    return for_arrays(env) | {"JAX_PLATFORMS": "cpu", "TMPDIR": sandbox.scratch, "PYTHONPATH": path} | home

@@ -1,0 +1,378 @@
+"""The Python processes of a host, by session: opened, given functions, called, replaced where they end, closed.
+
+A process that ends fails the calls that it had, with what it printed last. The next call or function starts a fresh
+one, which loads the session's functions again; objects that the old one held are lost, and calls of theirs say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
+from atoll.errors import (
+    OK,
+    Code,
+    FrameError,
+    Status,
+    StatusError,
+    invalid,
+    not_found,
+    shortened,
+    status_of,
+    unimplemented,
+)
+from atoll.host_services.python.python_link import PythonLink, view
+from atoll.host_services.python.python_options import PythonHost, python_options
+from atoll.host_services.python.python_process import PythonProcess
+from atoll.host_services.python.rendezvous import Meeting, nowhere
+from atoll.ir.plan import LocalArray
+from atoll.protocol.messages import Compile
+from atoll.protocol.messages import python as m
+from atoll.transfers.dtypes import numpy_dtype
+
+_log = logging.getLogger(__name__)
+
+_CODES = frozenset(int(code) for code in Code)
+# Made here, and not by the threads that compile: msgspec cannot work a type out in two of them at once.
+_read_program = msgspec.msgpack.Decoder(m.PythonProgram).decode
+
+# The contents of each result's local shards; or why there are none.
+Outcome = list[list[np.ndarray[Any, Any]]] | Status
+
+
+@dataclass(frozen=True)
+class Input:
+    """The local shards of an argument. `read` gives them, and waits for them unless they are `at_once`; `release` is
+    called when they have been read, or will not be; more than once does nothing.
+    """
+
+    position: int
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    at_once: bool
+    read: Callable[[], list[np.ndarray[Any, Any]]]
+    release: Callable[[], None]
+
+
+@dataclass
+class _Unasked:
+    """An argument whose process asks for it, shard by shard."""
+
+    input: Input
+    to_send: int  # shards
+
+
+@dataclass(frozen=True)
+class _Call:
+    results: tuple[LocalArray, ...]
+    on_outcome: Callable[[Outcome], None]
+    unasked: dict[int, tuple[_Unasked, int]]  # by the feeds that its process may still ask for, with the shard
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its results."""
+        return sum(
+            numpy_dtype(array.dtype).itemsize * sum(map(math.prod, array.shard_shapes)) for array in self.results
+        )
+
+
+@dataclass
+class _Session:
+    """A session's functions here, and the process that has them."""
+
+    number: int
+    rules: PythonRules
+    options: m.PythonOptions | None = None  # once it is known which devices it has
+    meeting: Meeting = nowhere
+    process: PythonProcess | None = None
+    is_ready: bool = False
+    functions: dict[str, m.Load] = field(default_factory=dict)  # as the next process would have to load them
+    loading: dict[str, Callable[[Status], None]] = field(default_factory=dict)
+    calls: dict[int, _Call] = field(default_factory=dict)
+    opening: list[Callable[[Status], None]] = field(default_factory=list)
+
+
+class PythonSessions:
+    """For any thread; nothing here blocks. `host` is None where devices hold no values, and no Python function would
+    find any. No process outlives this one.
+    """
+
+    def __init__(self, host: PythonHost | None) -> None:
+        self._host = host
+        self._sessions: dict[int, _Session] = {}  # those that are open
+        self._session_of: dict[str, int] = {}  # by function
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+
+    def begin(self, session: int, rules: PythonRules = USER_RULES) -> None:
+        """The session is open from now on."""
+        with self._lock:
+            self._sessions[session] = _Session(session, rules)
+
+    # ---- functions
+
+    def load(self, message: Compile, program: bytes, then: Callable[[Status], None]) -> None:
+        """Starts the session's process, or has it load a function, and then calls `then`. Raises StatusError."""
+        try:
+            source = _read_program(program)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise invalid(f"a Python function that is none: {error}") from None
+        if self._host is None:
+            raise unimplemented("colocated Python needs devices that hold values: these only take time")
+        with self._lock:
+            record = self._sessions.get(message.session)
+            if record is None:
+                raise StatusError(Code.CANCELLED, f"session {message.session} has ended")
+            if isinstance(source, m.PythonHosts):
+                self._open(record, source, message, self._host)
+                record.opening.append(then)
+                for function in record.loading:
+                    self._load(record, function)
+                self._running(record)
+                return
+            record.functions[message.function] = m.Load(message.function, source, message.again)
+            record.loading[message.function] = then
+            self._session_of[message.function] = message.session
+            if record.options is not None:  # else the message that opens it is yet to come
+                self._load(record, message.function)
+
+    def _open(self, record: _Session, hosts: m.PythonHosts, message: Compile, host: PythonHost) -> None:
+        flat = [where for partitions in message.assignment for where, _ in partitions]
+        options, meeting = python_options(
+            host, record.number, hosts.settings, list(zip(flat, hosts.devices, strict=True)), record.rules
+        )
+        if record.options is not None and record.options.devices != options.devices:
+            raise invalid("this session's Python processes were started for other devices of the island")
+        if record.options is None:
+            record.options, record.meeting = options, meeting
+
+    def _load(self, record: _Session, function: str) -> None:
+        process, load = self._running(record), record.functions[function]
+        record.functions[function] = msgspec.structs.replace(load, again=True)
+        process.send(load)
+
+    def drop(self, function: str) -> None:
+        """No call of the function will follow."""
+        with self._lock:
+            record = self._sessions.get(self._session_of.pop(function, 0))
+            if record is not None and record.functions.pop(function, None) is not None and record.process is not None:
+                record.process.send(m.Drop(function))
+
+    def session_of(self, function: str) -> int | None:
+        """The session of a Python function; None for what is none."""
+        return self._session_of.get(function)
+
+    # ---- calls
+
+    def call(
+        self,
+        function: str,
+        stream: int,
+        inputs: Sequence[Input],
+        results: Sequence[tuple[int, LocalArray]],
+        on_outcome: Callable[[Outcome], None],
+    ) -> None:
+        """Calls a function; `on_outcome` is called once, on any thread. Raises NOT_FOUND."""
+        with self._lock:
+            record = self._sessions.get(self._session_of.get(function, 0))
+            if record is None or function not in record.functions:
+                raise not_found(f"Python function {function} is not on this host")
+            number = next(self._numbers)
+            arguments = [
+                m.Argument(each.position, each.dtype, each.shapes[0], tuple(next(self._numbers) for _ in each.shapes))
+                for each in inputs
+            ]
+            asks = isinstance(record.functions[function].source, m.WriteArrays)
+            positions = tuple(position for position, _ in results)
+            call = m.Call(number, function, stream, tuple(arguments), positions, asks)
+            process = self._running(record)
+            pairs = list(zip(inputs, arguments, strict=True))
+            unasked = {}
+            if asks:
+                for each, argument in pairs:
+                    shards = _Unasked(each, len(argument.feeds))
+                    unasked.update({feed: (shards, i) for i, feed in enumerate(argument.feeds)})
+            arrays = tuple(array for _, array in results)
+            record.calls[number] = _Call(arrays, partial(_end, inputs, on_outcome), unasked)
+            now = [pair for pair in pairs if pair[0].at_once and not asks]
+            later = [pair for pair in pairs if not pair[0].at_once and not asks]
+            process.call(
+                call,
+                partial(self._send, number, now),
+                partial(self._send, number, later) if later else None,
+            )
+
+    def _send(self, number: int, inputs: Sequence[tuple[Input, m.Argument]], link: PythonLink) -> None:
+        for each, argument in inputs:
+            try:
+                for feed, shard in zip(argument.feeds, each.read(), strict=True):
+                    link.send_array(feed, shard)
+            except OSError:
+                raise
+            except Exception as error:
+                link.send(m.InputFailed(number, status_of(error)))
+            finally:
+                each.release()
+
+    def _wanted(self, record: _Session, process: PythonProcess, wanted: m.Wanted) -> None:
+        with self._lock:
+            call = record.calls.get(wanted.number)
+            found = None if call is None else call.unasked.pop(wanted.feed, None)
+        if found is None:
+            raise FrameError(f"a call {wanted.number} asks for a feed {wanted.feed} that it does not have")
+        argument, shard = found
+
+        def send(link: PythonLink) -> None:
+            try:
+                contents = argument.input.read()[shard]
+            except Exception as error:
+                link.send(m.InputFailed(wanted.number, status_of(error)))
+                return
+            link.send_array(wanted.feed, contents, in_place=True)
+            with self._lock:
+                argument.to_send -= 1
+            if not argument.to_send:
+                argument.input.release()
+
+        process.send_array(send)
+
+    # ---- processes
+
+    def close(self, session: int) -> None:
+        """The session has ended, and its process with it."""
+        with self._lock:
+            record = self._sessions.pop(session, None)
+            if record is None:
+                return
+            for function in record.functions:
+                self._session_of.pop(function, None)
+            record.functions.clear()
+            if record.process is not None:
+                record.process.kill()  # and then its directory is removed
+
+    def _running(self, record: _Session) -> PythonProcess:
+        """The session's process; a fresh one, with the functions of the last, where there is none."""
+        if record.process is None:
+            assert record.options is not None
+            assert self._host is not None
+            record.is_ready = False
+            Path(record.options.sandbox.scratch).mkdir(mode=0o700, parents=True, exist_ok=True)
+            process = PythonProcess(
+                f"session {record.number} on host {self._host.number}",
+                record.options,
+                record.meeting,
+                lambda message: self._received(record, process, message),
+                lambda reason: self._ended(record, process, reason),
+                lambda: self._gone(record),
+                lambda: sum(call.nbytes for call in list(record.calls.values())),
+            )
+            record.process = process
+            process.start()
+            for function, load in record.functions.items():
+                if function not in record.loading:
+                    process.send(load)
+        return record.process
+
+    def _received(self, record: _Session, process: PythonProcess, message: Any) -> None:
+        match message:
+            case m.PythonReady(isolated=isolated):
+                _log.info("the Python process of session %d is up; namespaces: %s", record.number, isolated)
+                with self._lock:
+                    record.is_ready = True
+                    waiting, record.opening = record.opening, []
+                for then in waiting:
+                    then(OK)
+            case m.Loaded(function=function, status=status):
+                status = _checked(status)
+                with self._lock:
+                    loaded = record.loading.pop(function, None)
+                    if not status.ok and loaded is not None:
+                        record.functions.pop(function, None)
+                        self._session_of.pop(function, None)
+                if loaded is not None:
+                    loaded(status)
+            case m.Wanted():
+                self._wanted(record, process, message)
+            case m.Returned(number=number, status=status, results=results):
+                call = record.calls.get(number)
+                if call is None:
+                    raise FrameError(f"a call {number} that was not made has returned")
+                outcome = _outcome(process, call, _checked(status), results)
+                with self._lock:
+                    mine = record.calls.pop(number, None)
+                if mine is not None:
+                    call.on_outcome(outcome)
+
+    def _ended(self, record: _Session, process: PythonProcess, reason: str) -> None:
+        status = Status(Code.ABORTED, reason)
+        with self._lock:
+            if record.process is process:
+                record.process = None
+            # Those on the island's other hosts end, too, and wait for this one when they come back.
+            comes_back = (
+                record.is_ready
+                and record.options is not None
+                and len(record.options.devices) > 1
+                and record.number in self._sessions
+            )
+            calls, record.calls = record.calls, {}
+            waiting = [*record.opening, *record.loading.values()]
+            for function in record.loading:
+                record.functions.pop(function, None)
+                self._session_of.pop(function, None)
+            record.opening, record.loading = [], {}
+            if comes_back:
+                self._running(record)
+        for call in calls.values():
+            call.on_outcome(status)
+        for then in waiting:
+            then(status)
+
+    def _gone(self, record: _Session) -> None:
+        """Remove the directories of a session that is over: its process writes no more."""
+        if record.options is not None and record.number not in self._sessions:
+            shutil.rmtree(record.options.sandbox.scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):  # other hosts may have theirs there
+                Path(record.options.sandbox.shared).rmdir()
+
+
+def _end(inputs: Sequence[Input], on_outcome: Callable[[Outcome], None], outcome: Outcome) -> None:
+    for each in inputs:
+        each.release()
+    on_outcome(outcome)
+
+
+def _outcome(process: PythonProcess, call: _Call, status: Status, results: Sequence[Sequence[int]]) -> Outcome:
+    if not status.ok:
+        return status
+    if [len(feeds) for feeds in results] != [len(array.devices) for array in call.results]:
+        raise FrameError("a call has returned other arrays than it was to give")
+    try:
+        return [
+            [
+                view(process.take(feed), array.dtype, shape)
+                for feed, shape in zip(feeds, array.shard_shapes, strict=True)
+            ]
+            for feeds, array in zip(results, call.results, strict=True)
+        ]
+    except StatusError as error:
+        return Status(Code.INTERNAL, f"a result is not of its declared type: {error.status.message}")
+
+
+def _checked(status: Status) -> Status:
+    """What a user's process has sent as one: of a code that there is, and not too long to be passed on."""
+    code = status.code if status.code in _CODES else Code.INTERNAL.value
+    return Status(code, shortened(status.message))

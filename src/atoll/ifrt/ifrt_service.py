@@ -1,0 +1,216 @@
+"""The RPCs of the IFRT proxy service: the version handshake and the stream of a session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
+from atoll.grpc import Call
+from atoll.ifrt.buffer_service import BufferService
+from atoll.ifrt.host_buffer_store import HostBuffers
+from atoll.ifrt.ifrt_session import IfrtSession
+from atoll.ifrt.request_recording import record_requests
+from atoll.ifrt.requests import handle_request, refuse_request
+from atoll.ifrt.unary import unary
+from atoll.protocol.ifrt import session_pb2, transport_pb2
+from atoll.protocol.translation import codec
+from atoll.security.guesses import TOO_MANY, Guesses
+from atoll.session.callback_relay import CallbackPort
+from atoll.session.cluster_session import ClusterSession
+from atoll.wire.address import Address
+
+_log = logging.getLogger(__name__)
+
+SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
+SESSION_HEADER = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
+# What this server speaks: requests as of these protocol versions, serialized values up to this version.
+MIN_PROTOCOL, MAX_PROTOCOL = 16, 25
+MAX_SERDES = 6
+# How long a client that may not open a session has for the request that is answered so.
+_REFUSAL_SECONDS = 5.0
+# How long requests that are under way have when their cluster is lost.
+_LOST_SECONDS = 2.0
+
+
+class Service:
+    """Serves clients; `open_session()` opens a session with the cluster for each."""
+
+    def __init__(
+        self,
+        open_session: Callable[[], Awaitable[ClusterSession]],
+        *,
+        token: str = "",
+        transfer_directory: str = "",
+        callback_address: Callable[[], Address] = lambda: Address(host="127.0.0.1"),
+        on_session_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._open_session = open_session
+        self._token = token
+        self._guesses = Guesses()
+        self._buffers = BufferService(self._buffers_of, transfer_directory)
+        self._callbacks = CallbackPort(callback_address)
+        self._on_session_end = on_session_end
+        self._sessions: dict[int, IfrtSession] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def methods(self) -> dict[str, Callable[[Call], None]]:
+        return {
+            SERVICE + "GetVersion": unary(transport_pb2.GetVersion, self._get_version),
+            SERVICE + "IfrtSession": self._session,
+            **{SERVICE + name: method for name, method in self._buffers.methods().items()},
+        }
+
+    def close(self) -> None:
+        for session in list(self._sessions.values()):
+            session.close()
+        self._callbacks.close()
+
+    # ---- the handshake
+
+    def _get_version(self, request: Any) -> Any:
+        low, high = request.min_version, request.max_version
+        protocol = min(high.protocol_version, MAX_PROTOCOL)
+        serdes = min(high.ifrt_serdes_version_number, MAX_SERDES)
+        if protocol < max(low.protocol_version, MIN_PROTOCOL) or serdes < low.ifrt_serdes_version_number:
+            raise StatusError(
+                Code.FAILED_PRECONDITION,
+                f"this client's jaxlib speaks IFRT proxy protocol {low.protocol_version} to {high.protocol_version} "
+                f"with values of version {low.ifrt_serdes_version_number} to {high.ifrt_serdes_version_number}; Atoll "
+                f"speaks {MIN_PROTOCOL} to {MAX_PROTOCOL} with values up to {MAX_SERDES}: "
+                + (
+                    "install a newer jax"
+                    if high.protocol_version < MIN_PROTOCOL
+                    else "install a newer atoll, or an older jax"
+                ),
+            )
+        reply = transport_pb2.GetVersionReply()
+        reply.version.protocol_version = protocol
+        reply.version.ifrt_serdes_version_number = serdes
+        return reply
+
+    # ---- sessions
+
+    def _session(self, call: Call) -> None:
+        try:
+            metadata = codec.parse(transport_pb2.SessionMetadata, call.metadata.get(SESSION_HEADER, b""))
+            if not MIN_PROTOCOL <= metadata.version.protocol_version <= MAX_PROTOCOL:
+                raise StatusError(
+                    Code.FAILED_PRECONDITION, f"protocol {metadata.version.protocol_version} is not spoken here"
+                )
+            self._check_token(metadata.initialization_data, call.peer)
+        except StatusError as error:
+            _refuse(call, error.status)
+            return
+        call.admit()
+        call.on_half_close = call.finish
+        call.pause()
+        task = asyncio.get_running_loop().create_task(self._serve(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, call: Call) -> None:
+        """Opens a session for a stream whose requests are held back, and has them handled."""
+        try:
+            cluster = await self._open_session()
+        except AtollError as error:
+            code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
+            _refuse(call, Status(int(code), str(error)))
+            call.resume()
+            return
+        if call.ended:
+            cluster.close()
+            return
+        if cluster.lost is not None:  # it was opened before its client came
+            _refuse(call, cluster.lost)
+            call.resume()
+            return
+        session = IfrtSession(cluster, secrets.randbits(62), call.send, call.pause, call.resume)
+        session.open_relay = lambda: self._callbacks.relay(session.number, cluster)
+
+        def end(status: Status) -> None:
+            call.finish(status.code, status.message)
+            self._end(session)
+
+        def on_message(data: bytes | memoryview) -> Any:
+            try:
+                return handle_request(session, data)
+            except StatusError as error:
+                _log.warning("a session ends: %s", error)
+                end(error.status)
+
+        record_requests(session, call, on_message)
+        call.on_half_close = lambda: end(OK)
+        call.on_closed = lambda: self._end(session)
+        cluster.on_lost = lambda status: _answer_all(call, session, status, lambda: end(status))
+        self._sessions[session.number] = session
+        session.start()
+
+    def _check_token(self, data: Any, peer: str) -> None:
+        if not self._token:
+            return
+        given = data.attributes["token"].string_value if "token" in data.attributes else b""
+        now = asyncio.get_running_loop().time()
+        if not self._guesses.may_try(peer, now):
+            raise StatusError(Code.UNAUTHENTICATED, TOO_MANY)
+        if not hmac.compare_digest(given, self._token.encode()):
+            self._guesses.wrong(peer, now)
+            raise StatusError(Code.UNAUTHENTICATED, "this proxy asks for a token: set ATOLL_TOKEN to the cluster's")
+
+    def _end(self, session: IfrtSession) -> None:
+        if self._sessions.pop(session.number, None) is not None:
+            session.close()
+            self._callbacks.close_relay(session.number)
+            self._on_session_end()
+
+    def _buffers_of(self, number: int) -> HostBuffers:
+        session = self._sessions.get(number)
+        if session is None:
+            raise not_found("no such session")
+        return session.buffers
+
+
+def _answer_all(call: Call, session: IfrtSession, status: Status, end: Callable[[], None]) -> None:
+    """The session's cluster is lost: whatever its client asks from now on is answered with the reason.
+
+    The stream stays, since jaxlib's client would tell its user nothing but that it has ended. What was asked before
+    gets its answer from the loss itself, within `_LOST_SECONDS`; else the stream ends after all.
+    """
+
+    def on_message(data: bytes | memoryview) -> None:
+        try:
+            refuse_request(session, data, status)
+        except StatusError:
+            end()
+
+    call.on_message = on_message
+    call.resume()
+    asyncio.get_running_loop().call_later(_LOST_SECONDS, lambda: end() if session.is_working else None)
+
+
+def _refuse(call: Call, status: Status) -> None:
+    """Ends a session that may not open, with an answer to its first request.
+
+    jaxlib's client loses the status of a stream that ends unasked: it cancels the stream before it looks.
+    """
+
+    def finish() -> None:
+        call.finish(status.code, status.message)
+
+    def on_message(data: bytes | memoryview) -> None:
+        with contextlib.suppress(StatusError):
+            request = codec.parse(session_pb2.Request, bytes(data))
+            response = session_pb2.Response()
+            response.meta.op_id = request.meta.op_id
+            response.meta.status.CopyFrom(codec.status_to(status))
+            call.send(response.SerializeToString())
+        finish()
+
+    call.on_message = on_message
+    call.on_half_close = finish
+    asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, finish)

@@ -1,0 +1,101 @@
+"""The proxy process: one beside a client, or one that listens for any client (`atoll proxy`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process_runtime import read_options, run_loop, spare_collector, start_logging, write_ready
+from atoll.errors import AtollError
+from atoll.grpc import GrpcServer
+from atoll.ifrt.ifrt_service import Service
+from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE
+from atoll.ifrt.proxy_options import ProxyOptions, Ready
+from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE, FailOnLoss
+from atoll.session.cluster_session import ClusterSession
+from atoll.session.session_opening import PLATFORM_VARIABLE, SessionOpener
+from atoll.wire.address import Address, check_may_listen, parse_address
+from atoll.wire.unauthenticated import UnauthenticatedConnections
+
+
+async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
+    token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")  # of those who connect here
+    controller = parse_address(options.controller)
+    address = parse_address(options.listen)
+    first: list[ClusterSession] = []
+    sessions = SessionOpener(
+        controller,
+        options.label,
+        options.client or os.getpid(),
+        options.patience,
+        FIRST_MINTED_HANDLE,
+        os.environ.get(PLATFORM_VARIABLE, ""),
+    )
+
+    async def open_one() -> ClusterSession:
+        if first:
+            return first.pop()
+        session = await sessions.open()
+        if options.fail_on_loss:
+            session.send(FailOnLoss())
+        if options.losses:
+            session.on_hosts_lost = lambda: _note(options.losses)
+        return session
+
+    service = Service(
+        open_one,
+        token="" if address.is_local else token,
+        transfer_directory=options.transfer_directory,
+        callback_address=lambda: _beside(address, options.directory),
+        on_session_end=stop.set if options.client else lambda: None,
+    )
+    server = GrpcServer(service.methods(), strangers=UnauthenticatedConnections())
+    watch_in_loop(options.parent, stop.set)
+    try:
+        check_may_listen(address, token)
+        if options.client:
+            first.append(await open_one())
+        if address.is_unix:
+            await server.listen_unix(address.path)
+            where = str(address)
+        else:
+            port = await server.listen_tcp(address.host, address.port)
+            where = str(Address(host=address.host, port=port))
+    except (AtollError, OSError) as error:
+        write_ready(options.ready_fd, Ready(error=type(error).__name__, message=str(error)))
+        return
+    write_ready(options.ready_fd, Ready(address=where))
+    spare_collector()
+    await stop.wait()
+    service.close()
+    await server.close()
+
+
+def _beside(address: Address, directory: str) -> Address:
+    """Where clients of a proxy at this address can have their callbacks: a socket in its directory, or any port."""
+    return Address(path=f"{directory}/callbacks.sock") if directory else Address(host=address.host or "127.0.0.1")
+
+
+def _note(path: str) -> None:
+    with contextlib.suppress(OSError), open(path, "ab") as losses:
+        losses.write(b"\n")
+
+
+def main() -> None:
+    options = read_options(ProxyOptions)
+    start_logging("proxy")
+    try:
+        run_loop(lambda stop: serve(options, stop))
+    finally:
+        # The one that names the other goes last: the next client removes what is left where this process is killed.
+        for directory in (options.transfer_directory, options.directory):
+            if directory and options.client:
+                shutil.rmtree(directory, ignore_errors=True)
+    os._exit(0)  # threads may still block on the data channels
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Executables: compiled, queried, run, released. Running one is the hot path of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.slice_requests import MAGIC as SLICE
+from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
+from atoll.executables.compile_requests import compile_job, plugin_payload
+from atoll.executables.compiled_executables import Executable, LostExecutable
+from atoll.executables.loaded_executable import MPMD_ERROR, Loaded
+from atoll.executables.persistence import PERSISTENCE_REQUESTS, persistence_executable
+from atoll.executables.profile_executables import PROFILE_REQUESTS, ProfileExecutable
+from atoll.executables.program_executables import read
+from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable, python_function
+from atoll.executables.reshard_executables import RESHARD_REQUESTS, ReshardExecutable
+from atoll.ifrt import slice_executables
+from atoll.ifrt.answers import answer
+from atoll.ifrt.pending_request import Handler, PendingRequest
+from atoll.protocol.advice import CALLBACK_ADVICE
+from atoll.protocol.callbacks import CALLBACKS_REQUEST
+from atoll.protocol.ifrt import compile_pb2
+from atoll.protocol.messages import FunctionInfo
+from atoll.protocol.questions import MAGIC as QUESTION
+from atoll.protocol.submission import MAGIC as PROGRAM
+from atoll.protocol.translation import codec
+
+_NOTHING_KEPT: frozenset[int] = frozenset()
+_MOST_PROGRAMS = 64  # of one executable
+
+
+def _compile(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    payload = plugin_payload(request.program)
+    for beginning, take in _PLUGIN_PROGRAMS:
+        if payload.startswith(beginning):
+            take(pending, payload)
+            return
+    if request.program.type_name == CUSTOM_CALL_PROGRAM:
+        program = codec.parse(compile_pb2.CustomCallProgram, request.program.data)
+        _compile_python(pending, python_function(program, session.cluster))
+        return
+
+    async def work() -> Loaded:
+        welcome = session.cluster.welcome
+        job = compile_job(request, len(welcome.devices), welcome.session)
+        try:
+            number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
+        except StatusError as error:
+            known = session.compiled.get(job.content)
+            if error.status.code != Code.DATA_LOSS or known is None:  # while islands restart, compiling waits
+                raise
+            return LostExecutable(known, job, error.status)
+        executable = Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job)
+        session.remember_compiled(job.content, executable.info)
+        return executable
+
+    pending.reply_loaded_later(work())
+
+
+def _take_calls(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded(pending.session.take_calls())
+
+
+def _submit(pending: PendingRequest, payload: bytes) -> None:
+    session = pending.session
+    pending.reply_loaded(read(payload, list(session.executables.values()), session.cluster))
+
+
+def _reshard(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded(ReshardExecutable(payload, pending.session.cluster))
+
+
+def _persist(pending: PendingRequest, payload: bytes) -> None:
+    _compile_python(pending, persistence_executable(payload, pending.session.cluster))
+
+
+def _profile(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded(ProfileExecutable(payload, pending.session.cluster))
+
+
+# By how they begin: Atoll's own, and those in JSON of `pathwaysutils`.
+_PLUGIN_PROGRAMS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[PendingRequest, bytes], None]], ...] = (
+    (SLICE, slice_executables.add),
+    (CALLBACKS_REQUEST, _take_calls),
+    (QUESTION, answer),
+    (PROGRAM, _submit),
+    (RESHARD_REQUESTS, _reshard),
+    (PERSISTENCE_REQUESTS, _persist),
+    (PROFILE_REQUESTS, _profile),
+)
+
+
+def _compile_python(pending: PendingRequest, executable: PythonExecutable) -> None:
+    async def work() -> Loaded:
+        await pending.session.python.register(executable)
+        return executable
+
+    pending.reply_loaded_later(work())
+
+
+def _metadata(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
+    response.executable_metadata.CopyFrom(pending.session.executable(request.executable).metadata_reply())
+    pending.reply(response)
+
+
+def _mpmd_metadata(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
+    reply = response.executable_mpmd_metadata
+    reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
+    pending.reply(response)
+
+
+def _mpmd_cost_analysis(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
+    response.executable_mpmd_cost_analysis.status.CopyFrom(codec.status_to(MPMD_ERROR))
+    pending.reply(response)
+
+
+def _cost_analysis(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
+    reply = response.executable_cost_analysis
+    executable = pending.session.executable(request.executable)
+    _inquire(pending, response, reply, executable.cost(pending.session.cluster, reply))
+
+
+def _program_text(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
+    reply = response.executable_program_text
+    executable = pending.session.executable(request.executable)
+
+    async def fill() -> None:
+        reply.human_readable_program_text = await executable.text(pending.session.cluster)
+
+    _inquire(pending, response, reply, fill())
+
+
+def _inquire(pending: PendingRequest, response: Any, reply: Any, fill: Coroutine[Any, Any, None]) -> None:
+    """Answers when `reply` is filled; both kinds of reply have a `status` of their own for a failure."""
+
+    async def work() -> Any:
+        try:
+            await fill
+        except StatusError as error:
+            reply.status.CopyFrom(codec.status_to(error.status))
+        return response
+
+    pending.reply_later(work())
+
+
+def _delete(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
+    unsupported = Status(Code.UNIMPLEMENTED, "executables are destructed, not deleted")
+    response.executable_delete.future = pending.session.add_future(unsupported)
+    pending.reply(response)
+
+
+def _is_deleted(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
+    response.executable_is_deleted.is_deleted = False
+    pending.reply(response)
+
+
+def _destruct(pending: PendingRequest, request: Any) -> None:
+    pending.session.unload(request.executable)
+    response = pending.response()
+    response.executable_destruct.SetInParent()
+    pending.reply(response)
+
+
+def _execute(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    given = list(request.results)
+    try:
+        handles, status_handle, executable = _run(pending, request, given)
+    except StatusError as error:
+        pending.set_error(given, error)
+        if request.status_handle:
+            session.add_future(error.status, request.status_handle)
+        raise
+    response = pending.response()
+    reply = response.execute
+    reply.SetInParent()
+    if status_handle:
+        reply.status_handle = status_handle
+    if not given:
+        reply.outputs.extend(executable.output_replies(handles))
+    session.responses.send(response, 0 if handles else pending.context)
+
+
+def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[int], int, Loaded]:
+    session = pending.session
+    executable = session.executable(request.executable)
+    arguments = executable.gather(session.staged, list(request.arguments))
+    if arguments is None:
+        return session.handles(given, 0), 0, executable
+    if request.device_ids and tuple(request.device_ids) != executable.devices:
+        raise invalid("an executable runs on the devices that it was compiled for")
+    records = [session.arrays.get(handle) for handle in arguments]
+    executable.check(records)
+    options = request.options
+    handles = session.handles(given, len(executable.outputs))
+    if not executable.loss.ok:
+        pending.define_failed(handles, executable.loss)
+        status_handle = session.add_future(executable.loss, request.status_handle) if options.fill_status else 0
+        return handles, status_handle, executable
+    ended = executable.run_beside(session.cluster, handles, pending.context)
+    if ended is not None:
+        session.define(handles, executable.outputs, pending.context)
+        status_handle = session.add_future(handle=request.status_handle) if options.fill_status else 0
+        session.spawn(_resolve(ended, session.resolver(status_handle) if status_handle else lambda status: None))
+        return handles, status_handle, executable
+    preserved = _NOTHING_KEPT
+    if options.non_donatable_input_indices and executable.donated:
+        preserved = executable.donated & frozenset(options.non_donatable_input_indices)
+    key = (preserved, options.fill_status, options.execution_stream_id if executable.has_streams else 0)
+    registered = executable.programs.get(key)
+    if registered is None:
+        definition = executable.program(*key)
+        completions = len(definition.results) - len(executable.outputs)
+        registered = executable.programs[key] = session.cluster.register_program(definition), completions
+        if len(executable.programs) > _MOST_PROGRAMS:  # each thread of the client is a stream
+            session.cluster.release_program(executable.programs.pop(next(iter(executable.programs)))[0])
+    program, completions = registered
+    status_handle = 0
+    if options.fill_status:
+        status_handle = session.add_future(handle=request.status_handle)
+        completed = [session.cluster.mint() for _ in range(completions)]
+        session.launch(program, arguments, (*handles, *completed), context=pending.context)
+        session.cluster.wait(executable.awaited(handles, completed), session.resolver(status_handle))
+        session.cluster.release(completed)
+    else:
+        session.launch(program, arguments, handles, context=pending.context)
+    for position in executable.donated:
+        if position not in preserved:
+            records[position].memory.delete()
+    session.define(handles, executable.outputs, pending.context)
+    return handles, status_handle, executable
+
+
+async def _resolve(run: Coroutine[Any, Any, None], resolve: Callable[[Status], None]) -> None:
+    try:
+        await run
+    except StatusError as error:
+        resolve(error.status)
+    else:
+        resolve(OK)
+
+
+def _fetch_execute_result(pending: PendingRequest, request: Any) -> None:
+    pending.reply_outcome("fetch_execute_result", request.status_handle)
+
+
+def _host_callback(pending: PendingRequest, request: Any) -> None:
+    raise unimplemented(CALLBACK_ADVICE)
+
+
+HANDLERS: dict[str, Handler] = {
+    "compile": _compile,
+    "executable_metadata": _metadata,
+    "executable_mpmd_metadata": _mpmd_metadata,
+    "executable_mpmd_cost_analysis": _mpmd_cost_analysis,
+    "executable_cost_analysis": _cost_analysis,
+    "executable_program_text": _program_text,
+    "executable_delete": _delete,
+    "executable_is_deleted": _is_deleted,
+    "executable_destruct": _destruct,
+    "execute": _execute,
+    "fetch_execute_result": _fetch_execute_result,
+    "host_callback_poll": _host_callback,
+    "host_callback_return": _host_callback,
+}

@@ -1,0 +1,230 @@
+"""Arrays from the client's memory and back: programs of one transfer with a host end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from atoll.errors import Code, Status, StatusError, invalid, unimplemented
+from atoll.ifrt.host_buffer_store import MAX_STORED_BYTES, Stored
+from atoll.ifrt.ifrt_session import IfrtSession
+from atoll.ifrt.pending_request import Handler, PendingRequest
+from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
+from atoll.ir.types import ArraySpec, Shape, nbytes
+from atoll.protocol import messages as m
+from atoll.protocol.ifrt import values_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import layout_from, spec_from
+from atoll.protocol.translation.shardings import sharding_from
+
+
+class _Source(NamedTuple):
+    """A host buffer of the client and what it holds; `positions` None: the whole array."""
+
+    handle: int
+    shape: Shape
+    strides: tuple[int, ...] | None
+    positions: tuple[int, ...] | None
+
+
+def _make_array(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    given = [request.array] if request.HasField("array") else []
+    try:
+        shape = codec.shape_from(request.shape)
+        layout = layout_from(request.layout) if request.HasField("layout") else None
+        sharding = sharding_from(request.sharding, shape)
+        spec = ArraySpec(codec.dtype_from(request.dtype), shape, sharding, layout)
+        handles = session.handles(given, 1)
+        source = _Source(request.host_buffer, shape, codec.strides_from(request), None)
+        _put(pending, spec, handles[0], [source])
+    except StatusError as error:
+        pending.set_error(given, error)
+        session.buffers.consume(request.host_buffer, Stored.drop)
+        raise
+    session.define(handles, [spec], pending.context)
+    session.arrays.records[handles[0]].ready = True  # what comes from the client fails with the request, or not at all
+    pending.reply_arrays("make_array_from_host_buffer", handles, one=True)
+
+
+def _make_arrays(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    given = list(request.arrays)
+    try:
+        specs = [spec_from(each.array_spec) for each in request.specs]
+        sources = [_sources(each) for each in request.specs]
+        handles = session.handles(given, len(specs))
+        if len(specs) > 1:  # all before the first is launched: the request succeeds or fails as a whole
+            for spec, buffers in zip(specs, sources, strict=True):
+                _hosts(session, spec, buffers)
+            for spec, buffers in zip(specs, sources, strict=True):
+                _program(session, spec, buffers)
+        for spec, handle, buffers in zip(specs, handles, sources, strict=True):
+            _put(pending, spec, handle, buffers)
+    except StatusError as error:
+        pending.set_error(given, error)
+        for each in request.specs:
+            for buffer in each.host_buffers:
+                session.buffers.consume(buffer.host_buffer, Stored.drop)
+        raise
+    session.define(handles, specs, pending.context)
+    pending.reply_arrays("make_arrays_from_host_buffer_shards", handles)
+
+
+def _sources(spec: Any) -> list[_Source]:
+    if len(spec.addressable_shard_indices) != len(spec.host_buffers):
+        raise invalid("as many host buffers as lists of shards are needed")
+    return [
+        _Source(
+            buffer.host_buffer,
+            codec.shape_from(buffer.shape),
+            codec.strides_from(buffer),
+            tuple(indices.indices),
+        )
+        for indices, buffer in zip(spec.addressable_shard_indices, spec.host_buffers, strict=True)
+    ]
+
+
+def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
+    """Launches the transfer; its buffers go to the hosts when they come."""
+    session = pending.session
+    hosts = _hosts(session, spec, sources)
+    program = _program(session, spec, sources)
+    feeds = [session.cluster.feed() for _ in sources]
+    for source, feed, takers in zip(sources, feeds, hosts, strict=True):
+        session.buffers.consume(source.handle, _uploader(session, feed, takers, spec.dtype, feeds[0]))
+    session.launch(program, (), (handle,), feeds, pending.context)
+
+
+def _hosts(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) -> list[list[int]]:
+    """Return the hosts that take each buffer. Raises if no such array can be made from data."""
+    if spec.dtype in ("token", "opaque"):
+        raise unimplemented(f"arrays of dtype {spec.dtype} cannot be made from data")
+    session.cluster.hosts_of(spec.sharding.devices)
+    return [_takers(session, spec, source) for source in sources]
+
+
+def _program(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) -> int:
+    """Return the program of the transfer. Raises INVALID_ARGUMENT if it is not valid."""
+    node = HostToDevice(tuple(HostBuffer(i, s.shape, s.strides, s.positions) for i, s in enumerate(sources)), (spec,))
+    return session.cluster.programs.number(
+        ("put", node), lambda: single("device_put", (), node, feeds=len(node.buffers))
+    )
+
+
+def _takers(session: IfrtSession, spec: ArraySpec, source: _Source) -> list[int]:
+    """The hosts that have shards of the buffer: it would stay for ever where nobody takes it. Raises."""
+    devices = spec.sharding.devices
+    if source.positions is None:
+        return session.cluster.hosts_of(devices)
+    if not all(0 <= position < len(devices) for position in source.positions):
+        raise invalid(f"an array on {len(devices)} devices has no shards at {source.positions[:8]}")
+    return session.cluster.hosts_of([devices[position] for position in source.positions])
+
+
+def _uploader(
+    session: IfrtSession, feed: int, hosts: Sequence[int], dtype: str, launch: int
+) -> Callable[[Stored], None]:
+    def upload(stored: Stored) -> None:
+        if stored.descriptor >= 0:
+            session.cluster.upload_file(hosts, feed, stored.nbytes, stored.descriptor, launch)
+            return
+        contents = stored.contents
+        if dtype == "string":
+            data = b"".join(bytes(part) for part in contents)
+            texts = codec.parse(values_pb2.StringArrayContents, data)
+            contents = [msgspec.msgpack.encode(list(texts.strings))]
+        session.cluster.upload(hosts, feed, contents, launch)
+
+    return upload
+
+
+def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    spec = session.arrays.spec(request.array)
+    strides = codec.strides_from(request)
+    if strides is not None:
+        _check_strides(spec, strides)
+    node = DeviceToHost((0,), 0, strides)
+    program = session.cluster.programs.number(
+        ("get", spec, node), lambda: single("copy to host", (spec,), node, feeds=1)
+    )
+    feed = session.cluster.number()
+    completion = session.cluster.mint()
+    stored = Stored((), nbytes(spec), complete=False)
+    downloads = session.cluster.downloads
+    answered = False
+
+    def answer() -> None:
+        nonlocal answered
+        if not answered:
+            answered = True
+            session.buffers.put(request.host_buffer, stored)
+            response = pending.response()
+            response.copy_to_host_buffer.SetInParent()
+            pending.reply(response)
+
+    def arrived(content: Any, more: bool, done: Callable[[], None]) -> None:
+        if spec.dtype == "string":
+            texts = msgspec.msgpack.decode(bytes(content), type=list[bytes])
+            content = values_pb2.StringArrayContents(strings=texts).SerializeToString()
+        stored.add(content, done)
+        if not more:
+            stored.finish()
+        try:
+            answer()
+        except StatusError as error:  # the session holds too much
+            pending.fail(error.status)
+
+    def lost(status: Status) -> None:
+        # Reported once: as the answer, or by the buffer.
+        stored.finish(status)
+        if not answered:
+            pending.fail(status)
+
+    def completed(status: Status) -> None:
+        if not downloads.expects(feed):
+            return
+        if status.ok:  # the contents are on their way
+            downloads.sent(feed, session.cluster.hosts_of(spec.sharding.devices), lost)
+        else:
+            downloads.forget(feed)
+            lost(status)
+
+    if session.arrays.get(request.array).ready:
+        answer()  # nothing but the reading can fail now: the client may fetch the contents while they travel
+    downloads.expect(feed, arrived)
+    session.launch(program, (request.array,), (completion,), (feed,))
+    session.cluster.wait((completion,), completed)
+    session.cluster.release((completion,))
+
+
+def _check_strides(spec: ArraySpec, strides: tuple[int, ...]) -> None:
+    """Raises INVALID_ARGUMENT where the array's contents cannot be laid out so."""
+    if len(strides) != len(spec.shape):
+        raise invalid(f"{len(strides)} byte strides for an array of {len(spec.shape)} dimensions")
+    reach = sum(abs(stride) * max(0, size - 1) for stride, size in zip(strides, spec.shape, strict=True))
+    if reach > MAX_STORED_BYTES:
+        raise invalid(f"byte strides that reach over {reach} bytes")
+
+
+def _make_error_arrays(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    specs = [spec_from(each) for each in request.specs]
+    handles = session.handles(list(request.arrays), len(specs))
+    error = codec.status_from(request.error)
+    if not Code.OK < error.code <= max(Code):
+        raise invalid(f"{error.code} is no error's code")
+    session.cluster.send(m.MakeError(tuple(handles), error))
+    session.define(handles, specs, pending.context)
+    pending.reply_arrays("make_error_arrays", handles)
+
+
+HANDLERS: dict[str, Handler] = {
+    "make_array_from_host_buffer": _make_array,
+    "make_arrays_from_host_buffer_shards": _make_arrays,
+    "copy_to_host_buffer": _copy_to_host_buffer,
+    "make_error_arrays": _make_error_arrays,
+}

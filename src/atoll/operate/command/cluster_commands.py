@@ -1,0 +1,348 @@
+"""Clusters that stay: `atoll up`, `status` and `down`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from atoll.cluster.settings import DEFAULT_ENGINE, ClusterSettings
+from atoll.cluster.tenant_settings import DEFAULT_NAME as DEFAULT_TENANT_NAME
+from atoll.cluster.tenant_settings import TENANT_MARK
+from atoll.errors import AtollError
+from atoll.operate.cluster_registry import DEFAULT_NAME
+from atoll.operate.command.command_options import (
+    ClusterAddress,
+    ClusterJoin,
+    ClusterName,
+    ClusterOptions,
+    Islands,
+    tenant_tokens,
+    token,
+    up_settings,
+    with_option_groups,
+)
+from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
+
+if TYPE_CHECKING:
+    from atoll.operate.standing import StandingCluster
+    from atoll.operate.standing_on_ray import StandingOnRay
+    from atoll.security.join import JoinString
+
+_TABLE_WIDTH = 140  # where there is no terminal to ask
+
+JoinFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--join-file",
+        help="Write here, for you alone to read, the string by which clients elsewhere join: ATOLL_JOIN or --join. "
+        "With --tenants, a name with {tenant} in it stands for one file for each tenant.",
+    ),
+]
+HostJoinFile = Annotated[
+    Path | None,
+    typer.Option("--host-join-file", help="The same for hosts. Who has it can be a host of this cluster."),
+]
+
+
+@with_option_groups
+def up(
+    *,
+    islands: Islands = None,
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can "
+            "open, unless given; on Ray any free port. On HOST:PORT it listens with TLS.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            help="By which HOST or HOST:PORT others reach it, in its join strings; where it listens if not given, or "
+            "where that is everywhere (0.0.0.0) this machine's address. Several, with commas, are tried in turn.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+    join_file: JoinFile = None,
+    host_join_file: HostJoinFile = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option(
+            "--authority",
+            help="Keep the cluster's authority and tokens in this file, which is made if it does not exist: the join "
+            "strings of the next cluster with it are the same, so hosts that `--stay` find it. With --engine ray, a "
+            "file on the node of its controller.",
+            metavar="FILE",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="No TLS on HOST:PORT: tokens, programs and data travel in the clear. Anything but loopback then needs "
+            "ATOLL_TOKEN. Clients need ATOLL_INSECURE=1.",
+        ),
+    ] = False,
+    cluster: ClusterOptions,
+    name: Annotated[str, typer.Option(help="A name for it, for the other commands.")] = DEFAULT_NAME,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal",
+            help="Keep a journal of the controller in this directory, which only you can read: a controller that exits "
+            "or is killed is started again and continues, with nothing lost. With --engine ray, a directory on the "
+            'controller\'s node. See the page "The journal".',
+            metavar="DIRECTORY",
+        ),
+    ] = None,
+    standby: Annotated[
+        str,
+        typer.Option(
+            "--standby",
+            help="Start no hosts, but a standby of the controller at this address, which has a --journal, too: it "
+            "follows that one, and takes over where it is gone. On TCP, with the same --authority.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
+    ] = False,
+) -> None:
+    """Start a cluster that stays, and print its address.
+
+    The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
+    runs until `atoll down`, whichever scripts come and go; its messages are in the file `log` of its directory.
+
+    For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
+    """
+    from atoll.operate.standing import start_cluster
+    from atoll.security.access import is_insecure
+    from atoll.security.roles import Role
+    from atoll.security.start_security import advertised
+    from atoll.security.start_security import host_join_file as standing_host_join
+    from atoll.security.start_security import join_file as standing_join
+    from atoll.wire.address import parse_address
+
+    settings = up_settings(islands, cluster)
+    chosen = "" if name == DEFAULT_NAME else f" --name {name}"
+    insecure = insecure or is_insecure()
+    wanted = {Role.CLIENT: join_file, Role.HOST: host_join_file}
+    on_tcp = settings.engine == "ray" if not listen else not listen.startswith("unix:")
+    files = [file for file in (*wanted.values(), authority) if file is not None]
+    here = [file for file in files if file is not authority or settings.engine != "ray"]
+    _check_join_files(files, here, secured=on_tcp and not insecure)
+    if standby:
+        standby = _checked_standby(standby, listen, islands, settings, journal, authority, insecure)
+    standing = start_cluster(
+        name=name,
+        settings=settings,
+        listen=listen,
+        token=token(),
+        stays=not foreground,
+        advertise=advertise,
+        insecure=insecure,
+        authority=authority,
+        journal=journal,
+        standby=standby,
+    )
+    secured = parse_address(standing.record.address).tls
+    try:
+        for role, file in wanted.items() if secured else ():
+            join = standing.join_string(role)
+            if file is not None:
+                tokens = tenant_tokens(cluster) if role is Role.CLIENT else {}
+                _write_join(join, file, standing, tokens)
+        if settings.engine == "hosts":
+            how = f"--join {host_join_file or standing_host_join(standing.directory)}"
+            if not secured:
+                how = f"--address {advertised(parse_address(standing.record.address), advertise)} --insecure"
+            say(f"waiting for hosts: `atoll host {how}` on each machine")
+        if settings.engine != "local":
+            say(f"  look:  atoll status{chosen}")
+        with terminal.status(f"starting {settings.islands if not standby else 'a standby'} ..."):
+            standing.wait()
+    except AtollError:
+        messages = standing.last_messages()
+        if messages:
+            print(messages, file=sys.stderr)
+        raise
+    address = standing.record.address
+    print(address, flush=True)
+    if standby:
+        say(f"standby {name} follows the controller at {standby}")
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py, once it has taken over")
+    else:
+        say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
+    if parse_address(address).tls:
+        where = str(join_file or standing_join(standing.directory))
+        say(f"         (elsewhere, or as somebody else: ATOLL_JOIN={where}, a copy of that file)")
+    elif not parse_address(address).is_local:
+        say("         (elsewhere: with this machine's name in the address, the same ATOLL_TOKEN, and ATOLL_INSECURE=1)")
+    if not foreground:
+        say(f"  look:  atoll status{chosen}")
+        say(f"  end:   atoll down{chosen}")
+        standing.leave()
+        return
+    say("  end:   Ctrl-C")
+    end_on_signals()
+    try:
+        standing.wait_for_end()
+    except KeyboardInterrupt:
+        say("ending")
+    finally:
+        standing.end()
+
+
+def _checked_standby(
+    standby: str,
+    listen: str,
+    islands: str | None,
+    settings: ClusterSettings,
+    journal: Path | None,
+    authority: Path | None,
+    insecure: bool,
+) -> str:
+    """The address of the controller that is to be followed. Ends the command where that cannot be."""
+    from atoll.wire.address import parse_address
+
+    if islands is not None or settings.engine != DEFAULT_ENGINE:
+        raise typer.BadParameter("--standby: the hosts are those of the cluster; leave --islands and --engine away")
+    if journal is None:
+        raise typer.BadParameter("--standby: it goes on with a journal of its own; give a --journal DIRECTORY, too")
+    here, there = parse_address(listen or "unix:/"), parse_address(standby)
+    if not here.is_unix or not there.is_unix:
+        if insecure:
+            raise typer.BadParameter("--standby: on TCP it proves itself by TLS; leave --insecure away")
+        if authority is None:
+            raise typer.BadParameter("--standby: on TCP it needs the --authority FILE of the cluster")
+    return str(there.secured())
+
+
+def _check_join_files(files: list[Path], here: list[Path], *, secured: bool) -> None:
+    """Ends the command where there will be none to write, or no directory for those that are on this machine: before a
+    cluster is started."""
+    if files and not secured:
+        raise typer.BadParameter(
+            "a join file or an authority is for a cluster on TCP with TLS: give --listen HOST:PORT (or --engine ray), "
+            "and not --insecure"
+        )
+    for file in here:
+        if not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"cannot write {file}: there is no directory {file.absolute().parent}")
+
+
+def _write_join(
+    join: JoinString, file: Path, standing: StandingCluster | StandingOnRay, tenants: dict[str, str]
+) -> None:
+    """With {tenant} in its name, a file for each of `tenants`, which are their tokens by name, and for `default`."""
+    try:
+        if TENANT_MARK not in file.name:
+            join.save(file)
+            return
+        for tenant, secret in {DEFAULT_TENANT_NAME: join.token, **tenants}.items():
+            replace(join, token=secret).save(file.with_name(file.name.replace(TENANT_MARK, tenant)))
+    except OSError as error:
+        standing.end()
+        fail(f"cannot write {file}: {error.strerror}")
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, for programs.")] = False,
+    security: Annotated[
+        bool,
+        typer.Option(
+            "--security",
+            help="Show by which mechanisms each host confines Python of users, and why others are missing. The JSON "
+            'has them in "sandbox" of each host.',
+        ),
+    ] = False,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """Show a cluster: its islands, hosts and devices, the sessions that are open, and the memory they hold.
+
+    Which cluster: --address or --join, --name, ATOLL_ADDRESS or ATOLL_JOIN, the embedded one of the script that runs
+    this command, the one named "default", or the only one that is up; the first of these that applies. The embedded
+    cluster of process 123 has the name embedded-123.
+
+    The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
+    "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and
+    "removed".
+    """
+    from atoll.operate.cluster_queries import find, other_clusters, report_of
+    from atoll.operate.status_tables import security_tables, status_tables
+    from atoll.telemetry.snapshot import Snapshot
+
+    target = find(address, name, join)
+    report = report_of(target, token())
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        snapshot = msgspec.convert(report, Snapshot)
+        width = None if sys.stdout.isatty() else _TABLE_WIDTH
+        title = target.record.title if target.record else ""
+        tables = security_tables if security else status_tables
+        Console(width=width, highlight=False).print(tables(snapshot, str(target.address), title))
+        others = other_clusters(target)
+        if others:
+            print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
+
+
+def down(
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="The cluster of that --name on this Ray cluster (HOST:PORT, ray://HOST:PORT, or auto for the one of "
+            "which this machine is a node), whoever has started it from whichever machine.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+    all_sessions: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="End sessions that are suspended on disk, too; their files go. Else they may go on later."
+        ),
+    ] = False,
+) -> None:
+    """End a cluster, and return when nothing is left of it: no process, no socket, no directory.
+
+    Sessions that are open end with an error, but for those that are suspended on disk, where the cluster has a journal:
+    their scripts wait, and `atoll resume` has them go on in the next cluster with that journal. A process that does
+    not end within 10 seconds is ended by force, where it is yours and on this machine. Which cluster: as for
+    `atoll status`, but an embedded one only by its name or address.
+    """
+    from atoll.operate.cluster_queries import find
+    from atoll.operate.standing import stop, stop_on_ray
+
+    if ray_address:
+        if address or join:
+            raise typer.BadParameter("with --ray-address a cluster is found by its --name")
+        with terminal.status("ending ..."):
+            stop_on_ray(ray_address, name or DEFAULT_NAME)
+        print(f"cluster {name or DEFAULT_NAME} on the Ray cluster at {ray_address} has ended")
+        return
+    target = find(address, name, join, embedded=False)
+    label = f"cluster {target.record.name}" if target.record else "the cluster"
+    with terminal.status(f"ending {label} ..."):
+        ended = stop(target, token(), all_sessions)
+    text = f"{label} at {target.address} has ended"
+    if ended.processes >= 0:
+        text += f": {ended.processes} processes"
+    if ended.forced:
+        text += f", {ended.forced} of them by force"
+    print(text)
+    for line in ended.persisted:
+        print(line)

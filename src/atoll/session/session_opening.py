@@ -1,0 +1,225 @@
+"""How a session opens over sockets: the control connection, the welcome, and a data channel to each host.
+
+A session opens although some hosts cannot be reached. What is sent to such a host waits until the controller reports
+that it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from atoll._version import __version__
+from atoll.cluster.processes.leases import CLIENT_LEASES
+from atoll.errors import AccessError, ConnectError, refusal
+from atoll.protocol import messages as m
+from atoll.security.access import identity_for, token_for
+from atoll.security.roles import Role
+from atoll.session.channels import Channels
+from atoll.session.cluster_session import ClusterSession
+from atoll.session.controller_lease import ControllerLease
+from atoll.session.outgoing_messages import Outgoing
+from atoll.session.session_interfaces import DataChannels, OnBroken, OnFeed, Unreached
+from atoll.wire.address import Address
+from atoll.wire.resumption.dialed_connection import DialedConnection, dial
+from atoll.wire.tls.identity import Identity
+
+_log = logging.getLogger(__name__)
+
+# Whose devices a script sees where the islands of a cluster are of several platforms.
+PLATFORM_VARIABLE = "ATOLL_SESSION_PLATFORM"
+
+_WELCOME_SECONDS = 60.0
+_RETRY_SECONDS = 0.02
+
+
+class SessionOpener:
+    """Opens sessions with one controller, as `open_session`, with what the environment has to prove this process.
+
+    It joins the cluster with the first, where that is reached by TLS.
+    """
+
+    def __init__(
+        self,
+        controller: Address,
+        label: str,
+        pid: int,
+        patience: float,
+        first_handle: int = 1,
+        platform: str = "",
+    ) -> None:
+        self._controller = controller
+        self._label = label
+        self._pid = pid
+        self._patience = patience
+        self._first_handle = first_handle
+        self._platform = platform
+        self._identity: Identity | None = None
+        self._joins = asyncio.Lock()
+
+    async def open(self) -> ClusterSession:
+        """Raises AccessError, VersionError, or ConnectError with what the user can do."""
+        controller, name = self._controller, f"the proxy of {self._label or self._pid}"
+        async with self._joins:
+            if self._identity is None:
+                self._identity = await asyncio.to_thread(identity_for, controller, Role.CLIENT, name, self._patience)
+        return await open_session(
+            controller,
+            token_for(controller, Role.CLIENT),
+            self._label,
+            self._pid,
+            self._patience,
+            self._first_handle,
+            self._identity,
+            self._platform,
+        )
+
+
+class _Unreachable(ConnectError):
+    """Nobody listens there yet: a controller or a worker that is still starting."""
+
+
+async def open_session(
+    controller: Address,
+    token: str,
+    label: str,
+    pid: int,
+    patience: float,
+    first_handle: int = 1,
+    identity: Identity | None = None,
+    platform: str = "",
+) -> ClusterSession:
+    """Opens a session with a controller that may still be starting: tries for `patience` seconds.
+
+    `identity` is for a controller, and for hosts, that are reached by TLS. The session is to have devices of that
+    `platform`; "": of the cluster's first island.
+
+    Raises AccessError, VersionError, or ConnectError with what the user can do.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True)
+            return await _Opening(controller, first_handle, identity).run(hello)
+        except _Unreachable as error:
+            if time.monotonic() > deadline:
+                raise ConnectError(str(error)) from None
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+class _Opening:
+    """One attempt."""
+
+    def __init__(self, controller: Address, first_handle: int, identity: Identity | None) -> None:
+        self._controller = controller
+        self._identity = identity
+        self._first_handle = first_handle
+        self._loop = asyncio.get_running_loop()
+        self._connection: DialedConnection
+        self._opened: ClusterSession | None = None
+        self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
+
+    async def run(self, hello: m.Hello) -> ClusterSession:
+        try:
+            self._connection = await dial(
+                self._controller,
+                m.ToProxy,
+                self._handle,
+                self._lost,
+                name="the Atoll controller",
+                identity=self._identity,
+            )
+        except AccessError:
+            raise
+        except ConnectError as error:
+            raise _Unreachable(str(error)) from None
+        session: ClusterSession | None = None
+        try:
+            self._connection.send(hello)
+            session = await self._welcomed()
+            await self._connect_hosts(session)
+        except BaseException:
+            (session or self._connection).close()
+            raise
+        return session
+
+    async def _welcomed(self) -> ClusterSession:
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS):
+                return await self._session
+        except TimeoutError:
+            raise ConnectError(
+                f"the controller at {self._controller} opened no session within {_WELCOME_SECONDS:.0f} s: "
+                "not all of its workers are up (atoll status shows which)"
+            ) from None
+
+    async def _connect_hosts(self, session: ClusterSession) -> None:
+        tried: asyncio.Future[Unreached] = self._loop.create_future()
+
+        def connected(unreached: Unreached) -> None:
+            if not tried.done():  # it may have been cancelled
+                tried.set_result(unreached)
+
+        session.connect(connected)
+        unreached = await tried
+        if session.lost is not None:
+            raise ConnectError(session.lost.message)
+        for host, error in unreached.items():
+            _log.warning("the session opens without host %d: %s", host, error)
+        if unreached and len(unreached) == len(session.welcome.hosts):
+            raise _Unreachable(f"none of the cluster's hosts can be reached: {next(iter(unreached.values()))}")
+
+    def _handle(self, message: Any) -> None:
+        if self._opened is not None:  # this one came in the same read as the welcome
+            self._opened.handle(message)
+            return
+        match message:
+            case m.Welcome():
+                lease = ControllerLease(self._loop, lambda reason: self._silent(session, reason))
+                channels = self._open_channels(message, lease)
+                outgoing = Outgoing(self._connection, self._loop.call_later)
+                session = ClusterSession(message, outgoing, channels, self._loop.create_future, self._first_handle)
+                self._opened = session
+                self._connection.on_message = session.handle
+                self._connection.on_lost = session.connection_lost
+                session.lease = lease
+                lease.renew(CLIENT_LEASES * message.lease)  # until the first ping, which may never come
+                self._answer(session)
+            case m.Refused(status=status):
+                self._answer(refusal(status))
+            case m.Closing(status=status):
+                self._answer(ConnectError(status.message))
+
+    def _silent(self, session: ClusterSession, reason: str) -> None:
+        if not self._connection.can_resume:  # else it waits for the controller by itself, as long as that has granted
+            session.connection_lost(reason)
+
+    def _open_channels(self, welcome: m.Welcome, lease: ControllerLease) -> Callable[[OnFeed, OnBroken], DataChannels]:
+        def open_channels(on_feed: OnFeed, on_broken: OnBroken) -> DataChannels:
+            return Channels(
+                self._loop,
+                welcome.session,
+                welcome.secret,
+                self._controller,
+                on_feed,
+                lambda status: on_broken(lease.explain(status)),
+                self._identity,
+                welcome.lease,
+                lambda: self._connection.can_resume and (self._connection.is_away or lease.is_silent),
+            )
+
+        return open_channels
+
+    def _lost(self, reason: str) -> None:
+        self._answer(ConnectError(f"the Atoll controller is gone: {reason}"))
+
+    def _answer(self, outcome: ClusterSession | ConnectError) -> None:
+        if self._session.done():
+            return
+        if isinstance(outcome, ClusterSession):
+            self._session.set_result(outcome)
+        else:
+            self._session.set_exception(outcome)

@@ -1,0 +1,164 @@
+"""Transfers of files on one machine: the descriptor travels, and the receiver takes the bytes from the file.
+
+The file is a client's, who can change and shorten it at any time. So it is read, once, into memory of the receiver's
+own: that copy is the only one on the way. Where the receiver serves that client alone, it maps the file instead.
+
+What finds no room here waits in its file, which is the client's memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import Code, FrameError, Status, StatusError
+from atoll.transfers.frame_socket import FrameSocket
+from atoll.transfers.host_memory import aligned
+from atoll.transfers.piece_contents import FileContents, read_file
+from atoll.transfers.transfer_engine import Arrivals, Contents, Piece, Received, TransferEngine, nothing_to_release
+
+# Files that wait for room, each with a descriptor. Beyond that they are read at once.
+MAX_WAITING = 256
+
+
+class FilePiece(Piece, frozen=True, array_like=True, tag="f"):
+    """The first `nbytes` of the file whose descriptor comes with the frame; `launch` as in `StreamPiece`."""
+
+    launch: int = 0
+
+
+class _Waiting:
+    """A file for which there may be no room yet. Under the lock of its engine."""
+
+    __slots__ = ("descriptor", "is_granted", "piece")
+
+    def __init__(self, piece: FilePiece) -> None:
+        self.piece = piece
+        self.descriptor = -1  # its own, once it waits
+        self.is_granted = False
+
+
+class FileEngine(TransferEngine):
+    """Hands on files by their descriptors; unix sockets only."""
+
+    frames = (FilePiece,)
+
+    def __init__(self, socket: FrameSocket) -> None:
+        self._socket = socket
+        self._arrivals: Arrivals | None = None
+        self._lock = threading.Lock()
+        self._waiting: set[_Waiting] = set()
+
+    @classmethod
+    def reaches(cls, socket: FrameSocket) -> bool:
+        return socket.is_unix
+
+    def takes(self, contents: Contents) -> bool:
+        return type(contents) is FileContents
+
+    def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
+        assert isinstance(contents, FileContents)
+        piece = FilePiece(session, feed, contents.nbytes, more, contents.launch)
+        self._socket.send(piece, (), contents.descriptor)
+
+    def receive_for(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+
+    def handle(self, frame: FilePiece, descriptor: int | None) -> Received | None:
+        if descriptor is None:
+            raise FrameError("a file was announced without its descriptor")
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):  # a pipe could keep this thread waiting
+            raise FrameError("a descriptor was announced as a file and is none")
+        if found.st_size < frame.nbytes:
+            # The client has shortened it on the way, which is not the peer's fault: this one piece is lost.
+            text = f"a file has {found.st_size} bytes instead of the {frame.nbytes} that were announced"
+            raise StatusError(Code.DATA_LOSS, text)
+        if self._arrivals is None or len(self._waiting) >= MAX_WAITING:
+            return self._contents(descriptor, frame.nbytes), nothing_to_release
+        if not self._may_come(frame, descriptor):
+            return None
+        try:
+            return self._contents(descriptor, frame.nbytes), nothing_to_release
+        except (StatusError, MemoryError):
+            self._arrivals.withdraw(frame)
+            raise
+
+    # ---- waiting for room
+
+    def _may_come(self, piece: FilePiece, descriptor: int) -> bool:
+        """Whether there is room now; else the file is taken when there is."""
+        assert self._arrivals is not None
+        waiting = _Waiting(piece)
+        self._arrivals.admit(piece, piece.launch, partial(self._granted, waiting))
+        with self._lock:
+            if not waiting.is_granted:
+                waiting.descriptor = os.dup(descriptor)
+                self._waiting.add(waiting)
+            return waiting.is_granted
+
+    def _granted(self, waiting: _Waiting) -> None:
+        with self._lock:
+            waiting.is_granted = True
+            if waiting not in self._waiting:
+                return
+        # Who has made room does not wait until the file has been read.
+        threading.Thread(target=self._take, args=(waiting,), name="atoll-file", daemon=True).start()
+
+    def _take(self, waiting: _Waiting) -> None:
+        arrivals, piece = self._arrivals, waiting.piece
+        assert arrivals is not None
+        with self._lock:
+            if waiting not in self._waiting:  # the channel has ended meanwhile
+                return
+            self._waiting.remove(waiting)
+        try:
+            content = self._contents(waiting.descriptor, piece.nbytes)
+        except (StatusError, MemoryError) as error:
+            text = f"this host has no memory for a file of {piece.nbytes} bytes"
+            status = error.status if isinstance(error, StatusError) else Status(Code.RESOURCE_EXHAUSTED, text)
+            arrivals.withdraw(piece)
+            arrivals.fail(piece, status)
+        else:
+            arrivals.take(piece, content, nothing_to_release)
+        finally:
+            os.close(waiting.descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, set()
+        for each in waiting:
+            os.close(each.descriptor)
+            if self._arrivals is not None:
+                self._arrivals.withdraw(each.piece)
+
+    # ---- its bytes
+
+    def _contents(self, descriptor: int, nbytes: int) -> Any:
+        """The beginning of a file that has so many bytes; they may be written over. Raises StatusError (DATA_LOSS)."""
+        content = aligned(nbytes)
+        read_file(descriptor, content.data)
+        return content
+
+
+class MappedFileEngine(FileEngine):
+    """The same for a receiver that serves one client alone: it maps files, which saves the copy and its fresh pages.
+
+    A client that shortens its file before the bytes have been read ends the receiver by SIGBUS: never use this kind
+    where that could hurt another client.
+    """
+
+    def _contents(self, descriptor: int, nbytes: int) -> Any:
+        if not nbytes:
+            return aligned(0)
+        try:
+            mapped = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY)  # private: the file stays as it is
+        except (OSError, ValueError) as error:
+            raise StatusError(Code.DATA_LOSS, f"a file of {nbytes} bytes cannot be mapped: {error}") from None
+        return np.frombuffer(mapped, np.uint8)

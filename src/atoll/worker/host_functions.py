@@ -1,0 +1,354 @@
+"""Compiled functions of a host: compiled off the message path, each once, kept while a session may use them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor as Pool
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from atoll.cluster.processes.bugs import start_in
+from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
+from atoll.devices.compilers.compiler_server import CompilerCrashedError
+from atoll.devices.device import DeviceBackend, LoadedFunction, ProgramLoader
+from atoll.errors import OK, Status, StatusError, invalid, not_found
+from atoll.host_services.calls.call_threads import SessionThreads
+from atoll.host_services.calls.client_calls import Calls
+from atoll.host_services.calls.client_errors import status_of
+from atoll.host_services.calls.function_callbacks import Callbacks
+from atoll.host_services.profiles.profiled_programs import Programs
+from atoll.host_services.python.python_sessions import PythonSessions
+from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
+from atoll.transfers.inbox import Inbox
+from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.type_keys import TypeKeys
+
+COMPILE_THREADS = 2
+# Functions that no session refers to are kept for the next script that sends the same program.
+IDLE_FUNCTIONS = 512
+# Made here: msgspec works a type out at its first use, and ends the process where two threads do so at once.
+_read_source = msgspec.msgpack.Decoder(FunctionSource).decode
+
+
+class Function:
+    """A loaded function with the types it takes and gives, as small numbers.
+
+    One with `callbacks` belongs to its client's session, and is kept for nobody else.
+    """
+
+    def __init__(self, loaded: LoadedFunction, keys: TypeKeys, callbacks: Callbacks | None = None) -> None:
+        self.loaded = loaded
+        self.callbacks = callbacks
+        self.ordinals = loaded.ordinals
+        count = len(self.ordinals)
+
+        def key(dtype: str, shape: tuple[int, ...], layout: tuple[int, ...] | None) -> int:
+            return keys.of(dtype, (shape,) * count, self.ordinals, layout)
+
+        self.input_keys = [
+            key(*each, layout) for each, layout in zip(loaded.parameters, loaded.parameter_layouts, strict=True)
+        ]
+        self.token_positions = frozenset(
+            position for position, (dtype, _) in enumerate(loaded.parameters) if dtype == "token"
+        )
+        self.output_keys = [
+            key(*each, layout) for each, layout in zip(loaded.outputs, loaded.output_layouts, strict=True)
+        ]
+
+
+class Functions:
+    """Compiled functions by name. `report` is called from the threads of `pool`, which compile.
+
+    `calls` carries what functions call in their clients' processes. `compilers` compile what tenants send; without
+    them, it is compiled here.
+    """
+
+    def __init__(
+        self,
+        backend: DeviceBackend,
+        inbox: Inbox,
+        keys: TypeKeys,
+        report: Callable[[Compiled], None],
+        pool: Pool | None = None,
+        calls: Calls | None = None,
+        python: PythonSessions | None = None,
+        compilers: Compilers | None = None,
+    ) -> None:
+        self.python = python or PythonSessions(None)
+        self._compilers = compilers
+        self._backend = backend
+        self._inbox = inbox
+        self._keys = keys
+        self._report = report
+        self._calls = calls
+        self._pool = pool or ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
+        self._asking = SessionThreads("atoll-compile-asking")
+        self._lock = threading.Lock()
+        self._functions: dict[str, Function] = {}
+        self._info: dict[str, tuple[bytes, str]] = {}  # encoded, and the name that its client gave it
+        self._compiling: dict[str, list[Compile]] = {}
+        self._apart: dict[str, Compilation] = {}  # of those, what compilers compile
+        self.programs = Programs()
+        self.with_callbacks = 0  # how many functions of this host call their clients
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._dropped: set[str] = set()  # while they were being compiled
+
+    def compile(self, message: Compile) -> None:
+        """Compiles what has arrived, unless the function is here already; reports in either case."""
+        with self._lock:
+            self._idle.pop(message.function, None)
+            self._dropped.discard(message.function)
+            if message.function in self._functions:
+                self.programs.compiled(message.function, "", message.session)
+                info, name = self._info[message.function]
+                self._inbox.drop(message.session, message.feed)
+                function = self._functions[message.function]
+                scratch = function.loaded.scratch_bytes
+                calls = bool(function.callbacks)
+                self._report(Compiled(message.function, OK, info, 0.0, True, scratch, calls, name))
+                return
+            waiting = self._compiling.get(message.function)
+            if waiting is not None:
+                waiting.append(message)
+                return
+            self._compiling[message.function] = []
+        start_in(self._pool, self._start, message)
+
+    def _start(self, message: Compile) -> None:
+        """Compiles here, unless that is another process's work, or waits for the session's client."""
+        try:
+            source = self._source(message)
+            if source.is_python:
+                self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
+                return
+            if message.tenant and self._compilers is not None and self._backend.loader is not None:
+                self._compile_apart(message, source, self._compilers, self._backend.loader)
+                return
+        except Exception as error:
+            self._end(message, None, status_of(error))
+            return
+        if source.keys:
+            self._asking.submit(source.session, lambda: self._compile(message, source))
+        else:
+            self._compile(message, source)
+
+    def _compile(self, message: Compile, source: FunctionSource) -> None:
+        try:
+            callbacks = self._callbacks(source, message)
+            loaded, cached, seconds = self._backend.compile(
+                source.program, source.options, message.assignment, callbacks, message.tenant
+            )
+            function = Function(loaded, self._keys, callbacks)
+            self._end(message, function, OK, loaded.info(), seconds, cached)
+        except Exception as error:
+            self._end(message, None, status_of(error))
+
+    def _compile_apart(
+        self, message: Compile, source: FunctionSource, compilers: Compilers, loader: ProgramLoader
+    ) -> None:
+        """Load the program from the cache, or queue it for a compiler process. Raises RESOURCE_EXHAUSTED."""
+        callbacks = self._callbacks(source, message)
+        request = CompileProgram(
+            source.program,
+            source.options,
+            len(message.assignment),
+            len(message.assignment[0]),
+            self._backend.platform,
+            0 if callbacks is None else len(callbacks),
+            source.keys,
+            source.channels,
+        )
+        kept = loader.find(request, message.tenant)
+        if kept is not None:
+            function = Function(loader.load(kept, message.assignment, callbacks), self._keys, callbacks)
+            self._end(message, function, OK, function.loaded.info(), cached=True)
+            return
+
+        def work(compilation: Compilation) -> None:
+            function, info, status, crashed = None, None, OK, False
+            try:
+                ask = callbacks.ask if callbacks is not None and source.keys else None
+                program = compilation.compile(request, ask, f"program {message.content[:12]}")
+                function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
+                info = function.loaded.info()
+            except CompilerCrashedError as error:
+                status, crashed = error.status, True
+            except Exception as error:
+                status = status_of(error)
+            with self._lock:
+                if self._apart.get(message.function) is not compilation:
+                    return  # it was canceled
+            self._end(message, function, status, info, compilation.seconds, crashed=crashed)
+
+        with self._lock:
+            if message.function in self._dropped:
+                self._forget_compiling(message.function)
+                return
+            self._apart[message.function] = compilers.submit(
+                message.tenant, message.share, message.session, bool(source.keys), work
+            )
+
+    def _loaded(
+        self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
+    ) -> LoadedFunction:
+        """Load what a compiler process has compiled. If it could only check the program, compile it here."""
+        loader = self._backend.loader
+        if program.description is None or loader is None:
+            loaded, _, _ = self._backend.compile(
+                request.program, request.options, message.assignment, callbacks, message.tenant
+            )
+            return loaded
+        loaded = loader.load(program, message.assignment, callbacks)
+        loader.keep(request, message.tenant, program)
+        return loaded
+
+    def _end(
+        self,
+        message: Compile,
+        function: Function | None,
+        status: Status,
+        info: FunctionInfo | None = None,
+        seconds: float = 0.0,
+        cached: bool = False,
+        crashed: bool = False,
+    ) -> None:
+        encoded = b"" if info is None else msgspec.msgpack.encode(info)
+        with self._lock:
+            others = self._compiling.pop(message.function, [])
+            self._apart.pop(message.function, None)
+            if function is not None and info is not None:
+                for each in (message, *others):
+                    self.programs.compiled(message.function, info.name, each.session)
+                self._functions[message.function] = function
+                self.with_callbacks += bool(function.callbacks)
+                self._info[message.function] = encoded, info.name
+            if message.function in self._dropped:
+                self._dropped.discard(message.function)
+                self._make_idle(message.function)
+        for other in others:
+            self._inbox.drop(other.session, other.feed)
+        scratch = 0 if function is None else function.loaded.scratch_bytes
+        calls_client = function is not None and bool(function.callbacks)
+        name = "" if info is None else info.name
+        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name, crashed))
+
+    def _forget_compiling(self, name: str) -> None:
+        """No session waits for it any more. The caller has the lock."""
+        self._dropped.discard(name)
+        for other in self._compiling.pop(name, ()):
+            self._inbox.drop(other.session, other.feed)
+
+    def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
+        """A session begins."""
+        self.python.begin(session, python)
+        if tenant and self._compilers is not None:
+            self._compilers.open(session)
+
+    def close(self, session: int) -> None:
+        """A session has ended. Its functions are dropped one by one."""
+        self.python.close(session)
+        self.programs.close(session)
+        if self._compilers is not None:
+            self._compilers.close(session)
+
+    def _loaded_python(self, function: str, status: Status) -> None:
+        with self._lock:
+            self._compiling.pop(function, None)
+            dropped = function in self._dropped
+            self._dropped.discard(function)
+        if dropped:
+            self.python.drop(function)
+        self._report(Compiled(function, status, b"", 0.0, False))
+
+    def _source(self, message: Compile) -> FunctionSource:
+        """What to compile: as the first session sent it, or another that waits for the same, if the first has ended."""
+        while True:
+            try:
+                return self._source_of(message)
+            except StatusError:
+                with self._lock:
+                    waiting = self._compiling[message.function]
+                    if not waiting:
+                        raise
+                    message = waiting.pop(0)
+
+    def _source_of(self, message: Compile) -> FunctionSource:
+        """Raises StatusError where it is not there, or is not what its sender said that it is."""
+        content, done = self._inbox.take(message.session, message.feed)
+        try:
+            if message.content and hashlib.sha256(content).hexdigest() != message.content:
+                raise invalid(f"the program that session {message.session} has sent does not have the hash it states")
+            return _read_source(content)
+        finally:
+            done()
+
+    def _callbacks(self, source: FunctionSource, message: Compile) -> Callbacks | None:
+        if not source.callbacks or self._calls is None:
+            return None
+        devices = sum(map(len, message.assignment))
+        return Callbacks(self._calls, source.session, source.callbacks, devices > 1, source.keys, source.channels)
+
+    def get(self, name: str) -> Function:
+        function = self._functions.get(name)
+        if function is None:
+            raise not_found(f"compiled function {name} is not on this host")
+        return function
+
+    def session_of(self, name: str) -> int:
+        """The session whose client the function calls, or whose Python it is; 0 for any other."""
+        function = self._functions.get(name)
+        callbacks = None if function is None else function.callbacks
+        return (self.python.session_of(name) or 0) if callbacks is None else callbacks.session
+
+    def callbacks_of(self, name: str) -> Callbacks | None:
+        """What the function calls in its client's process while it runs; None for one that is not here, too."""
+        function = self._functions.get(name)
+        return (function.callbacks or None) if function is not None else None
+
+    def drop(self, name: str) -> None:
+        """No session refers to the function now; it stays until many others have been dropped after it.
+
+        One that calls its client goes at once: to be called when its session's runs have been enqueued. Of one that a
+        compiler process compiles, the process is killed, and nothing is reported.
+        """
+        with self._lock:
+            apart = self._apart.pop(name, None)
+            if apart is not None:
+                self._forget_compiling(name)
+                apart.cancel()
+            elif name in self._compiling:
+                self._dropped.add(name)
+            elif self.python.session_of(name) is not None:
+                self.python.drop(name)
+            elif name in self._functions:
+                self._make_idle(name)
+
+    def _make_idle(self, name: str) -> None:
+        if name not in self._functions:  # it could not be compiled
+            return
+        callbacks = self._functions[name].callbacks
+        if callbacks is not None:
+            self._forget(name)
+            self.with_callbacks -= bool(callbacks)
+            return
+        self._idle[name] = None
+        self._idle.move_to_end(name)
+        while len(self._idle) > IDLE_FUNCTIONS:
+            oldest, _ = self._idle.popitem(last=False)
+            self._forget(oldest)
+
+    def _forget(self, name: str) -> None:
+        del self._functions[name], self._info[name]
+        self.programs.dropped(name)
+
+    def answer(self, what: str, name: str) -> bytes:
+        """The cost analysis (JSON) or the text of a function."""
+        loaded = self.get(name).loaded
+        if what == "cost":
+            return msgspec.json.encode(loaded.cost_analysis())
+        return loaded.text().encode()

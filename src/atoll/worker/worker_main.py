@@ -1,0 +1,277 @@
+"""The worker process: one a host. The main thread reads control messages; everything else is done by other threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from atoll._version import __version__
+from atoll.cluster.processes.bugs import BugTrap
+from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
+from atoll.cluster.processes.leases import LAPSED_STATUS
+from atoll.cluster.processes.lifeline import Lease, watch_in_thread
+from atoll.cluster.processes.process_runtime import read_options, spare_collector, start_logging, starting
+from atoll.cluster.processes.starting import StartSigns
+from atoll.cluster.sandbox.mechanisms import Mechanisms
+from atoll.devices.compilers.compiler_limits import limits_from_environment
+from atoll.devices.compilers.compiler_server import CompilerServer
+from atoll.devices.device import DeviceBackend
+from atoll.devices.device_kinds import kind_of
+from atoll.errors import AccessError, AtollError, ConnectError
+from atoll.host_services.calls.client_calls import Calls
+from atoll.host_services.profiles.profile_recorder import Recorder
+from atoll.host_services.python.python_options import PythonHost
+from atoll.host_services.python.python_sessions import PythonSessions
+from atoll.peers.data_port import DataPort
+from atoll.peers.host_watch import neighbours
+from atoll.protocol import messages as m
+from atoll.security.access import identity_for, token_for
+from atoll.security.roles import Role
+from atoll.transfers.inbox import Inbox
+from atoll.transfers.transfer_kinds import KINDS, ONE_CLIENT_KINDS
+from atoll.wire.address import Address, check_may_listen, parse_address
+from atoll.wire.blocking import BlockingConnection
+from atoll.wire.tls.identity import Identity
+from atoll.worker.compilers import Compilers
+from atoll.worker.executor_thread import ExecutorThread
+from atoll.worker.host_functions import Functions
+from atoll.worker.host_group import HostGroup
+from atoll.worker.host_links import HostLinks
+from atoll.worker.host_network import DataPortNetwork, feeds_lost
+from atoll.worker.message_handler import MessageHandler
+from atoll.worker.spill_store import SpillStore
+from atoll.worker.step_runner import StepRunner
+from atoll.worker.type_keys import TypeKeys
+from atoll.worker.worker_options import WorkerOptions
+
+_log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 60.0
+
+
+def open_devices(options: WorkerOptions, signs: StartSigns) -> DeviceBackend:
+    """This host's devices, of the kind that its platform names."""
+    signs.say("imported what runs its devices")
+    open_backend = resolve_name(kind_of(options.platform).backend)
+    with signs.waiting("opened its devices"):  # once the other hosts of the island are there
+        backend: DeviceBackend = open_backend(options.devices, options.cache_directory, options.membership)
+    return backend
+
+
+class Worker:
+    """Carries messages between the control connection and the threads that do the work."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        connection: BlockingConnection,
+        backend: DeviceBackend,
+        bugs: BugTrap,
+        identity: Identity | None = None,
+    ) -> None:
+        self.connection = connection
+        self._bugs = bugs
+        keys = TypeKeys()
+        inbox = Inbox(lambda session, feed: connection.send(m.FeedsArrived(session, (feed,))))
+        address = parse_address(options.data_address)
+        token = token_for(parse_address(options.controller), Role.HOST)
+        check_may_listen(address, token)
+        data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS, identity)
+        links = HostLinks(data_port, lambda host, text: connection.send(m.LinkLost(host, text)))
+        self._group = HostGroup(options.host, self._handle, links.send, connection.send)
+        report = self._group.report
+        data_port.on_control = self._group.receive
+        data_port.on_lost = lambda host, lost, why: report_lost(options.host, host, lost, why, links, report)
+        data_port.on_silent = lambda host, seconds: connection.send(m.PeerSilent(host, seconds))
+        data_port.neighbours = neighbours_of(options)
+        calls = data_port.answers = Calls(data_port.to_proxy, options.host)
+        rank = rank_of(options)
+        python = PythonSessions(
+            PythonHost(
+                options.host,
+                rank,
+                options.controller,
+                options.data_address,
+                options.directory,
+                options.hidden,
+                "" if options.membership is None else options.membership.hostname,
+                backend.key_values,
+                options.sandbox,
+            )
+        )
+        functions = Functions(backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend))
+        network = DataPortNetwork(backend, data_port, options.host)
+        steps = StepRunner(backend, functions, data_port, network, keys)
+        spill_store = SpillStore(backend, inbox, data_port, options.host, steps.readers, report)
+        executor = ExecutorThread(steps, inbox, report, spill_store)
+        lease = Lease(self._lapsed)
+        recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
+        self._handler = MessageHandler(
+            backend,
+            functions,
+            data_port,
+            executor.submit,
+            lease.renew,
+            executor.units,
+            report,
+            recorder,
+            spill_store,
+            options.host,
+        )
+        where = advertised(data_port.address, options.advertise)
+        connection.send(
+            *introduction(options.island, options.host, backend, where, options.incarnation, token, options.sandbox)
+        )
+
+    def run(self) -> None:
+        """Serves the controller until it says stop, or its connection is lost."""
+        spare_collector()
+        for message in self.connection.receive():
+            if not self._group.take(message):
+                return
+        _log.info("the connection to the controller is lost: this worker ends")
+
+    def _handle(self, message: Any) -> bool:
+        try:
+            return self._handler.handle(message)
+        except Exception as error:  # on whichever thread it came: this host has lost the order
+            self._bugs.end(error)
+            raise
+
+    def _lapsed(self) -> None:
+        if self.connection.can_resume:  # it waits for the controller by itself, for as long as that has granted
+            return
+        _log.error("the controller is silent: this worker ends")
+        os._exit(LAPSED_STATUS)
+
+
+def compilers_of(backend: DeviceBackend) -> Compilers | None:
+    """Return the compilers of tenants' programs for these devices. Raises SettingsError."""
+    loader = backend.loader
+    if loader is None:
+        return None
+    return Compilers(CompilerServer(loader.compiler, loader.compiler_devices, limits_from_environment()))
+
+
+def rank_of(options: WorkerOptions) -> int:
+    return 0 if options.membership is None else options.membership.rank
+
+
+def neighbours_of(options: WorkerOptions) -> frozenset[int]:
+    """The hosts of its island that the worker watches."""
+    if options.membership is None:
+        return frozenset()
+    first = options.host - options.membership.rank
+    return neighbours(options.host, range(first, first + options.membership.hosts))
+
+
+def report_lost(
+    host: int,
+    other: int,
+    lost: list[tuple[int, int]],
+    why: str,
+    links: HostLinks,
+    report: Callable[..., None],
+) -> None:
+    """What may not have reached another host, since the channel to it has broken: feeds, and control messages."""
+    feeds = [(session, feed) for session, feed in lost if session]
+    if feeds:
+        report(feeds_lost(host, other, feeds, why))
+    if len(feeds) < len(lost):
+        links.lose(other, f"the connection to host {other} broke")
+
+
+def advertised(address: Address, host: str) -> str:
+    """Where others reach what listens at `address`: at `host` where that is given."""
+    return str(replace(address, host=host) if host and not address.is_unix else address)
+
+
+def introduction(
+    island: int,
+    host: int,
+    backend: DeviceBackend,
+    data_address: str,
+    incarnation: int = 0,
+    token: str = "",
+    sandbox: Mechanisms | None = None,
+) -> tuple[m.Hello, m.WorkerReady]:
+    """What a worker says first."""
+    pid = os.getpid()
+    return (
+        m.Hello(m.PROTOCOL, "worker", token, pid, __version__, host=host, incarnation=incarnation, resumes=True),
+        m.WorkerReady(
+            island,
+            host,
+            backend.describe(),
+            backend.platform,
+            backend.platform_version,
+            data_address,
+            backend.max_in_flight,
+            sandbox,
+        ),
+    )
+
+
+def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConnection:
+    """The controller starts at the same time as its workers: tries until it listens."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    address = parse_address(options.controller)
+    while True:
+        try:
+            return BlockingConnection.dial(address, m.ToWorker, name="the controller", identity=identity)
+        except AccessError:
+            raise
+        except ConnectError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _orphaned(directory: str) -> None:
+    """What has started this worker has ended, and cannot remove the worker's directory."""
+    sweep(Path(directory).parent, HOST_DIRECTORIES)
+    os._exit(0)
+
+
+def main() -> None:
+    options = read_options(WorkerOptions)
+    signs = StartSigns.of_arguments()
+    start_logging("worker")
+    # XLA may hang or compute for long inside a call: nothing in this process can keep it from ending with its parent.
+    watch_in_thread(options.parent, lambda: _orphaned(options.directory))
+    # Several threads share the interpreter's lock here; the default of 5 ms would be most of a launch's latency.
+    sys.setswitchinterval(5e-4)
+    try:
+        with starting():
+            backend = open_devices(options, signs)
+        address = parse_address(options.controller)
+        with signs.waiting("connected to the controller"):
+            identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", CONNECT_SECONDS)
+            connection = _connect(options, identity)
+            bugs = BugTrap(f"the worker of host {options.host}", lambda text: connection.send(m.WorkerFails(text)))
+            bugs.watch_threads()
+            worker = Worker(options, connection, backend, bugs, identity)
+        signs.ready()
+    except Exception:
+        _log.exception("this worker cannot start")
+        os._exit(1)
+    try:
+        worker.run()
+    except AtollError as error:
+        _log.error("this worker ends: %s", error)
+        os._exit(1)
+    except Exception as error:
+        bugs.end(error)
+    # Threads may still be inside XLA; what they hold goes with the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

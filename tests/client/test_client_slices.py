@@ -1,0 +1,42 @@
+"""What a program may ask of a set of virtual devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import atoll
+from atoll.client.client_slices import VirtualDeviceSet
+
+
+@pytest.mark.parametrize(
+    ("slice_request", "text"),
+    [
+        ({}, "say one of devices="),
+        ({"devices": 2, "tpu_devices": 2}, "say one of devices="),
+        ({"devices": 0}, "a slice of 0 devices"),
+        ({"devices": -1}, "a slice of -1 devices"),
+        ({"devices": 1 << 40}, "a slice of 1099511627776 devices"),
+        ({"devices": 3, "shape": (2, 2)}, r"3 devices have no shape \(2, 2\)"),
+        ({"shape": ()}, "one to three dimensions"),
+        ({"shape": (1, 1, 1, 2)}, "one to three dimensions"),
+        ({"shape": (-2, -2)}, "one device or more"),
+        ({"devices": 1, "memory_per_device": "much"}, "no amount of memory"),
+        ({"devices": 1, "memory_per_device": -5}, "memory_per_device is -5"),
+    ],
+)
+def test_arguments_that_contradict_each_other(slice_request: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        VirtualDeviceSet(None).add_slice(**slice_request)
+
+
+def test_sizes_are_whole_numbers() -> None:
+    for slice_request in ({"devices": 1.5}, {"devices": "4"}, {"shape": (2.0, 2)}):
+        with pytest.raises(TypeError, match="integer"):
+            VirtualDeviceSet(None).add_slice(**slice_request)
+
+
+def test_plain_jax_has_no_virtual_devices() -> None:
+    with pytest.raises(RuntimeError, match=r"need Atoll.*JAX_PLATFORMS=atoll"):
+        atoll.make_virtual_device_set()

@@ -1,0 +1,41 @@
+"""What all of Atoll's processes have in common."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from atoll.cluster.processes.process_runtime import starting
+
+
+def test_while_a_process_starts_the_collector_does_not_look_and_then_it_does_again_but_not_at_what_was_made() -> None:
+    frozen = gc.get_freeze_count()
+    with starting():
+        assert not gc.isenabled()
+        made = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= frozen + len(made)
+
+
+def test_a_process_whose_start_fails_has_its_collector_again() -> None:
+    with pytest.raises(RuntimeError), starting():
+        raise RuntimeError
+    assert gc.isenabled()
+
+
+def test_a_process_that_gets_sigusr1_says_where_its_threads_are_and_goes_on() -> None:
+    code = (
+        "import os, signal\n"
+        "from atoll.cluster.processes.process_runtime import start_logging\n"
+        "def where_it_is():\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "start_logging('worker')\n"
+        "where_it_is()\n"
+        "print('on')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "on\n"
+    assert "in where_it_is" in ended.stderr

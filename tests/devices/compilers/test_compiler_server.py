@@ -1,0 +1,218 @@
+"""Compiler processes: what ends one of them is an error that says so, and the next one compiles."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from jax._src.lib import xla_client
+
+from atoll.devices.compilers.compiler_limits import CompilerLimits
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Rejected
+from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
+from atoll.errors import Code
+from tests.devices.compilers import hostile
+
+pytestmark = pytest.mark.slow
+
+COMPILER = "atoll.devices.xla.compiler:XlaCompiler"
+SECRET = "a token that no compiler process may have"
+GB = 1 << 30
+LIMITS = CompilerLimits(8 * GB, 600, 600)
+
+
+def request(text: str) -> CompileProgram:
+    return CompileProgram(text.encode(), xla_client.CompileOptions().SerializeAsString(), 1, 1, "cpu")
+
+
+def compiles(process: CompilerProcess) -> bool:
+    outcome = process.compile(request(hostile.large(1, 10)), None, "").outcome
+    return isinstance(outcome, CompiledProgram) and outcome.executable != b""
+
+
+def next_compiles(server: CompilerServer) -> bool:
+    process = server.take()
+    try:
+        return compiles(process)
+    finally:
+        process.close()
+
+
+def crash(process: CompilerProcess, text: str) -> CompilerCrashedError:
+    with pytest.raises(CompilerCrashedError) as caught:
+        process.compile(request(text), None, "program 1234")
+    return caught.value
+
+
+def has_ended_within(process: CompilerProcess, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not process.has_ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return process.has_ended
+
+
+def wait_until_ended(process: CompilerProcess) -> None:
+    assert has_ended_within(process, 60.0)
+
+
+def servers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "atoll.devices.compilers.fork_server" in each.cmdline()]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CompilerServer]:
+    os.environ["ATOLL_TOKEN"] = SECRET
+    server = CompilerServer(COMPILER, 2, LIMITS)
+    server.prepare()
+    yield server
+    server.close()
+    del os.environ["ATOLL_TOKEN"]
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[CompilerLimits], CompilerServer]]:
+    """Starts a server with limits of its own."""
+    started: list[CompilerServer] = []
+
+    def start(limits: CompilerLimits) -> CompilerServer:
+        started.append(CompilerServer(COMPILER, 1, limits))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def test_a_process_compiles_one_program_after_the_other(server: CompilerServer) -> None:
+    process = server.take()
+    finished = process.compile(request(hostile.large(7, 10)), None, "")
+    assert isinstance(finished.outcome, CompiledProgram)
+    description = finished.outcome.description
+    assert description is not None
+    assert description.info.name == "large7"
+    assert description.info.parameters == (("float32", (64,)),)
+    assert compiles(process)
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (hostile.RECURSION.format(1), ("rec", "SIGSEGV")),
+        (hostile.TOP_K.format(3), ("top", "SIGABRT")),
+        (hostile.nested_modules(30_000), ("program 1234", "SIGSEGV")),
+        (hostile.nested_attributes(100_000), ("program 1234", "SIGSEGV")),
+        (hostile.nested_tuples(20_000), ("program 1234", "SIGSEGV")),
+        (hostile.nested_tuples(3_000), ("SIGSEGV",)),
+    ],
+    ids=["recursion", "top k", "modules", "attributes", "tuples", "fewer tuples"],
+)
+def test_a_module_that_ends_its_process_is_an_error_that_names_the_signal(
+    server: CompilerServer, text: str, words: tuple[str, ...]
+) -> None:
+    process = server.take()
+    error = crash(process, text)
+    assert error.status.code == Code.INTERNAL
+    assert all(word in error.status.message for word in words), error.status.message
+    assert process.has_ended
+    assert next_compiles(server)
+
+
+def test_what_is_no_module_is_rejected(server: CompilerServer) -> None:
+    process = server.take()
+    outcome = process.compile(request("no module"), None, "").outcome
+    assert isinstance(outcome, Rejected)
+    assert outcome.status.code == Code.INVALID_ARGUMENT
+    assert compiles(process)
+    process.close()
+
+
+def test_a_process_has_no_secret_of_its_worker(server: CompilerServer) -> None:
+    assert next_compiles(server)
+    (own,) = servers()
+    for process in (own, *own.children()):
+        if process.status() == psutil.STATUS_ZOMBIE:
+            continue
+        assert SECRET.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert SECRET not in " ".join(process.cmdline())
+        links = {os.readlink(each.path) for each in os.scandir(f"/proc/{process.pid}/fd")}
+        # A spare may be importing modules, so files of the installation may be open. They hold no secret.
+        allowed = ("/dev/", sys.prefix, sys.base_prefix)
+        files = {link for link in links if link.startswith("/") and "deleted" not in link}
+        assert all(file.startswith(allowed) for file in files), files
+
+
+def test_a_process_that_is_killed_ends_what_it_compiles(server: CompilerServer) -> None:
+    process = server.take()
+    assert compiles(process)
+    threading.Thread(target=process.kill).start()
+    assert "SIGKILL" in crash(process, hostile.large(2, 20_000)).status.message
+
+
+def test_a_question_that_nobody_answers_is_an_error(server: CompilerServer) -> None:
+    process = server.take()
+    process.kill()
+    wait_until_ended(process)
+    with pytest.raises(CompilerCrashedError):
+        process.compile(request(hostile.large(3, 10)), Asked(lambda key, question: b"", lambda waits: None), "")
+
+
+def test_a_server_that_was_killed_is_started_again(limited: Callable[[CompilerLimits], CompilerServer]) -> None:
+    before = servers()
+    server = limited(LIMITS)
+    process = server.take()
+    assert compiles(process)
+    (own,) = (each for each in servers() if each not in before)
+    own.kill()
+    wait_until_ended(process)
+    crash(process, hostile.large(4, 10))
+    assert next_compiles(server)
+    assert own not in servers()
+
+
+def test_a_process_has_not_ended_before_its_server(limited: Callable[[CompilerLimits], CompilerServer]) -> None:
+    before = servers()
+    server = limited(LIMITS)
+    process = server.take()
+    assert compiles(process)
+    (own,) = (each for each in servers() if each not in before)
+    own.suspend()
+    server.close()  # the server notices that when it continues
+    try:
+        assert not has_ended_within(process, 0.5)
+    finally:
+        own.resume()
+    wait_until_ended(process)
+    crash(process, hostile.large(4, 10))
+
+
+def test_memory_is_limited(limited: Callable[[CompilerLimits], CompilerServer]) -> None:
+    server = limited(CompilerLimits(GB // 2, 600, 600))
+    process = server.take()
+    error = crash(process, hostile.large(6, 20_000))
+    assert "ATOLL_COMPILER_MEMORY" in error.status.message or "SIGABRT" in error.status.message, error
+    assert next_compiles(server)
+
+
+def compile_ever_larger(process: CompilerProcess, chains: int) -> None:
+    """Compile until a program is so large that this machine needs longer than the process may take."""
+    while True:
+        process.compile(request(hostile.wide(5, chains)), None, "program 1234")
+        chains *= 2
+
+
+def test_cpu_time_is_limited(limited: Callable[[CompilerLimits], CompilerServer]) -> None:
+    server = limited(CompilerLimits(8 * GB, 2, 600))
+    with pytest.raises(CompilerCrashedError) as caught:
+        compile_ever_larger(server.take(), 150)  # few, so that the text is read long before the limit
+    error = caught.value
+    assert error.status.code == Code.RESOURCE_EXHAUSTED
+    assert "wide5 (-:2) cannot be compiled" in error.status.message
+    assert "2 s of CPU time" in error.status.message
+    assert next_compiles(server)

@@ -1,0 +1,32 @@
+"""Which of a host's null devices wait for which work."""
+
+from __future__ import annotations
+
+from atoll.devices.null.model import MODELS
+from atoll.devices.null.moments import Work
+from atoll.devices.null.null_backend import Collectives, NullBackend
+from tests.devices.null.test_moments import HandClock
+
+
+def ends(*work: tuple[tuple[int, ...], float]) -> list[float | None]:
+    """When each of these ends that are begun one after the other at time 0: on which devices, and its seconds."""
+    clock = HandClock()
+    backend = NullBackend(0, 4, MODELS["instant"], clock, Collectives())
+    begun = []
+    for devices, seconds in work:
+        each = Work(clock, seconds)
+        backend.begin(devices, each, ())
+        begun.append(each)
+    return [each.at for each in begun]
+
+
+def test_a_device_does_one_thing_after_the_other():
+    assert ends(((0, 1), 1.0), ((0, 1), 2.0), ((0, 1), 4.0)) == [1.0, 3.0, 7.0]
+
+
+def test_other_devices_do_not_wait():
+    assert ends(((0, 1), 1.0), ((2, 3), 2.0), ((0, 1), 4.0)) == [1.0, 2.0, 5.0]
+
+
+def test_work_on_devices_that_did_different_things_waits_for_the_last_of_them():
+    assert ends(((0, 1), 1.0), ((1, 2), 2.0), ((0, 1, 2, 3), 4.0), ((3,), 1.0)) == [1.0, 3.0, 7.0, 8.0]

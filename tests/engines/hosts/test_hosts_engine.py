@@ -1,0 +1,493 @@
+"""The engine `hosts`: what agents are told, in which order, and what is reported of their workers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from atoll._version import __version__
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Seat
+from atoll.engines.engine_interface import HostEnd, HostStart
+from atoll.engines.engine_options import EngineOptions
+from atoll.engines.hosts import hosts_engine as module
+from atoll.engines.hosts.hosts_engine import HostsEngine
+from atoll.errors import OK, ClusterError, Code, Status
+from atoll.protocol import messages as m
+
+
+class Scene:
+    """An engine, its agents, and all that is said and reported. An agent is at the connection of its number."""
+
+    def __init__(self, islands: str = "1x2x4", **settings: Any) -> None:
+        options = EngineOptions(ClusterSettings(islands, engine="hosts", **settings), "/nowhere", "10.0.0.1:7000")
+        self.engine = HostsEngine(options)
+        self.told: list[tuple[int, Any]] = []
+        self.to_controller: list[Any] = []
+        self.ends: list[tuple[int, HostEnd]] = []
+        self.placed: list[tuple[str, ...]] = []
+        self.processes: dict[int, Any] = {}
+        self.engine.begin(self._send)
+
+    def _send(self, message: Any) -> None:
+        if isinstance(message, m.TellAgent):
+            self.told.append((message.agent, m.read_to_agent(message.content)))
+        else:
+            self.to_controller.append(message)
+
+    def say(self, agent: int, message: Any) -> None:
+        self.engine.agent_said(agent, m.agent_content(message))
+
+    def come(self, agent: int, seat: Seat | None = None, connection: int = 0, **more: Any) -> None:
+        hello = m.AgentHello(
+            f"agent {agent}",
+            f"m{agent}",
+            f"10.0.0.{agent}",
+            __version__,
+            seat or Seat(),
+            meeting=f"m{agent}:9000",
+            **more,
+        )
+        self.say(connection or agent, hello)
+
+    def place(self, island: int = 0, hosts: int = 2, incarnation: int = 7, first: int = -1, **more: Any) -> None:
+        """As an island does: starts its workers once there are machines."""
+        first = first if first >= 0 else island * hosts
+        devices, platform = more.get("devices", 4), more.get("platform", "cpu")
+
+        starts = [HostStart(island, first + rank, rank, hosts, devices, incarnation, platform) for rank in range(hosts)]
+
+        def then(machines: Sequence[str]) -> None:
+            self.placed.append(tuple(machines))
+            for start in starts:
+                number = start.host
+                self.processes[number] = self.engine.start_host(start, lambda end, n=number: self.ends.append((n, end)))  # type: ignore[misc]
+
+        self.engine.place(island, starts, then)
+
+    def start(self) -> None:
+        """Island 0, on agents 1 and 2."""
+        self.place()
+        self.come(1)
+        self.come(2)
+        self.heard()
+
+    def heard(self) -> list[tuple[int, Any]]:
+        """What agents were told since the last call."""
+        told, self.told = self.told, []
+        return [each for each in told if not isinstance(each[1], m.Renew)]
+
+    @property
+    def report(self) -> m.EngineReport:
+        return next(each for each in reversed(self.to_controller) if isinstance(each, m.EngineReport))
+
+
+def played(scene: Callable[[], Any]) -> None:
+    async def play() -> None:
+        result = scene()
+        if asyncio.iscoroutine(result):
+            await result
+
+    asyncio.run(play())
+
+
+def start(rank: int, incarnation: int = 7) -> m.StartWorker:
+    return m.StartWorker(incarnation, 0, rank, rank, 2, 4, "cpu", "m1:9000")
+
+
+def test_an_island_starts_when_all_of_its_machines_are_there_and_meets_at_the_first() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.place()
+        assert play.engine.missing() == "island 0 waits for 2 of 2 hosts: ranks 0, 1"
+        play.come(1)
+        assert play.heard() == []
+        assert dict(play.report.waits)[0] == "waits for 1 of 2 hosts: rank 1 (rank 0 would be m1)"
+        play.come(2)
+        assert play.heard() == [(1, start(0)), (2, start(1))]
+        assert play.placed == [("m1", "m2")]
+        assert play.report.waits == ()
+        assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
+
+    played(scene)
+
+
+def test_the_end_of_a_worker_is_reported_once_and_its_agent_is_free_again() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.start()
+        play.say(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
+        play.say(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
+        assert play.ends == [(0, HostEnd(-9, "killed by SIGKILL"))]
+        play.processes[1].kill()
+        play.heard()
+        play.say(2, m.AgentWorkerEnded(7, -9, "m2:9001"))
+        play.place(incarnation=8)
+        assert [(agent, each.incarnation, each.meeting) for agent, each in play.heard()] == [
+            (1, 8, "m1:9001"),
+            (2, 8, "m1:9001"),
+        ]
+
+    played(scene)
+
+
+def test_an_agent_that_is_back_in_time_keeps_its_worker() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        play.engine.agent_lost(1, "it closed the connection")
+        assert play.report.machines[0].state == "away (host 0 of island 0)"
+        play.come(1, connection=9, running=7)
+        assert play.ends == []
+        play.processes[0].kill()
+        assert play.heard()[-1] == (9, m.EndWorker(7, force=True))
+
+    played(scene)
+
+
+def test_what_ended_while_an_agent_was_away_is_reported_when_it_is_back() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        play.engine.agent_lost(1, "it closed the connection")
+        play.come(1, connection=9, ended=(7, -11))
+        assert play.ends == [(0, HostEnd(-11, "killed by SIGSEGV"))]
+
+    played(scene)
+
+
+def test_an_agent_whose_worker_ended_while_it_was_away_gets_the_next_one_once() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        incarnation = 7
+
+        def restart(end: HostEnd) -> None:
+            play.ends.append((0, end))
+            play.engine.place(0, [HostStart(0, 0, 0, 1, 4, incarnation)], begin)
+
+        def begin(machines: Sequence[str]) -> None:
+            nonlocal incarnation
+            incarnation += 1
+            play.engine.start_host(HostStart(0, 0, 0, 1, 4, incarnation), restart)
+
+        play.engine.place(0, [HostStart(0, 0, 0, 1, 4, incarnation)], begin)
+        play.come(1)
+        play.engine.agent_lost(1, "it closed the connection")
+        play.heard()
+        play.come(1, connection=9, ended=(8, -9))
+        assert [(agent, message.incarnation) for agent, message in play.heard()] == [(9, 9)]
+        assert play.ends == [(0, HostEnd(-9, "killed by SIGKILL"))]
+
+    played(scene)
+
+
+def test_an_agent_that_stays_away_is_lost_with_its_worker_and_a_spare_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AWAY_SECONDS", 0.01)
+
+    async def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        play.come(2)
+        play.engine.agent_lost(1, "it closed the connection")
+        await asyncio.sleep(0.05)
+        ((host, end),) = play.ends
+        assert (host, end.status) == (0, None)
+        assert "m1 (10.0.0.1)" in end.text
+        play.place(hosts=1, incarnation=8)
+        assert play.placed == [("m1",), ("m2",)]
+        play.heard()
+        # It was away only, and is back with a worker that is over.
+        play.come(1, connection=9, running=7)
+        assert play.heard() == [(9, m.EndWorker(7, force=True))]
+        assert play.report.machines[-1].state == "ends a worker that is over"
+        play.say(9, m.AgentWorkerEnded(7, -9))
+        assert play.report.machines[-1].state == "free"
+        assert len(play.ends) == 1
+
+    played(scene)
+
+
+def test_a_silent_agent_is_lost_when_its_lease_is_over() -> None:
+    async def scene() -> None:
+        play = Scene("1x1x4", lease_seconds=0.1)
+        play.place(hosts=1)
+        play.come(1)
+        for _ in range(20):
+            play.say(1, m.AgentAlive())
+            await asyncio.sleep(0.01)
+        assert play.ends == []
+        renewals = [each.lease for _, each in play.told if isinstance(each, m.Renew)]
+        assert renewals
+        assert max(renewals) <= 0.1
+        await asyncio.sleep(0.3)
+        ((_, end),) = play.ends
+        assert end.status is None
+        assert "nothing was heard of the host agent on m1" in end.text
+        assert play.report.machines == ()
+
+    played(scene)
+
+
+def test_machines_that_leave_have_their_island_drained_and_are_dismissed_when_they_hold_nothing() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        play.come(2)
+        play.heard()
+        play.say(2, m.AgentLeaves(30.0))
+        assert play.heard() == [(2, m.Dismiss("its work is done"))]
+        play.say(1, m.AgentLeaves(30.0))
+        assert m.DrainRequest(0, returns=True) in play.to_controller
+        assert play.heard() == []
+        play.engine.drained(OK, "")
+        play.processes[0].terminate()
+        play.say(1, m.AgentWorkerEnded(7, 0))
+        assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
+
+    played(scene)
+
+
+def test_a_machine_of_which_others_say_that_it_goes_leaves_once() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.engine.host_leaves(0, 0, 60.0)  # nobody is there yet
+        play.come(1, Seat(0, 0))
+        play.heard()
+        for seconds in (60.0, 59.5, math.inf):
+            play.engine.host_leaves(0, 0, seconds)
+            play.engine.host_leaves(0, 1, seconds)
+        assert play.to_controller.count(m.DrainRequest(0, returns=True)) == 1
+        play.processes[0].terminate()
+        play.say(1, m.AgentWorkerEnded(7, 0))
+        assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
+
+    played(scene)
+
+
+def test_a_drain_that_is_refused_for_want_of_room_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.engines.hosts.machine_drains.AGAIN_SECONDS", 0.2)
+
+    async def scene() -> None:
+        play = Scene("1x1x4", lease_seconds=3.0)
+        play.place(hosts=1)
+        play.come(1)
+        play.say(1, m.AgentLeaves(30.0))
+        for asked in (1, 2, 3):
+            while play.to_controller.count(m.DrainRequest(0, returns=True)) < asked:
+                await asyncio.sleep(0.05)
+            play.engine.drained(Status(Code.FAILED_PRECONDITION, "island 0 is the only one that is ready"), "")
+        play.say(1, m.AgentWorkerEnded(7, 0))  # its machine goes
+        await asyncio.sleep(1.0)
+        assert play.to_controller.count(m.DrainRequest(0, returns=True)) == 3
+
+    played(scene)
+
+
+def test_an_island_that_is_missed_goes_before_one_that_was_drained() -> None:
+    def scene() -> None:
+        play = Scene("2x1x4")
+        play.place(0, hosts=1)
+        play.come(1)
+        play.say(1, m.AgentLeaves(30.0))
+        play.engine.drained(OK, "")
+        play.say(1, m.AgentWorkerEnded(7, 0))
+        play.place(0, hosts=1, incarnation=8)  # for whenever there is a machine again
+        play.place(1, hosts=1)
+        play.come(2)
+        play.come(3)
+        assert [message.island for _, message in play.heard() if isinstance(message, m.StartWorker)] == [0, 1, 0]
+
+    played(scene)
+
+
+def test_hosts_of_another_version_are_refused_with_both() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.say(1, m.AgentHello("agent", "m1", "10.0.0.1", "0.0.1"))
+        ((_, dismissed),) = play.heard()
+        assert dismissed.error
+        assert "m1 has 0.0.1" in dismissed.text
+
+    played(scene)
+
+
+def test_what_is_no_message_of_an_agents_is_refused() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.engine.agent_said(1, b"\xff\xff")
+        ((_, dismissed),) = play.heard()
+        assert dismissed.error
+
+    played(scene)
+
+
+def test_islands_that_differ_get_each_the_machines_that_fit() -> None:
+    def scene() -> None:
+        play = Scene("1x2x4+1x1x8")
+        play.place(0, hosts=2, devices=4, platform="cuda")
+        play.place(1, hosts=1, devices=8, platform="cuda", first=2)
+        play.come(1, devices={"cuda": 4})
+        play.come(2, devices={"cuda": 8}, seat=Seat(rank=2))  # of the cluster: the one host of the second island
+        assert play.placed == [("m2",)]
+        ((_, text),) = play.report.waits
+        assert text == "waits for 1 of 2 hosts: rank 1 (rank 0 would be m1)"
+        play.come(3, devices={"cuda": 4})
+        assert play.placed == [("m2",), ("m1", "m3")]
+        starts = [message for _, message in play.heard()]
+        assert [(each.island, each.host, each.rank, each.hosts, each.devices) for each in starts] == [
+            (1, 2, 0, 1, 8),
+            (0, 0, 0, 2, 4),
+            (0, 1, 1, 2, 4),
+        ]
+
+    played(scene)
+
+
+def test_a_machine_with_too_few_devices_is_named_and_not_taken() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4", platform="cuda")
+        play.place(hosts=1, platform="cuda")
+        play.come(1, devices={"cuda": 2})
+        assert play.placed == []
+        assert "m1 has 2 cuda devices of the 4 that a host needs" in play.engine.missing()
+        play.come(2, devices={"cuda": 4})
+        assert play.placed == [("m2",)]
+
+    played(scene)
+
+
+def test_a_cluster_of_other_machines_must_listen_where_they_reach_it() -> None:
+    with pytest.raises(ClusterError, match="choose where the controller listens"):
+        HostsEngine(EngineOptions(ClusterSettings(engine="hosts"), "/nowhere"))
+
+
+def test_while_the_engine_is_cut_off_from_the_controller_no_agent_is_lost() -> None:
+    async def scene() -> None:
+        play = Scene("1x1x4", lease_seconds=0.1, grace_seconds=5.0)
+        play.place(hosts=1)
+        play.come(1)
+        play.engine.cut_off(True)
+        play.told.clear()
+        await asyncio.sleep(0.3)
+        assert play.told == []
+        play.engine.cut_off(False)
+        await asyncio.sleep(0.05)
+        assert play.ends == []
+        assert {each.grace for _, each in play.told if isinstance(each, m.Renew)} == {5.0}
+
+    played(scene)
+
+
+def test_with_another_controller_agents_come_anew_with_what_they_hold() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.start()
+        play.engine.begin(play._send)
+        assert [each.state for each in play.report.machines] == [
+            "away (host 0 of island 0)",
+            "away (host 1 of island 0)",
+        ]
+        play.come(1, connection=11, running=7)
+        play.come(2, connection=12, running=7)
+        assert play.ends == []
+        assert play.heard() == []
+        assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
+
+    played(scene)
+
+
+def test_a_worker_that_is_killed_while_its_agent_is_away_ends_when_that_is_back() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.start()
+        play.engine.agent_lost(1, "the link was cut")
+        play.processes[0].kill()
+        assert play.heard() == []
+        play.come(1, connection=11, running=7)
+        assert play.heard() == [(11, m.EndWorker(7, force=True))]
+
+    played(scene)
+
+
+# ---- the first cause, and machines that are told apart
+
+
+def states(play: Scene) -> list[tuple[str, str]]:
+    return [(each.name, each.state) for each in play.report.machines]
+
+
+def test_a_machine_that_leaves_is_shown_and_is_the_reason_of_its_workers_end() -> None:
+    def scene() -> None:
+        play = Scene("1x2x4")
+        play.start()
+        play.say(2, m.AgentLeaves(30.0, "SIGTERM"))
+        assert states(play) == [("m1", "host 0 of island 0"), ("m2", "leaves (host 1 of island 0)")]
+        assert [(each.host, each.leaves) for each in play.report.machines] == [(0, ""), (1, "SIGTERM")]
+        play.say(2, m.AgentWorkerEnded(7, -9))
+        assert play.ends == [(1, HostEnd(None, "m2 left: SIGTERM"))]
+        play.say(1, m.AgentLeaves(0.0, "the process 7 that started its agent has ended"))
+        play.engine.agent_lost(1, "it closed the connection")
+        play.engine._still_away(play.engine._agents["agent 1"])
+        assert play.ends[1:] == [(0, HostEnd(None, "m1 left: the process 7 that started its agent has ended"))]
+
+    played(scene)
+
+
+def test_a_drain_says_whether_there_are_spares() -> None:
+    def scene() -> None:
+        play = Scene("1x2x4")
+        play.start()
+        play.come(3)
+        play.say(2, m.AgentLeaves(30.0, "SIGTERM"))
+        assert m.DrainRequest(0, returns=True, has_spares=True) in play.to_controller
+
+    played(scene)
+
+
+@pytest.mark.parametrize(("spares", "expected"), [((3,), ("m1", "m3")), ((), ("m1", "m2"))])
+def test_a_machine_that_is_avoided_is_replaced_if_there_is_a_spare(
+    spares: tuple[int, ...], expected: tuple[str, ...]
+) -> None:
+    def scene() -> None:
+        play = Scene("1x2x4")
+        play.start()
+        for each in spares:
+            play.come(each)
+        play.engine.avoid(1)
+        for agent in (1, 2):
+            play.say(agent, m.AgentWorkerEnded(7, -9))
+        play.place(incarnation=8)
+        assert play.placed == [("m1", "m2"), expected]
+        for number, machine in enumerate(expected):
+            play.say(int(machine[1]), m.AgentWorkerEnded(8, -9))
+            assert number in play.processes
+        play.place(incarnation=9)
+        assert play.placed[-1] == expected, "the machines of the last time are the first choice again"
+
+    played(scene)
+
+
+def test_agents_of_one_machine_are_told_apart_and_a_place_that_does_not_exist_is_named() -> None:
+    def scene() -> None:
+        play = Scene("1x2x4")
+        play.start()
+        for agent in (3, 4):
+            hello = m.AgentHello(f"agent {agent}", "m3", "10.0.0.3", __version__, Seat(-1, 7 if agent == 4 else -1))
+            play.say(agent, hello)
+        assert states(play)[2:] == [
+            ("m3 (1 of 2)", "free"),
+            ("m3 (2 of 2)", f"free, but no island has a place for it: it asks for {Seat(-1, 7)}"),
+        ]
+
+    played(scene)

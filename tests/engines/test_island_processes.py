@@ -1,0 +1,318 @@
+"""An island's processes, with an engine that starts none: what is started, killed and reported, in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from atoll.engines.engine_interface import HostEnd, HostStart
+from atoll.engines.island_processes import Island, State
+from atoll.engines.restarts import MAX_RESTARTS, RESTART_SPAN_SECONDS, RestartPolicy
+from atoll.wire.address import Address
+
+
+class FakeProcess:
+    """A process that ends when the test makes it end, or is killed and `obeys`."""
+
+    def __init__(self, log: list[str], start: HostStart, on_end: Callable[[HostEnd], None], obeys: bool) -> None:
+        self.pid = 1000 * start.incarnation + start.host
+        self.start = start
+        self._log = log
+        self._on_end = on_end
+        self._obeys = obeys
+        self._ended = False
+
+    def exit(self, status: int | None, *, hung: bool = False) -> None:
+        if not self._ended:
+            self._ended = True
+            asyncio.get_running_loop().call_soon(self._on_end, HostEnd(status, f"status {status}", hung))
+
+    def terminate(self) -> None:
+        self._log.append(f"terminate {self.pid}")
+        if self._obeys:
+            self.exit(0)
+
+    def kill(self) -> None:
+        self._log.append(f"kill {self.pid}")
+        self.exit(-9)
+
+
+class FakeEngine:
+    """Logs what it is asked for; the same log takes the reports."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.released: list[int] = []
+        self.processes: list[FakeProcess] = []
+        self.running = 0  # the incarnation that was reported last
+        self.obeys = True
+        self.refuses = False
+        self.has_machines = True
+        self.waiting: Callable[[Sequence[str]], None] | None = None
+
+    @property
+    def agents(self) -> None:
+        return None
+
+    def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
+        if self.has_machines:
+            then(())
+        else:
+            self.log.append(f"island {island} waits for {len(starts)} machines")
+            self.waiting = then
+
+    def release(self, island: int) -> None:
+        self.released.append(island)
+
+    def controller_at(self, address: Address) -> None:
+        """No process is started here."""
+
+    async def close(self) -> None:
+        """Nothing is elsewhere."""
+
+    def cancel(self, island: int) -> None:
+        self.log.append(f"island {island} does not wait any more")
+
+    def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> FakeProcess:
+        if self.refuses:
+            raise OSError("no more processes")
+        process = FakeProcess(self.log, start, on_end, self.obeys)
+        self.log.append(f"start {process.pid}")
+        self.processes.append(process)
+        return process
+
+    def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
+        self.running = incarnation
+        if machines:
+            self.log.append(f"incarnation {incarnation} of island {island} starts on {', '.join(machines)}")
+
+    def worker_ended(self, host: int, incarnation: int, end: HostEnd) -> None:
+        self.log.append(f"worker {1000 * incarnation + host} of host {host} ended with {end.status}")
+
+    def island_given_up(self, island: int, reason: str) -> None:
+        self.log.append(f"island {island} given up: {reason}")
+
+    def logged(self) -> list[str]:
+        """What was logged since the last call."""
+        log = self.log[:]
+        self.log.clear()
+        return log
+
+
+def island_of(engine: FakeEngine, hosts: int = 2, *, restarts: bool = True) -> Island:
+    def starts(incarnation: int) -> list[HostStart]:
+        return [HostStart(3, 6 + rank, rank, hosts, 4, incarnation) for rank in range(hosts)]
+
+    return Island(3, starts, engine, engine, restarts=restarts)
+
+
+def played(scene: Callable[[FakeEngine], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scene(FakeEngine()))
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_after_a_workers_end_the_others_are_killed_then_it_is_reported_then_all_are_started_again() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        assert engine.logged() == ["start 1006", "start 1007"]
+        engine.processes[1].exit(-11)
+        await settle()
+        # The report comes when nothing of the island runs, and before its next incarnation does.
+        assert engine.logged() == ["kill 1006", "worker 1007 of host 7 ended with -11", "start 2006", "start 2007"]
+        assert island.state is State.RUNNING
+
+    played(scene)
+
+
+def test_an_island_starts_once_there_are_machines_for_all_of_its_hosts() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.has_machines = False
+        island = island_of(engine)
+        island.start()
+        assert island.state is State.WAITING
+        assert engine.logged() == ["island 3 waits for 2 machines"]
+        assert engine.waiting is not None
+        engine.waiting(("m1", "m2"))
+        assert engine.logged() == ["incarnation 1 of island 3 starts on m1, m2", "start 1006", "start 1007"]
+
+    played(scene)
+
+
+def test_an_island_that_waits_for_machines_ends_at_once() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.has_machines = False
+        island = island_of(engine)
+        island.start()
+        island.restart()  # has nothing to restart
+        await island.end(60.0)
+        assert engine.logged() == ["island 3 waits for 2 machines", "island 3 does not wait any more"]
+        assert island.state is State.STOPPED
+
+    played(scene)
+
+
+def test_a_lost_machine_is_the_cause_although_others_ended_before_it_was_noticed() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island_of(engine).start()
+        engine.processes[0].kill = lambda: None  # type: ignore[method-assign]  # it cannot be reached
+        engine.processes[1].exit(-6)
+        await settle()
+        engine.processes[0].exit(None)
+        await settle()
+        assert [line for line in engine.logged() if "ended" in line] == ["worker 1006 of host 6 ended with None"]
+
+    played(scene)
+
+
+def test_only_the_first_of_two_ends_is_reported() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island_of(engine).start()
+        engine.processes[0].exit(1)
+        engine.processes[1].exit(-15)
+        await settle()
+        assert [line for line in engine.logged() if "ended" in line] == ["worker 1006 of host 6 ended with 1"]
+
+    played(scene)
+
+
+def test_before_the_cluster_is_up_an_island_is_not_started_again() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine, hosts=1, restarts=False)
+        island.start()
+        engine.processes[0].exit(1)
+        await settle()
+        assert engine.logged() == ["start 1006", "worker 1006 of host 6 ended with 1"]
+        assert island.state is State.STOPPED
+
+    played(scene)
+
+
+def test_what_hung_while_it_started_is_started_again_whether_the_cluster_is_up_or_not() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine, restarts=False)
+        island.start()
+        engine.processes[0].exit(-9, hung=True)
+        await settle()
+        assert engine.logged()[2:] == ["kill 1007", "worker 1006 of host 6 ended with -9", "start 2006", "start 2007"]
+        engine.processes[2].exit(-9, hung=True)
+        await asyncio.sleep(0)
+        island.expect_end()  # unless the cluster is about to end
+        await settle()
+        assert "start 3006" not in engine.logged()
+
+    played(scene)
+
+
+def test_a_restart_that_is_asked_for_reports_no_workers_end() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        island.restart()
+        island.restart()  # while it restarts already
+        await settle()
+        assert engine.logged()[2:] == ["kill 1006", "kill 1007", "start 2006", "start 2007"]
+
+    played(scene)
+
+
+def test_a_controller_that_knows_nothing_is_told_what_has_ended_and_what_runs() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.report()
+        assert engine.logged() == []
+        island.start()
+        island.restart()
+        await settle()
+        engine.logged()
+        engine.running = 0
+        island.report()
+        assert engine.logged() == ["worker 1006 of host 6 ended with None"]
+        assert engine.running == 2
+
+    played(scene)
+
+
+def test_an_island_that_ends_is_asked_to_and_stays_ended() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        await asyncio.gather(island.end(60.0), island.end(60.0))
+        assert island.state is State.STOPPED
+        island.restart()  # was on its way
+        await settle()
+        assert {line for line in engine.logged() if "terminate" not in line} == {"start 1006", "start 1007"}
+        await island.end(60.0)
+        island.restart()
+        await settle()
+        assert engine.logged() == []
+
+    played(scene)
+
+
+def test_an_island_that_ends_while_it_restarts_is_not_started_again() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        engine.processes[0].exit(1)
+        await asyncio.sleep(0)
+        assert island.state is State.STOPPING
+        await island.end(60.0)
+        await settle()
+        assert "start 2006" not in engine.logged()
+
+    played(scene)
+
+
+def test_what_does_not_end_when_it_is_asked_to_is_killed() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.obeys = False
+        island = island_of(engine, hosts=1)
+        island.start()
+        await island.end(0.01)
+        assert engine.logged() == ["start 1006", "terminate 1006", "kill 1006"]
+        assert engine.released == [3]  # when nothing runs there any more
+
+    played(scene)
+
+
+def test_an_island_that_keeps_ending_is_given_up() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine, hosts=1)
+        island.start()
+        for _ in range(MAX_RESTARTS + 1):
+            engine.processes[-1].exit(1)
+            await settle()
+        assert len(engine.processes) == MAX_RESTARTS + 1
+        assert engine.logged()[-1] == "island 3 given up: its workers ended 9 times within 60 s"
+        assert island.state is State.STOPPED
+
+    played(scene)
+
+
+def test_an_island_whose_workers_cannot_be_started_again_is_given_up() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island_of(engine, hosts=1).start()
+        engine.refuses = True
+        engine.processes[0].exit(1)
+        await settle()
+        assert engine.logged()[-1] == "island 3 given up: its workers cannot be started: no more processes"
+
+    played(scene)
+
+
+@pytest.mark.parametrize(("later", "allowed"), [(RESTART_SPAN_SECONDS - 0.1, False), (RESTART_SPAN_SECONDS, True)])
+def test_restarts_are_counted_in_a_sliding_span(later: float, allowed: bool) -> None:
+    policy = RestartPolicy()
+    for _ in range(3 * MAX_RESTARTS):
+        assert policy.allow(100.0)
+        policy.excuse()
+    assert all(policy.allow(100.0) for _ in range(MAX_RESTARTS))
+    assert policy.allow(100.0 + later) is allowed

@@ -1,0 +1,72 @@
+"""Calls into clients' Python: all run in the client; on hosts they are bounded by session and in nobody's way."""
+
+from __future__ import annotations
+
+import threading
+
+from atoll.host_services.calls.call_threads import SessionThreads, Threads
+
+SECONDS = 10.0
+
+
+def test_calls_that_wait_for_each_other_all_run():
+    threads = Threads(idle=0.05)
+    together = threading.Barrier(20)
+    done = threading.Semaphore(0)
+
+    def call() -> None:
+        together.wait(SECONDS)
+        done.release()
+
+    for _ in range(20):
+        threads.run(call)
+    for _ in range(20):
+        assert done.acquire(timeout=SECONDS)
+
+
+def test_a_thread_that_has_ended_its_call_takes_the_next():
+    threads = Threads(idle=0.5)
+    used: list[str] = []
+    done = threading.Event()
+    for _ in range(3):
+        done.clear()
+        threads.run(lambda: (used.append(threading.current_thread().name), done.set()))
+        assert done.wait(SECONDS)
+        while not threads._idle:
+            pass
+    assert len(set(used)) == 1
+
+
+def test_a_session_that_waits_holds_up_its_own_work_beyond_the_bound_and_no_other_sessions() -> None:
+    threads = SessionThreads("test", most=2)
+    go_on, done = threading.Event(), threading.Semaphore(0)
+    began: list[int] = []
+
+    def wait(number: int) -> None:
+        began.append(number)
+        done.release()
+        go_on.wait(SECONDS)
+
+    for number in range(4):
+        threads.submit(1, lambda number=number: wait(number))  # type: ignore[misc]
+    threads.submit(2, lambda: wait(9))
+    for _ in range(3):
+        assert done.acquire(timeout=SECONDS)
+    assert sorted(began) == [0, 1, 9]
+    go_on.set()
+    for _ in range(2):
+        assert done.acquire(timeout=SECONDS)
+    assert sorted(began[3:]) == [2, 3]
+
+
+def test_nothing_is_kept_of_a_session_whose_work_is_done() -> None:
+    threads = SessionThreads("test", most=1)
+    done = threading.Semaphore(0)
+    for _ in range(3):
+        threads.submit(1, done.release)
+    for _ in range(3):
+        assert done.acquire(timeout=SECONDS)
+    for thread in threading.enumerate():
+        if thread.name == "test":
+            thread.join(SECONDS)
+    assert threads._running == threads._waiting == {}

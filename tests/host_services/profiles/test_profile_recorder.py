@@ -1,0 +1,267 @@
+"""A host records for one session at a time, and hands over to it alone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.devices.null.null_backend import NullBackend
+from atoll.errors import OK, Code, Status, StatusError
+from atoll.host_services.calls.call_messages import ArrayType
+from atoll.host_services.profiles.profile_recorder import Recorder
+from atoll.host_services.profiles.xspace import Others
+from atoll.protocol import profiles as p
+
+ALICE, BOB = 3, 4
+CONTENT = bytes(range(256)) * 40_000  # more than two parts
+
+
+class Profiler:
+    """XLA's, which records the same each time."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.ended = threading.Event()
+
+    def begin(self, recording: p.Recording) -> Any:
+        assert not self.running, "XLA has one profiler a process"
+        self.running += 1
+        return self.end
+
+    def end(self) -> bytes:
+        self.running -= 1
+        self.ended.set()
+        return CONTENT
+
+
+class Client:
+    """Takes what a host hands over."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int, list[int], bytes]] = []
+
+    def call(self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Any) -> Any:
+        assert [each.dtype for each in types] == ["int64", "uint8"]
+        head, part = arrays
+        self.taken.append((session, callback, np.frombuffer(head, np.int64).tolist(), bytes(part)))
+        return self
+
+    def done(self) -> None:
+        pass
+
+
+@pytest.fixture
+def profiler() -> Profiler:
+    return Profiler()
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def start(client: Client) -> Iterator[Any]:
+    """Makes recorders: `start(profiler, client=..., ...)`."""
+    made: list[Recorder] = []
+
+    def start(profiler: Profiler, client: Any = client, **options: Any) -> Recorder:
+        made.append(Recorder(profiler.begin, lambda session: Others(), client, 5, **options))
+        return made[-1]
+
+    yield start
+    for recorder in made:
+        for session in (ALICE, BOB):
+            recorder.close(session)
+        recorder._thread.shutdown()
+        while [each for each in threading.enumerate() if each.name.startswith("atoll-profile")]:
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def recorder(start: Any, profiler: Profiler) -> Recorder:
+    recorder: Recorder = start(profiler)
+    return recorder
+
+
+def ask(recorder: Recorder, session: int, request: p.Request) -> None:
+    hand_over = recorder.handle(session, p.encode(request))
+    if hand_over is not None:
+        hand_over()
+
+
+def refused(recorder: Recorder, session: int, request: p.Request) -> StatusError:
+    with pytest.raises(StatusError) as raised:
+        ask(recorder, session, request)
+    return raised.value
+
+
+def test_a_profile_goes_to_its_client_in_parts(recorder: Recorder, client: Client) -> None:
+    ask(recorder, ALICE, p.Start())
+    ask(recorder, ALICE, p.Stop())
+    ask(recorder, ALICE, p.Collect(callback=9))
+    assert b"".join(part for *_, part in client.taken) == CONTENT
+    assert [(session, callback, head) for session, callback, head, _ in client.taken] == [
+        (ALICE, 9, [5, offset, len(CONTENT)]) for offset in range(0, len(CONTENT), 4 << 20)
+    ]
+
+
+def test_a_second_session_is_told_who_is_in_its_way_until_the_first_has_collected(recorder: Recorder) -> None:
+    ask(recorder, ALICE, p.Start())
+    error = refused(recorder, BOB, p.Start())
+    assert error.status.code == Code.FAILED_PRECONDITION
+    assert "host 5 has been recording a profile of another session for 0 s" in error.status.message
+    assert "of this session" in refused(recorder, ALICE, p.Start()).status.message
+    for request in (p.Stop(), p.Collect(callback=1)):
+        assert refused(recorder, BOB, request).status.code == Code.NOT_FOUND
+    ask(recorder, ALICE, p.Collect())
+    ask(recorder, BOB, p.Start())
+
+
+def test_what_a_session_has_not_collected_gives_way_to_its_next_profile(recorder: Recorder, client: Client) -> None:
+    ask(recorder, ALICE, p.Start())
+    ask(recorder, ALICE, p.Stop())
+    assert refused(recorder, BOB, p.Start()).status.code == Code.FAILED_PRECONDITION
+    ask(recorder, ALICE, p.Start())
+    ask(recorder, ALICE, p.Collect(callback=2))
+    assert {callback for _, callback, *_ in client.taken} == {2}
+
+
+def test_a_profile_ends_with_its_session(recorder: Recorder, profiler: Profiler) -> None:
+    ask(recorder, ALICE, p.Start())
+    recorder.close(BOB)
+    assert not profiler.ended.is_set()
+    recorder.close(ALICE)
+    assert profiler.ended.wait(10)
+    ask(recorder, BOB, p.Start())
+
+
+def test_a_profile_that_nobody_ends_stops_by_itself_and_can_be_collected(
+    recorder: Recorder, profiler: Profiler, client: Client
+) -> None:
+    ask(recorder, ALICE, p.Start(p.Recording(seconds=0.05)))
+    assert profiler.ended.wait(10)
+    ask(recorder, ALICE, p.Collect(callback=1))
+    assert sum(len(part) for *_, part in client.taken) == len(CONTENT)
+
+
+def test_a_profile_stops_where_memory_is_short(start: Any, profiler: Profiler, client: Client) -> None:
+    recorder = start(profiler, is_memory_short=lambda: True)
+    ask(recorder, ALICE, p.Start())
+    assert profiler.ended.wait(10)
+    ask(recorder, ALICE, p.Collect(callback=1))
+    assert sum(len(part) for *_, part in client.taken) == len(CONTENT)
+
+
+def test_what_is_asked_is_answered_once_whatever_becomes_of_it(recorder: Recorder) -> None:
+    answers: queue.SimpleQueue[Status] = queue.SimpleQueue()
+    for request in (
+        p.Start(),
+        p.Start(),
+        p.Stop(),
+        p.Collect(callback=1),
+        p.Collect(directory="/proc/no/such/directory"),
+    ):
+        recorder.submit(ALICE, p.encode(request), answers.put)
+    recorder.submit(ALICE, b"no request", answers.put)
+    codes = sorted(answers.get(timeout=10).code for _ in range(6))
+    assert codes == sorted((OK.code, Code.FAILED_PRECONDITION, OK.code, OK.code, Code.NOT_FOUND, Code.INVALID_ARGUMENT))
+    assert answers.empty()
+
+
+def test_a_client_that_does_not_take_its_profile_gets_no_second_one(start: Any, profiler: Profiler) -> None:
+    called, go_on = threading.Event(), threading.Event()
+
+    class Slow(Client):
+        def call(self, *arguments: Any) -> Any:
+            called.set()
+            assert go_on.wait(10)
+            return super().call(*arguments)
+
+    recorder = start(profiler, Slow())
+    ask(recorder, ALICE, p.Start())
+    collecting = threading.Thread(target=ask, args=(recorder, ALICE, p.Collect(callback=1)))
+    collecting.start()
+    assert called.wait(10)
+    assert "still hands over" in refused(recorder, ALICE, p.Start()).status.message
+    ask(recorder, BOB, p.Start())
+    ask(recorder, BOB, p.Collect())
+    go_on.set()
+    collecting.join(10)
+    ask(recorder, ALICE, p.Start())
+
+
+def test_a_profile_is_written_once_into_the_directory_of_its_run(recorder: Recorder, tmp_path: Path) -> None:
+    directory = p.directory_of(str(tmp_path / "logs"), "run-1")
+    ask(recorder, ALICE, p.Start())
+    ask(recorder, ALICE, p.Collect(directory=directory))
+    assert (tmp_path / "logs/plugins/profile/run-1/host_5.xplane.pb").read_bytes() == CONTENT
+    ask(recorder, ALICE, p.Start())
+    with pytest.raises(FileExistsError):
+        ask(recorder, ALICE, p.Collect(directory=directory))
+
+
+def test_a_link_is_not_followed(recorder: Recorder, tmp_path: Path) -> None:
+    directory = Path(p.directory_of(str(tmp_path), "run"))
+    directory.mkdir(parents=True)
+    (directory / "host_5.xplane.pb").symlink_to(tmp_path / "elsewhere")
+    ask(recorder, ALICE, p.Start())
+    with pytest.raises(OSError, match="exists"):
+        ask(recorder, ALICE, p.Collect(directory=str(directory)))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("location", "run", "said"),
+    [
+        ("logs", "run", "relative"),
+        ("/logs", "../../etc", "no name of a profile"),
+        ("/logs", "", "no name of a profile"),
+        ("/logs", ".hidden", "no name of a profile"),
+        ("/logs/../etc", "run", "leads out"),
+        ("gs://bucket/../other", "run", "leads out"),
+        ("/lo\0gs", "run", "no place"),
+        ("file:///etc", "run", "no profile can be written"),
+        ("http://there/logs", "run", "no profile can be written"),
+        ("gs://", "run", "no profile can be written"),
+        ("simplecache::gs://bucket", "run", "no place"),
+        ("/" + "x" * 5000, "run", "no place"),
+    ],
+)
+def test_a_place_that_is_none_is_refused(location: str, run: str, said: str) -> None:
+    with pytest.raises(StatusError, match=said):
+        p.directory_of(location, run)
+
+
+def test_places_are_paths_and_object_stores() -> None:
+    assert p.directory_of("/logs/", "r") == "/logs/plugins/profile/r"
+    assert p.directory_of("gs://bucket/logs", "2026_01_02") == "gs://bucket/logs/plugins/profile/2026_01_02"
+
+
+@pytest.mark.parametrize(
+    "recording",
+    [
+        p.Recording(seconds=1e9),
+        p.Recording(seconds=0),
+        p.Recording(host_tracer_level=9),
+        p.Recording(advanced={str(i): 1 for i in range(100)}),
+        p.Recording(advanced={"x": "y" * 10_000}),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(recorder: Recorder, profiler: Profiler, recording: p.Recording) -> None:
+    assert refused(recorder, ALICE, p.Start(recording)).status.code == Code.INVALID_ARGUMENT
+    with pytest.raises(StatusError, match="no request of the profiler"):
+        recorder.handle(ALICE, b"\xc1")
+    assert not profiler.running
+
+
+def test_null_devices_have_no_profiler() -> None:
+    with pytest.raises(StatusError, match="UNIMPLEMENTED: null devices"):
+        NullBackend.begin_profile(None, p.Recording())  # type: ignore[arg-type]

@@ -1,0 +1,71 @@
+"""What a Python process may send to its worker."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.cluster.processes.last_words import how_it_ended
+from atoll.errors import FrameError
+from atoll.host_services.python import python_process as module
+from atoll.host_services.python.python_process import PythonProcess
+from atoll.host_services.python.rendezvous import nowhere
+
+SECONDS = 10.0
+
+
+class Sleeping(PythonProcess):
+    """A process that does nothing. `started` is set once it is there."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.started = threading.Event()
+
+    def _start(self, theirs: socket.socket, meeting: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+        self.started.set()  # under the lock that `kill` takes
+        return subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(theirs.fileno(),), start_new_session=True)
+
+
+def _ignore(_: Any) -> None:
+    pass
+
+
+def test_results_that_are_awaited_may_be_of_any_size_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_INBOX_BYTES", 100)
+    options: Any = None
+    process = PythonProcess("a session", options, nowhere, _ignore, _ignore, lambda: None, lambda: 1000)
+    process._keep(1, np.zeros(1000, np.uint8))
+    process._keep(2, np.zeros(100, np.uint8))
+    with pytest.raises(FrameError, match="1101 bytes that belong to no result"):
+        process._keep(3, np.zeros(1, np.uint8))
+
+
+def test_a_process_that_is_killed_is_over_before_it_has_freed_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = threading.Event()
+
+    def reaped(process: subprocess.Popen[bytes], *arguments: Any) -> str:
+        assert freed.wait(SECONDS)
+        assert process.stdout is not None
+        with process.stdout:
+            return how_it_ended(process, *arguments)
+
+    monkeypatch.setattr(module, "_ends", lambda process: False)
+    monkeypatch.setattr(module, "how_it_ended", reaped)
+    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
+    options: Any = None
+    process = Sleeping("a session", options, nowhere, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0)
+    process.start()
+    assert process.started.wait(SECONDS)
+    process.kill()
+    assert ends.get(timeout=SECONDS) == "the Python process of a session was killed"
+    assert ends.empty()
+    freed.set()
+    assert ends.get(timeout=SECONDS) == "gone"

@@ -1,0 +1,100 @@
+"""Which cluster a command is about. The records are real, the processes that they name are this test's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.cluster.processes.process_table import ancestors, began
+from atoll.errors import ClusterError
+from atoll.operate.cluster_queries import find, other_clusters
+from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters, register_embedded
+
+
+@pytest.fixture(autouse=True)
+def runtime(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_directory))
+    monkeypatch.delenv("ATOLL_ADDRESS", raising=False)
+    return short_directory
+
+
+def stays(name: str) -> None:
+    registry = ClusterRegistry()
+    with registry.locked():
+        registry.directory(name).mkdir()
+        registry.register(name, f"unix:/{name}", "1x1x1", "cpu", os.getpid())
+
+
+def embedded(runtime: Path, owner: int) -> None:
+    directory = runtime / f"atoll-client-{owner}"
+    directory.mkdir()
+    started = began(os.getpid())
+    assert started is not None
+    record = ClusterRecord(
+        f"embedded-{owner}", f"unix:/e{owner}", "1x1x1", "cpu", str(directory), os.getpid(), started, owner, "train.py"
+    )
+    (directory / "cluster.json").write_bytes(msgspec.json.encode(record))
+
+
+def found(**options: object) -> str:
+    return str(find(**options).address)  # type: ignore[arg-type]
+
+
+STRANGER = 1 << 22  # more than any pid
+
+
+def test_inside_a_script_its_embedded_cluster_goes_before_the_one_that_stays(runtime: Path) -> None:
+    stays("default")
+    embedded(runtime, STRANGER)
+    embedded(runtime, os.getppid())
+    assert found() == f"unix:/e{os.getppid()}"
+    assert found(embedded=False) == "unix:/default"
+
+
+def test_elsewhere_an_embedded_cluster_is_found_by_its_name_or_as_the_only_one(runtime: Path) -> None:
+    embedded(runtime, STRANGER)
+    assert found() == f"unix:/e{STRANGER}"
+    stays("mine")
+    assert found() == "unix:/mine"
+    assert found(name=f"embedded-{STRANGER}") == f"unix:/e{STRANGER}"
+    assert [each.title for each in other_clusters(find())] == [f"embedded-{STRANGER} (train.py)"]
+
+
+def test_an_embedded_cluster_is_not_ended_unless_it_is_named(runtime: Path) -> None:
+    embedded(runtime, STRANGER)
+    with pytest.raises(ClusterError, match="no cluster is up"):
+        find(embedded=False)
+    assert found(name=f"embedded-{STRANGER}", embedded=False) == f"unix:/e{STRANGER}"
+
+
+def test_among_several_embedded_clusters_one_has_to_be_chosen(runtime: Path) -> None:
+    embedded(runtime, STRANGER)
+    embedded(runtime, STRANGER + 1)
+    with pytest.raises(ClusterError, match=rf"--name \(embedded-{STRANGER} \(train.py\), embedded-"):
+        find()
+
+
+def test_the_environments_address_goes_before_the_embedded_cluster(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded(runtime, os.getpid())
+    monkeypatch.setenv("ATOLL_ADDRESS", "unix:/other")
+    assert found() == "unix:/other"
+
+
+def test_a_cluster_is_recorded_for_as_long_as_its_engine_runs(runtime: Path) -> None:
+    directory = runtime / "atoll-proxy-1"
+    directory.mkdir()
+    register_embedded(directory, "unix:/p", "1x1x1", "cpu", STRANGER, "atoll proxy")
+    assert embedded_clusters() == []
+    register_embedded(directory, "unix:/p", "1x1x1", "cpu", os.getpid(), "atoll proxy")
+    assert [(each.title, each.owner) for each in embedded_clusters()] == [
+        (f"embedded-{os.getpid()} (atoll proxy)", os.getpid())
+    ]
+
+
+def test_ancestors_begin_with_the_process_and_its_parent() -> None:
+    assert list(ancestors(os.getpid()))[:2] == [os.getpid(), os.getppid()]

@@ -1,0 +1,123 @@
+"""ClusterRegistry against real processes that are no clusters."""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.errors import ClusterError
+from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry
+
+
+@pytest.fixture
+def registry(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterRegistry:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_directory))
+    return ClusterRegistry()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that leads a session, with a child in it, as an engine does."""
+    process = subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo started; wait"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def _register(registry: ClusterRegistry, name: str, pid: int) -> None:
+    with registry.locked():
+        registry.directory(name).mkdir()
+        registry.register(name, registry.address(name), "1x1x1", "cpu", pid)
+
+
+def test_a_live_cluster_is_found_with_all_its_processes(
+    registry: ClusterRegistry, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _register(registry, "one", sleeper.pid)
+    (found,) = registry.all()
+    assert found.name == "one"
+    assert found.is_alive
+    assert len(found.pids()) == 2
+    assert sleeper.pid in found.pids()
+    assert len(found.kill()) == 2
+    sleeper.wait()
+    assert not found.is_alive
+    assert registry.all() == []
+
+
+def test_what_a_dead_engine_left_behind_is_killed_and_removed(
+    registry: ClusterRegistry, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _register(registry, "one", sleeper.pid)
+    (found,) = registry.all()
+    (child,) = [pid for pid in found.pids() if pid != sleeper.pid]
+    descriptor = os.pidfd_open(child)
+    sleeper.kill()
+    sleeper.wait()
+    assert registry.all() == []
+    assert not Path(found.directory).exists()
+    assert select.select([descriptor], [], [], 10.0)[0], "the child still runs"
+    os.close(descriptor)
+
+
+def test_a_number_that_another_process_has_now_is_not_taken_for_the_engine(
+    registry: ClusterRegistry, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _register(registry, "one", sleeper.pid)
+    (found,) = registry.all()
+    earlier = msgspec.structs.replace(found, began=found.began - 1)
+    assert not earlier.is_alive
+    assert earlier.pids() == []
+
+
+def test_a_directory_without_a_record_is_removed(registry: ClusterRegistry) -> None:
+    (registry.root / "half").mkdir()
+    assert registry.all() == []
+    assert not (registry.root / "half").exists()
+
+
+def test_a_runtime_directory_that_others_can_enter_is_refused(registry: ClusterRegistry) -> None:
+    registry.root.chmod(0o755)
+    with pytest.raises(ClusterError, match="0700"):
+        ClusterRegistry()
+
+
+def test_the_cluster_of_another_machine_that_shares_the_directory_is_neither_shown_nor_removed(
+    registry: ClusterRegistry,
+) -> None:
+    directory = registry.directory("theirs")
+    directory.mkdir()
+    record = ClusterRecord("theirs", "10.0.0.9:7000", "1x1x1", "cpu", str(directory), 1, 1, machine="elsewhere")
+    (directory / "cluster.json").write_bytes(msgspec.json.encode(record))
+    assert registry.all() == []
+    assert directory.exists()
+    shutil.rmtree(directory)
+
+
+def test_a_cluster_on_ray_is_up_while_it_is_being_started_and_while_something_listens(
+    registry: ClusterRegistry,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        registry.directory("far").mkdir()
+        with registry.locked():
+            record = registry.register("far", address, "1x1x1", "cpu", os.getpid(), ray="auto")
+        assert record.pids() == []  # the command that started it is none of its processes
+        started_by_one_that_ended = msgspec.structs.replace(record, began=record.began - 1)
+        assert started_by_one_that_ended.is_alive
+    assert record.is_alive
+    assert not started_by_one_that_ended.is_alive

@@ -1,0 +1,72 @@
+"""`atoll up --standby`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster_process import User, eventually, free_port
+
+WITHOUT_XLA = ("--platform", "null")
+
+
+@pytest.fixture
+def user(program_cache: Path) -> Iterator[User]:
+    with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as someone:
+        yield someone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--standby", "unix:/a", "--islands", "1x1x1", "--journal", "j"), "the hosts are those of the cluster"),
+        (("--standby", "unix:/a"), "it goes on with a journal of its own; give a --journal DIRECTORY"),
+        (("--standby", "one:7000", "--journal", "j"), "on TCP it needs the --authority FILE of the cluster"),
+        (("--standby", "one:7000", "--journal", "j", "--insecure"), "on TCP it proves itself by TLS"),
+    ],
+)
+def test_what_cannot_be_a_standby_is_refused_before_anything_starts(user, arguments, expected):
+    refused = user.atoll("up", *arguments)
+    assert refused.returncode == 2
+    assert expected in " ".join(refused.stderr.replace("│", " ").split())
+
+
+@pytest.mark.skipif(not int(os.environ.get("ATOLL_TEST_TAKEOVERS", "0")), reason="make restarts")
+def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_path):
+    first, second, third = (f"127.0.0.1:{free_port()}" for _ in range(3))
+    kept = ("--authority", str(tmp_path / "authority"))
+    up = user.atoll(
+        "up", "--islands", "2x1x2", "--listen", first, *kept, "--journal", str(tmp_path / "1"), *WITHOUT_XLA
+    )
+    up.check()
+    controller = user.process("atoll.controller_process.controller_main")
+    stands_by = ("up", "--standby", first, "--listen", second, *kept, "--journal", str(tmp_path / "2"))
+    says = user.atoll(*stands_by, "--name", "spare").check()
+    assert says.stdout == f"tls://{second}\n"
+    assert f"standby spare follows the controller at tls://{first}" in says.stderr
+    also = user.atoll(
+        "up", "--standby", first, "--journal", str(tmp_path / "3"), *kept, "--name", "third", "--listen", third
+    )
+    assert f"this controller has a standby, at tls://{second}" in also.stderr
+
+    controller.kill()
+    status = ("status", "--json", "--name", "spare")
+    assert eventually(lambda: user.atoll(*status).returncode == 0)
+    report = json.loads(user.atoll(*status).stdout)
+    assert [island["state"] for island in report["islands"]] == ["ready", "ready"]
+    (lost,) = report["islands"][0]["hosts"]
+    psutil.Process(lost["pid"]).kill()
+
+    def is_back() -> bool:
+        island = json.loads(user.atoll(*status).stdout)["islands"][0]
+        return island["state"] == "ready" and island["hosts"][0]["pid"] != lost["pid"]
+
+    assert eventually(is_back), "a worker that starts now finds the standby"
+    user.atoll("down", "--name", "spare").check()
+    assert eventually(lambda: user.leftovers() == []), user.leftovers()

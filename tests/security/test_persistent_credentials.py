@@ -1,0 +1,40 @@
+"""The authority and tokens of a cluster, kept in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import AccessError
+from atoll.security.persistent_credentials import kept_environment
+
+
+def test_the_next_cluster_has_the_same_authority_and_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "authority"
+    first = kept_environment(file)
+    assert kept_environment(file) == first
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert kept_environment(tmp_path / "another") != first
+
+
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "authority"
+    kept_environment(file)
+    file.chmod(0o640)
+    with pytest.raises(AccessError, match=f"others can read or write {file}.*chmod 600"):
+        kept_environment(file)
+
+
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "authority"
+    file.write_text("my diary")
+    file.chmod(0o600)
+    with pytest.raises(AccessError, match=f"{file} is no file of `atoll up --authority`"):
+        kept_environment(file)
+    assert file.read_text() == "my diary"
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AccessError, match=r"cannot keep the cluster's authority in .*: No such file"):
+        kept_environment(tmp_path / "no" / "authority")

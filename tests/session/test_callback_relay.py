@@ -1,0 +1,201 @@
+"""The proxy between workers' calls and their client: none stays unanswered, and callables go when nobody has them."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.host_services.calls.call_messages import (
+    GREETING,
+    Call,
+    Raised,
+    Released,
+    Retained,
+    Returned,
+    decode,
+    encode,
+    first_call,
+)
+from atoll.session.callback_relay import CallbackPort, Relay
+from atoll.transfers.channel import DataChannel
+from atoll.wire.address import Address, parse_address
+from tests.session.fake_cluster import FakeCluster
+from tests.transfers.ends import SECONDS, Receiver
+
+SESSION = 11
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield FakeCluster()
+    loop.close()
+
+
+@pytest.fixture
+def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[Relay]:
+    port = CallbackPort(lambda: Address(path=str(short_directory / "calls")))
+    yield port.relay(SESSION, cluster.session)
+    port.close_relay(SESSION)
+    port.close()
+
+
+def connected(relay: Relay) -> DataChannel:
+    where = relay.where
+    channel = DataChannel.connect(parse_address(where.address), where.session, where.secret)
+    until(lambda: relay._channel is not None)
+    return channel
+
+
+def listening(channel: DataChannel) -> Receiver:
+    """Takes what a client gets after its greeting."""
+    receiver = Receiver(channel)
+    ((_, _, content),) = receiver.wait(1)
+    assert decode(content)[0] == GREETING
+    receiver.pieces.clear()
+    return receiver
+
+
+def until(holds: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def piece(message: Any) -> bytes:
+    return b"".join(bytes(part) for part in encode(message))
+
+
+def give(relay: Relay, feed: int, message: Any) -> None:
+    given_back = threading.Event()
+    relay.call(feed, piece(message), given_back.set)
+    assert given_back.is_set()
+
+
+def answers(cluster: FakeCluster) -> list[tuple[int, Any]]:
+    return [(feed, decode(content)[0]) for feed, content in cluster.answers]
+
+
+def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeCluster, relay: Relay):
+    channel = connected(relay)
+    receiver = listening(channel)
+    give(relay, first_call(1) + 5, Call(3, ()))
+    ((_, feed, content),) = receiver.wait(1)
+    assert (feed, decode(content)[0]) == (first_call(1) + 5, Call(3, ()))
+    channel.send(0, feed, encode(Returned(())))
+    channel.send(0, feed, encode(Returned(())))  # nobody awaits another
+    channel.send(0, first_call(2) + 9, encode(Returned(())))
+    channel.send(0, 17, [b"no call"])
+    channel.close()
+    receiver.join()
+    until(lambda: relay._channel is None)
+    assert answers(cluster) == [(first_call(1) + 5, Returned(()))]
+
+
+def test_a_hosts_own_way_to_the_client_is_passed_on(relay: Relay):
+    channel = connected(relay)
+    passed: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    receiving = threading.Thread(target=channel.receive, args=(lambda *_: None,), kwargs={"on_socket": passed.put})
+    receiving.start()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        relay.pass_socket(theirs)
+        with passed.get(timeout=SECONDS) as arrived:
+            ours.sendall(b"straight")
+            assert arrived.recv(8) == b"straight"
+    channel.close()
+    receiving.join(SECONDS)
+
+
+def test_a_hosts_own_way_ends_where_there_is_no_client(relay: Relay):
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            relay.pass_socket(theirs)
+        ours.settimeout(SECONDS)
+        assert ours.recv(1) == b""
+
+
+def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: Relay):
+    give(relay, first_call(0) + 1, Call(3, ()))
+    ((feed, answer),) = answers(cluster)
+    assert feed == first_call(0) + 1
+    assert isinstance(answer, Raised)
+    assert answer.cancelled
+
+
+def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, relay: Relay):
+    channel = connected(relay)
+    receiver = listening(channel)
+    give(relay, first_call(0) + 1, Call(3, ()))
+    give(relay, first_call(1) + 1, Call(3, ()))
+    receiver.wait(2)
+    cluster.session._channels.calls.host_lost(1)  # type: ignore[union-attr]
+    channel.close()
+    until(lambda: cluster.answers)
+    assert [feed for feed, _ in answers(cluster)] == [first_call(0) + 1]
+
+
+def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unanswered(
+    cluster: FakeCluster, relay: Relay
+):
+    old = connected(relay)
+    receiver = listening(old)
+    give(relay, first_call(0) + 1, Call(3, ()))
+    receiver.wait(1)
+    before = relay._channel
+    new = connected(relay)
+    until(lambda: relay._channel is not before)
+    until(lambda: cluster.answers)
+    old.close()
+    new.close()
+    assert [feed for feed, _ in answers(cluster)] == [first_call(0) + 1]
+
+
+def test_who_does_not_know_the_secret_gets_no_calls(relay: Relay):
+    for session, secret in ((SESSION, "wrong"), (SESSION + 1, relay.where.secret)):
+        stranger = DataChannel.connect(parse_address(relay.where.address), session, secret)
+        assert Receiver(stranger).join() is None, "it was closed"
+        stranger.close()
+
+
+def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_their_function(relay: Relay):
+    channel = connected(relay)
+    receiver = listening(channel)
+    for host in (0, 1, 2):
+        give(relay, first_call(host), Retained((4, 5)))
+    give(relay, first_call(0), Released((4, 5)))
+    relay.unloaded((4, 5))
+    relay.host_lost(2)
+    give(relay, first_call(1) + 1, Call(9, ()))  # shows that nothing came before it
+    receiver.wait(1)
+    give(relay, first_call(1), Released((4, 5)))
+    messages = [decode(content)[0] for _, _, content in receiver.wait(2)]
+    assert messages == [Call(9, ()), Released((4, 5))]
+    channel.close()
+    receiver.join()
+
+
+def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them(relay: Relay):
+    channel = connected(relay)
+    receiver = listening(channel)
+    relay.compiled((4, 5), (0,))
+    relay.unloaded((4, 5))
+    give(relay, first_call(0) + 1, Call(4, ()))
+    receiver.wait(1)
+    give(relay, first_call(0), Retained((4, 5)))
+    give(relay, first_call(0), Released((4, 5)))
+    messages = [decode(content)[0] for _, _, content in receiver.wait(2)]
+    assert messages == [Call(4, ()), Released((4, 5))]
+    channel.close()
+    receiver.join()

@@ -1,0 +1,243 @@
+"""How a session opens: against a controller in this process, over a real socket; the hosts are pretended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.errors import AccessError, Code, ConnectError, Status, VersionError
+from atoll.protocol import messages as m
+from atoll.session.cluster_session import ClusterSession
+from atoll.session.session_opening import open_session
+from atoll.transfers.channel import DataChannel
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection
+from tests.session.fake_cluster import welcome
+from tests.session.test_channels import FakeChannel
+
+
+class Controller:
+    """Answers Hello as `answer(connection, hello)` does, and keeps what else comes."""
+
+    def __init__(self, answer: Callable[[Connection, m.Hello], None]) -> None:
+        self.answer = answer
+        self.connections: list[Connection] = []
+        self.received: list[Any] = []
+
+    def accept(self) -> Connection:
+        def handle(message: Any) -> None:
+            if isinstance(message, m.Hello):
+                self.answer(connection, message)
+            else:
+                self.received.append(message)
+
+        connection = Connection(m.ToController, handle, lambda reason: None)
+        self.connections.append(connection)
+        return connection
+
+
+class Hosts:
+    """Data ports of which some do not answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, unreachable: set[str]) -> None:
+        self.unreachable = unreachable
+        self.channels: dict[str, FakeChannel] = {}
+        monkeypatch.setattr(DataChannel, "connect", self._open)
+
+    def _open(self, address: Address, session: int, secret: str, identity: None = None) -> FakeChannel:
+        assert (session, secret) == (5, "secret")
+        if address.path in self.unreachable:
+            raise ConnectError(f"cannot reach a data port at {address}: nobody there")
+        channel = self.channels[address.path] = FakeChannel()
+        return channel
+
+
+def play(directory: Path, controller: Controller, work: Callable[[Address], Awaitable[None]]) -> None:
+    async def run() -> None:
+        path = str(directory / "controller.sock")
+        server = await asyncio.get_running_loop().create_unix_server(controller.accept, path)
+        try:
+            await asyncio.wait_for(work(Address(path=path)), 20)
+        finally:
+            for connection in controller.connections:
+                connection.close()
+            server.close()
+            await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def opened(address: Address, patience: float = 0.2) -> Awaitable[ClusterSession]:
+    return open_session(address, "token", "a test", 42, patience, first_handle=1000)
+
+
+def lets_in(connection: Connection, hello: m.Hello) -> None:
+    assert (hello.role, hello.token, hello.pid, hello.label) == ("proxy", "token", 42, "a test")
+    connection.send(welcome(hosts=2))
+
+
+def test_a_session_opens_with_channels_to_all_hosts(tmp_path, monkeypatch):
+    hosts = Hosts(monkeypatch, set())
+
+    async def work(address: Address) -> None:
+        session = await opened(address)
+        assert sorted(hosts.channels) == ["/0", "/1"]
+        assert session.mint() == 1000
+        session.close()
+
+    play(tmp_path, Controller(lets_in), work)
+
+
+def test_a_host_that_cannot_be_reached_keeps_no_session_out_and_is_served_once_it_is_back(tmp_path, monkeypatch):
+    hosts = Hosts(monkeypatch, {"/1"})
+    controller = Controller(lets_in)
+
+    async def work(address: Address) -> None:
+        session = await opened(address)
+        assert sorted(hosts.channels) == ["/0"]
+        session.upload([0, 1], 7, [b"contents"])
+        assert hosts.channels["/0"].sent == [(7, [b"contents"])]
+        controller.connections[0].send(m.HostsBack(((1, "unix:/again"),)))
+        while "/again" not in hosts.channels or not hosts.channels["/again"].sent:
+            await asyncio.sleep(0.01)
+        assert hosts.channels["/again"].sent == [(7, [b"contents"])]
+        session.close()
+
+    play(tmp_path, controller, work)
+
+
+def test_hosts_are_dialled_at_once(tmp_path, monkeypatch):
+    Hosts(monkeypatch, set())
+    dial = DataChannel.connect
+    started: list[str] = []
+
+    def slow(address: Address, session: int, secret: str, identity: None = None) -> Any:
+        """Answers when all were asked."""
+        started.append(address.path)
+        for _ in range(1000):
+            if len(started) == 2:
+                return dial(address, session, secret)
+            time.sleep(0.01)
+        raise ConnectError("the others were not dialled")
+
+    monkeypatch.setattr(DataChannel, "connect", slow)
+
+    async def work(address: Address) -> None:
+        (await opened(address)).close()
+
+    play(tmp_path, Controller(lets_in), work)
+
+
+def test_a_cluster_of_which_no_host_can_be_reached_is_an_error(tmp_path, monkeypatch):
+    Hosts(monkeypatch, {"/0", "/1"})
+    controller = Controller(lets_in)
+
+    async def work(address: Address) -> None:
+        with pytest.raises(ConnectError, match=r"none of the cluster's hosts can be reached: .*nobody there"):
+            await opened(address)
+        assert len(controller.connections) > 1  # it tried for as long as it had patience
+
+    play(tmp_path, controller, work)
+
+
+def test_a_session_opens_while_no_host_is_up(tmp_path, monkeypatch):
+    Hosts(monkeypatch, set())
+
+    def answer(connection: Connection, hello: m.Hello) -> None:
+        connection.send(welcome(hosts=0))
+
+    async def work(address: Address) -> None:
+        (await opened(address)).close()
+
+    play(tmp_path, Controller(answer), work)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.UNAUTHENTICATED, AccessError),
+        (Code.FAILED_PRECONDITION, VersionError),
+        (Code.RESOURCE_EXHAUSTED, ConnectError),
+    ],
+)
+def test_a_refusal_is_final(tmp_path, code, kind):
+    controller = Controller(lambda connection, hello: connection.send(m.Refused(Status(int(code), "no"))))
+
+    async def work(address: Address) -> None:
+        with pytest.raises(kind, match="no"):
+            await opened(address, patience=10.0)
+        assert len(controller.connections) == 1
+
+    play(tmp_path, controller, work)
+
+
+def test_a_controller_that_goes_away_instead_of_answering_is_an_error(tmp_path):
+    async def work(address: Address) -> None:
+        with pytest.raises(ConnectError, match="the Atoll controller is gone"):
+            await opened(address)
+
+    play(tmp_path, Controller(lambda connection, hello: connection.close()), work)
+
+
+def test_what_follows_the_welcome_at_once_is_for_the_session(tmp_path, monkeypatch):
+    Hosts(monkeypatch, set())
+
+    def answer(connection: Connection, hello: m.Hello) -> None:
+        lets_in(connection, hello)
+        connection.send(m.Quiesce(3))
+
+    controller = Controller(answer)
+
+    async def work(address: Address) -> None:
+        session = await opened(address)
+        while not controller.received:
+            await asyncio.sleep(0.01)
+        assert (controller.received, session.is_quiesced) == ([m.Quiesced(3)], True)
+        session.close()
+
+    play(tmp_path, controller, work)
+
+
+def test_a_controller_that_is_not_there_yet_is_waited_for(tmp_path, monkeypatch):
+    Hosts(monkeypatch, set())
+    path = str(tmp_path / "late.sock")
+
+    async def run() -> None:
+        opening = asyncio.ensure_future(opened(Address(path=path), patience=10.0))
+        await asyncio.sleep(0.1)
+        controller = Controller(lets_in)
+        server = await asyncio.get_running_loop().create_unix_server(controller.accept, path)
+        (await opening).close()
+        server.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def test_no_process_at_the_address_is_an_error_when_patience_ends(tmp_path):
+    async def run() -> None:
+        with pytest.raises(ConnectError, match="cannot reach the Atoll controller"):
+            await opened(Address(path=str(tmp_path / "nobody.sock")))
+
+    asyncio.run(run())
+
+
+def test_a_controller_that_is_silent_from_its_welcome_on_is_missed(tmp_path, monkeypatch):
+    Hosts(monkeypatch, set())
+
+    def welcomes(connection: Connection, hello: m.Hello) -> None:
+        connection.send(msgspec.structs.replace(welcome(hosts=1), lease=0.01))
+
+    async def work(address: Address) -> None:
+        session = await opened(address)
+        while session.lost is None:
+            await asyncio.sleep(0.05)
+        assert "the Atoll controller is gone: nothing was heard of it" in session.lost.message
+
+    play(tmp_path, Controller(welcomes), work)

@@ -1,0 +1,123 @@
+"""How units of reads end: with the last of them, told once, and after what is known of their rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atoll.errors import Code, StatusError
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from atoll.worker.completion_reporter import Endings
+from atoll.worker.dispatch_unit import DispatchUnit, PlanRun, Read
+from atoll.worker.occupancy import Occupancy
+
+SECONDS = 10.0
+
+
+class Pending:
+    """A completion that is ready when it is told to be."""
+
+    ready_means_complete = True
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+
+    def is_ready(self) -> bool:
+        return self.is_over.is_set()
+
+    def block_until_ready(self) -> None:
+        assert self.is_over.wait(SECONDS)
+
+
+class Watching:
+    """A unit that is watched, and all that was reported, by clock ticks."""
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+        self.watched: list[Sequence[Any]] = []
+        self.ticks = iter(range(1, 1000))
+        self.readers = ThreadPoolExecutor(4)
+        steps: Any = SimpleNamespace(device_of=lambda segment: 0)
+        occupancy = Occupancy(self.report, lambda unit: ())
+        self.endings = Endings(steps, occupancy, self, self.readers, lambda: next(self.ticks))
+        plan = p.Plan("f", (), (p.Segment(0, ()),), ())
+        self.unit = DispatchUnit(PlanRun(m.Run(7, 1, 1, (), (), ()), plan), 0, 1, 7, 0)
+
+    def report(self, *messages: Any) -> None:
+        self.reports.extend(messages)
+
+    def watch(self, device: int, sequence: int, started: int, completions: Sequence[Any]) -> None:
+        self.watched.append(completions)
+
+    def end(self) -> list[Any]:
+        self.readers.shutdown(wait=True)
+        self.endings.report_completed()
+        return self.reports
+
+
+def read(call: Callable[[], Any] = lambda: None, wait: Callable[[], Any] = lambda: None, at_once: bool = False) -> Read:
+    return Read(wait, call, lambda: at_once)
+
+
+def test_it_ends_once_with_the_last_of_its_reads_and_began_with_the_first() -> None:
+    case, first, last = Watching(), threading.Event(), threading.Event()
+    case.unit.reads = [read(first.set), read(lambda: last.wait(SECONDS)), read()]
+    case.endings.watch(case.unit)
+    assert first.wait(SECONDS)
+    while next(case.ticks) < 50:
+        pass
+    assert not case.reports
+    last.set()
+    ((sequence, started, ended),) = case.end()[0].runs
+    assert (len(case.reports), sequence) == (1, 7)
+    assert started < 50 < ended
+    assert not case.watched
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_is_known_of_rows_comes_ahead_of_the_end_in_one_message(at_once: bool) -> None:
+    case = Watching()
+    unit = case.unit
+    unit.rows.append((0, 5))
+    unit.reads = [read(lambda: unit.rows.append((10, 0)), at_once=at_once)]
+    if not at_once:
+        unit.reads.append(read(lambda: unit.rows.append((100, 0))))
+    case.endings.watch(unit)
+    moved, done = case.end()
+    assert moved == m.RowsMoved(7, 10 if at_once else 110, 5)
+    assert done.runs[0][0] == 7
+
+
+def test_a_read_that_fails_fails_it_once_when_nobody_reads_any_more() -> None:
+    case, last = Watching(), threading.Event()
+
+    def fail() -> None:
+        raise StatusError(Code.DATA_LOSS, "gone")
+
+    case.unit.reads = [read(fail), read(fail), read(lambda: last.wait(SECONDS))]
+    case.endings.watch(case.unit)
+    last.set()
+    (failed,) = case.end()
+    assert (failed.sequence, failed.status.code) == (7, Code.DATA_LOSS)
+    assert "gone" in failed.status.message
+
+
+def test_rows_that_are_read_beside_what_is_watched_are_reported_by_who_reads_them() -> None:
+    case, computed, first = Watching(), Pending(), threading.Event()
+    unit = case.unit
+    unit.completions.append(computed)
+    unit.rows.append((0, 1))
+    unit.reads = [read(lambda: (first.wait(SECONDS), unit.rows.append((2, 0))))]
+    case.endings.watch(unit)
+    assert case.reports == [m.RowsMoved(7, 0, 1)]
+    first.set()
+    case.readers.shutdown(wait=True)
+    assert case.reports[1:] == [m.RowsMoved(7, 2, 0)]
+    ((_, beside),) = case.watched
+    assert beside.is_ready()

@@ -1,0 +1,80 @@
+"""Which programs of a host are a session's own, and which are others'."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from atoll.devices.null.model import MODELS
+from atoll.devices.null.null_backend import Collectives, NullBackend
+from atoll.devices.null.null_program import NullProgram
+from atoll.engines.null_hosts.host import AtOnce
+from atoll.host_services.profiles.xspace import Others
+from atoll.protocol.messages import Compile
+from atoll.transfers.inbox import Inbox
+from atoll.worker import host_functions
+from atoll.worker.host_functions import Functions
+from atoll.worker.type_keys import TypeKeys
+from tests.devices.null.test_moments import HandClock
+
+ALICE, BOB = 1, 2
+
+
+class Host:
+    def __init__(self) -> None:
+        self.inbox = Inbox(lambda session, feed: None)
+        backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
+        self.compiled: list[Any] = []
+        self.functions = Functions(backend, self.inbox, TypeKeys(), self.compiled.append, AtOnce())
+
+    def compile(self, session: int, program: str, name: str) -> None:
+        """Has a session compile a program, which the cluster knows by this name."""
+        self.inbox.put(session, len(self.compiled), NullProgram(program, 0.0, (), ()).source())
+        self.functions.compile(Compile(name, session, len(self.compiled), (((0, 0),),)))
+        assert self.compiled[-1].status.ok
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def test_a_program_is_of_all_who_have_compiled_it(host: Host) -> None:
+    host.compile(ALICE, "step", "a")
+    host.compile(BOB, "recipe", "b")
+    assert host.functions.programs.others(ALICE) == Others({"recipe"}, set())
+    host.compile(ALICE, "recipe", "b")
+    assert host.functions.programs.others(ALICE) == Others(set(), set())
+    assert host.functions.programs.others(BOB) == Others({"step"}, set())
+
+
+def test_a_function_has_its_name_also_where_it_was_compiled_before(host: Host) -> None:
+    host.compile(ALICE, "step", "a")
+    host.functions.drop("a")  # it stays for a while
+    host.compile(BOB, "step", "a")
+    assert [(each.name, each.cached) for each in host.compiled] == [("step", False), ("step", True)]
+
+
+def test_two_programs_of_one_name_are_ambiguous(host: Host) -> None:
+    host.compile(ALICE, "step", "a")
+    host.compile(BOB, "step", "b")
+    assert host.functions.programs.others(ALICE) == Others(set(), {"step"})
+
+
+def test_what_is_gone_was_others_unless_one_still_has_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_functions, "IDLE_FUNCTIONS", 0)
+    host.compile(BOB, "recipe", "b")
+    host.functions.programs.close(BOB)
+    host.functions.drop("b")
+    assert host.functions.programs.others(ALICE) == Others({"recipe"}, set())
+
+
+def test_a_program_that_does_not_have_the_hash_it_came_under_is_not_compiled(host: Host) -> None:
+    source = NullProgram("step", 0.0, (), ()).source()
+    for number, (content, is_right) in enumerate(((hashlib.sha256(source).hexdigest(), True), ("0" * 64, False))):
+        host.inbox.put(ALICE, number, source)
+        host.functions.compile(Compile(f"name {number}", ALICE, number, (((0, 0),),), content))
+        assert host.compiled[-1].status.ok is is_right
+    assert "does not have the hash it states" in host.compiled[-1].status.message
