@@ -64,17 +64,21 @@ if TYPE_CHECKING:
 
 RUN = ""
 RUNTIME = Path()
+# All processes of this run share the directory of compiled programs and the key that protects them.
+PROGRAMS = Path()
 _guardian: subprocess.Popen[bytes]
 
 
 def _begin() -> None:
     """Make a run and a runtime directory for this process, and start the guardian that watches it."""
-    global RUN, RUNTIME, _guardian
+    global RUN, RUNTIME, PROGRAMS, _guardian
     RUN = os.environ["ATOLL_TEST_RUN"] = uuid.uuid4().hex
     # Unix sockets' paths are short (107 bytes), and pytest's own directories are not.
     RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
     os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
-    os.environ["ATOLL_KEY_FILE"] = str(RUNTIME / "key")
+    if not PROGRAMS.name:  # in the first process, which ends after all others
+        PROGRAMS = RUNTIME / "programs"
+        os.environ["ATOLL_KEY_FILE"] = str(RUNTIME / "key")
     _guardian = subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), str(os.getpid()), RUN, str(RUNTIME)],
         stdin=subprocess.DEVNULL,
@@ -286,9 +290,9 @@ RunScript = Callable[..., ScriptResult]
 
 
 @pytest.fixture(scope="session")
-def program_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the workers of this test session keep compiled programs."""
-    return tmp_path_factory.mktemp("programs")
+def program_cache() -> Path:
+    """Return the directory in which the workers of this run keep compiled programs."""
+    return PROGRAMS
 
 
 @pytest.fixture
