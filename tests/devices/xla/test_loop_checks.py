@@ -101,7 +101,7 @@ def test_a_loop_that_only_looks_like_one_that_counts_has_a_check(change: tuple[s
       }
       return %0#1 : tensor<i32>
     }"""
-    with context(), ir.Location.unknown():
+    with context(0), ir.Location.unknown():
         assert insert_checks(ir.Module.parse(text), 1) == 0
         assert change[0] in text
         assert insert_checks(ir.Module.parse(text.replace(*change)), 1) == 1

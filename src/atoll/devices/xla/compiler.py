@@ -49,7 +49,7 @@ class XlaCompiler:
         jax.config.update("jax_num_cpu_devices", devices)
         self._backend = XlaBackend()
         threading.stack_size(_LOADING_STACK)  # of the threads that this module starts
-        with context():
+        with context(len(_FIRST)):
             version = stablehlo.get_minimum_version()
             first = _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(ir.Module.parse(_FIRST)), version)
         request = CompileProgram(first, xc.CompileOptions().SerializeAsString(), 1, 1, "cpu")
@@ -60,7 +60,7 @@ class XlaCompiler:
     ) -> CompiledProgram:
         grid = self._grid(request)
         source = Source(request.program, request.options, request.callbacks, request.channels)
-        with context():
+        with context(len(request.program)):
             prepared = prepare(source, grid, asking, refuse_peers=True)
             begun(*_name_and_line(prepared.module))
             signatures = tuple(prepared.signatures)

@@ -129,7 +129,7 @@ class XlaBackend:
         """
         started = time.monotonic()
         grid = self._grid(assignment)
-        with context():
+        with context(len(program)):
             source = Source(program, options) if callbacks is None else _calling(program, options, callbacks)
             prepared = prepare(source, grid, callbacks)
             if tenant and self._stops is not None:

@@ -6,8 +6,9 @@ malformed ones, so a cluster with tenants calls this module in compiler processe
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ from atoll.protocol.messages import HostChannels
 # Parts of the names of custom calls that use LAPACK, on CPUs and on GPUs, in programs lowered elsewhere.
 _LAPACK, _HYBRID = b"lapack_", b"hybrid_"
 _lapack_begins = threading.Lock()
+# Of programs that one MLIR context reads.
+MOST_CONTEXT_BYTES = 1 << 20
+_MOST_IDLE_CONTEXTS = 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Prepared:
 
 
 def prepare(source: Source, grid: Any, asked: AskedClient | None, refuse_peers: bool = False) -> Prepared:
-    """Read a program for the devices `grid[replica][partition]`. Call this in the MLIR context of `context()`.
+    """Read a program for the devices `grid[replica][partition]`. Call this in an MLIR context of `context`.
 
     Raises StatusError for a program that may not run here, and what MLIR raises for a program that it cannot read.
     """
@@ -76,7 +80,33 @@ def prepare(source: Source, grid: Any, asked: AskedClient | None, refuse_peers: 
     return Prepared(module, options, calls, signatures)
 
 
-context: Callable[[], Any] = mlir.make_ir_context
+class Contexts:
+    """MLIR contexts that were used before. For any thread.
+
+    It takes 4 ms of CPU time to create and destroy a context of JAX. A small program takes 25 ms to compile. A context
+    keeps the types and constants of all programs that it has read, so a bound of bytes ends its use.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Any, int]] = []  # with how many bytes of programs each has read
+
+    @contextlib.contextmanager
+    def use(self, program_bytes: int) -> Iterator[None]:
+        """Enter a context that nobody else uses meanwhile, for a program of this size. After an error it is dropped."""
+        with self._lock:
+            entered, read = self._idle.pop() if self._idle else (None, 0)
+        if entered is None:
+            entered = mlir.make_ir_context()
+        with entered:
+            yield
+        read += program_bytes
+        with self._lock:
+            if read <= MOST_CONTEXT_BYTES and len(self._idle) < _MOST_IDLE_CONTEXTS:
+                self._idle.append((entered, read))
+
+
+context = Contexts().use
 
 
 def _initialize_lapack(program: bytes) -> None:
