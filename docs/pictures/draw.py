@@ -131,7 +131,7 @@ LAUNCH: Picture = (
             235,
             400,
             "3  check",
-            ("arguments, memory, lost islands", "dispatch/launcher.py", "scheduling/checks.py"),
+            ("arguments, memory, failed islands", "dispatch/launcher.py", "scheduling/checks.py"),
             ORANGE,
         ),
         Box(
@@ -186,7 +186,7 @@ LAUNCH: Picture = (
             480,
             135,
             400,
-            "if an island is lost",
+            "if an island fails",
             (
                 "decided: controller/islands/recovery.py",
                 "states: cluster/lifecycle.py",

@@ -4,7 +4,7 @@
 
 runs any JAX script on an embedded cluster. `connect` does the same from Python; `program` makes a function over
 several compiled functions into one launch; `pipeline` cuts a model over several meshes; `elastic.run` goes on where
-islands are lost, and `replicate` keeps second copies; `make_virtual_device_set` asks the cluster for slices of its
+islands fail, and `replicate` keeps second copies; `make_virtual_device_set` asks the cluster for slices of its
 islands; `trace` records what the cluster runs; the command `atoll` starts clusters that stay. All errors are
 subclasses of `AtollError`: `atoll.errors` shows the tree.
 """

@@ -44,7 +44,7 @@ __all__ = ["BatchIterator", "Batches", "Shard"]
 _FORMAT = "atoll.data 1"
 _REST_BYTES = 4096  # of a record, beside the state
 _LOST = re.compile("ABORTED|DATA_LOSS|UNAVAILABLE|.*RuntimeError: the object was lost", re.DOTALL)
-_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds, while the processes of a host that was lost come back
+_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds, while the processes of a host that failed come back
 _LOST_NOTE = (
     "The batches that were read ahead are gone with it. `iterator.set_state(iterator.get_state())` makes the pipelines"
     " again, which go on with the batch that failed."
@@ -115,7 +115,7 @@ class BatchIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """The next batch. Raises what the pipeline raised; JaxRuntimeError where a host was lost."""
+        """The next batch. Raises what the pipeline raised; JaxRuntimeError where a host failed."""
         with self._lock:
             if self._end is None:
                 try:

@@ -19,7 +19,7 @@
 
 In parentheses: the built-in class that an error is, too.
 
-What fails on the cluster while a script runs (a computation, an allocation, a lost island) reaches the script from
+What fails on the cluster while a script runs (a computation, an allocation, a failed island) reaches the script from
 jaxlib, as `jax.errors.JaxRuntimeError`. Its text begins with the name of a `Code`.
 
 A `Status` is what travels between processes: an absl status code, a message, and payloads. The client's C++ half turns

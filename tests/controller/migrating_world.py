@@ -57,7 +57,7 @@ class MigratingClient(Client):
                 for function, hosts in functions:
                     feed = self.fresh()
                     self.uploads.extend((host, feed) for host in hosts)
-                    self.say(m.CompileAgain(function, feed))
+                    self.say(m.Recompile(function, feed))
             case m.SliceAdded(status=status, slice=number):
                 if status.ok:
                     self.slices.append(number)

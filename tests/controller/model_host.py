@@ -116,7 +116,7 @@ class ModelHost:
                     assert piece.number in self.spilled[session], "a piece comes back that is not spilled"
                     self.returning.extend((host, session, feed) for host in hosts)
             case m.DropSpilled(session=session, pieces=pieces):
-                for piece in pieces:  # of a host that was lost meanwhile, it is gone already
+                for piece in pieces:  # of a host that failed meanwhile, it is gone already
                     self.spilled.get(session, {}).pop(piece.number, None)
 
     def dispatch(self, state: ModelRun, sequence: int, count: int) -> None:

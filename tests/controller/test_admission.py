@@ -62,7 +62,7 @@ def test_a_cluster_has_one_engine_at_a_time():
     second = cluster.connect("engine")
     status = refused(cluster, second)
     assert (status.code, status.message) == (Code.ALREADY_EXISTS, "this cluster has its engine")
-    cluster.receive(second, m.IslandGivenUp(0, "it says so"))
+    cluster.receive(second, m.IslandRemoved(0, "it says so"))
     assert not cluster.controller.resources.islands[0].is_over, "nothing that it still says counts"
     cluster.receive(cluster.connect("agent"), m.AgentSays(b"for the engine"))
     assert ("engine", 0) in [to for to, message in cluster.sent() if isinstance(message, m.AgentSays)]
@@ -154,9 +154,9 @@ def test_a_host_that_is_not_expected_is_refused(host, island):
     assert "is not expected" in refused(cluster, connection).message
 
 
-def test_a_host_of_an_island_that_was_given_up_is_refused():
+def test_a_host_of_an_island_that_was_removed_is_refused():
     cluster = joined("2x1x1")
-    cluster.engine(m.IslandGivenUp(1, "it crashed 9 times"))
+    cluster.engine(m.IslandRemoved(1, "it crashed 9 times"))
     cluster.flush()
     connection = cluster.connect("worker")
     cluster.receive(connection, ready(cluster.topology, 1, "unix:/x"))
@@ -172,8 +172,8 @@ def test_a_lost_host_counts_a_little_later_by_when_the_engine_has_said_why():
     assert [type(each) for each in cluster.flush()] == [a.SetTimer]
     cluster.engine(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
     (lost,) = cluster.outbox()
-    assert lost == m.HostsLost((0,))
-    assert "killed by SIGKILL" in cluster.controller.sessions[session].unseen[0][0].message
+    assert lost == m.HostsFailed((0,))
+    assert "killed by SIGKILL" in cluster.controller.sessions[session].unacknowledged_failures[0][0].message
     cluster.end_timers(ENGINE_SAYS_SECONDS)
     assert cluster.outbox() == []
 
@@ -198,7 +198,7 @@ def test_a_worker_that_says_what_no_worker_says_is_lost():
     cluster = joined("1x1x1")
     cluster.worker(0, m.StopRequest())
     assert "a worker does not send StopRequest" in cluster.flush()[-1].reason
-    assert cluster.controller.resources.is_lost(0)
+    assert cluster.controller.resources.has_failed(0)
 
 
 def test_who_asks_to_stop_is_answered_and_workers_are_asked_to_end():

@@ -70,7 +70,7 @@ def its_session_ends_while_it_is_in_line(play: Play) -> None:
     play.flush()
 
 
-def its_island_is_lost(play: Play) -> None:
+def its_island_fails(play: Play) -> None:
     for handle in range(100, 140):
         play.say(m.Launch(1, (10,), (handle,), ()))
     play.lose(0, "killed")
@@ -81,7 +81,7 @@ def it_runs_again_after_the_loss_of_its_island(play: Play) -> None:
     """Launches that wait for bytes had not started."""
     play.with_put(3)
     play.say(m.Launch(3, (), (40,), (78,)))
-    its_island_is_lost(play)
+    its_island_fails(play)
     play.join_again(0)
 
 
@@ -118,7 +118,7 @@ def it_is_large_and_its_session_ends(play: Play) -> None:
         its_session_ends_while_it_runs,
         its_session_ends_while_it_waits_for_bytes,
         its_session_ends_while_it_is_in_line,
-        its_island_is_lost,
+        its_island_fails,
         it_runs_again_after_the_loss_of_its_island,
         it_is_large_and_ends,
         it_is_large_and_fails,

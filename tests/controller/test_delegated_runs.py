@@ -46,7 +46,7 @@ def progress(run: m.Run, *segments: int, is_over: bool = False) -> m.RunProgress
     times = [number for segment in segments for number in (10 * segment + 1, 10 * segment + 11)]
     first, *_ = (*segments, 0)
     took = [10 for _ in segments]
-    samples = tuple((each, 10) for each in run.samples if each in segments)
+    samples = tuple((each, 10) for each in run.sampled if each in segments)
     counted = m.GangsEnded(sum(took), min(times, default=0), 0, max(times, default=0), tuple(counts_of(took)), samples)
     packed = struct.pack(f"<{len(times)}q", *times)
     return m.RunProgress(run.sequence, first, packed, counted if segments else None, is_over)
@@ -198,7 +198,7 @@ def test_a_launch_beside_others_is_dispatched_node_by_node(play):
 
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_that_is_lost_in_a_delegated_run_fails_the_launch(play, lost, asked):
+def test_a_host_that_fails_in_a_delegated_run_fails_the_launch(play, lost, asked):
     first, second = launched(play)
     awaited(play, 20)
     if asked:  # how far it has come
@@ -221,7 +221,7 @@ def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_isla
     play.lose(1, "killed")
     messages = play.outbox()
     assert m.RevokeRuns(play.session) in messages
-    assert m.DropRun(play.session, first.sequence) in messages, "it was the first on the lost island"
+    assert m.DropRun(play.session, first.sequence) in messages, "it was the first on the failed island"
     answer = m.RunsRevoked(play.session, ((first.sequence, 1), (behind.sequence, begun)))
     messages = play.report(0, answer)
     errors = [play.controller.sessions[play.session].directory.entries[handle].error for handle in (20, 30)]
@@ -237,7 +237,7 @@ def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_isla
     assert errors[1] is None
     assert m.SetRunLimit(play.session, ((behind.sequence, 0),)) in messages
     messages = play.report(0, progress(behind, is_over=True))
-    messages += play.say(m.LossAcknowledged((1,))) + play.join_again(1)
+    messages += play.say(m.FailureAcknowledged((1,))) + play.join_again(1)
     again = {each.host_feeds for each in runs(messages)}
     assert again.isdisjoint({behind_second.host_feeds, second.host_feeds}), "what was sent before is for nobody"
     awaited(play, 30)

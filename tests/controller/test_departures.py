@@ -37,7 +37,7 @@ def test_it_is_the_reason_also_if_another_host_of_the_island_is_reported_first()
     assert "host 1 of island 0 is gone (m1 left: SIGTERM)" in failure(cluster)
 
 
-def test_a_host_that_is_lost_while_another_one_leaves_is_its_own_reason():
+def test_a_host_that_fails_while_another_one_leaves_is_its_own_reason():
     cluster = joined("1x2x1")
     cluster.engine(machines("", "SIGTERM"))
     cluster.engine(m.WorkerEnded(0, cluster.controller.resources.hosts[0].incarnation, -6, "killed by SIGABRT"))

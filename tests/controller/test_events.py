@@ -71,7 +71,7 @@ def recorded(token: str = "", **settings: object) -> Cluster:
 def test_a_log_replays_to_the_same_decisions(settings):
     cluster = recorded(**settings)
     sent = [action.message for action in cluster.actions if isinstance(action, a.Send)]
-    assert {m.Run, m.Awaited, m.HostsLost, m.Welcome, m.StatusReply} <= {type(message) for message in sent}
+    assert {m.Run, m.Awaited, m.HostsFailed, m.Welcome, m.StatusReply} <= {type(message) for message in sent}
     assert replayed(cluster) == decided(cluster)
 
 

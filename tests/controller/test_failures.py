@@ -35,7 +35,7 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
     assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
 
 
-def test_what_could_not_be_sent_to_a_host_that_is_lost_fails_by_that_loss():
+def test_what_could_not_be_sent_to_a_host_that_fails_fails_by_that_loss():
     play = Play("2x1x1")
     play.with_put()
     play.array(10)
@@ -107,7 +107,7 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     play.say(m.Query(6, "layout", 1, -1, b""))
 
     play.lose(0, "killed")
-    messages = play.outbox() + play.say(m.LossAcknowledged((0,)))
+    messages = play.outbox() + play.say(m.FailureAcknowledged((0,)))
 
     assert runs(messages) == [], "nothing more is sent to it"
     statuses = {x.wait: x.status for x in messages if isinstance(x, m.Awaited)}
@@ -119,7 +119,7 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     assert "(in put)" in statuses[11].message
     assert sum(x.launches for x in messages if isinstance(x, m.CreditReturned)) == launches + 1
     assert not any(isinstance(x, m.QueryReply) for x in messages), "questions wait until somebody can answer"
-    assert m.HostsLost((0,)) in messages
+    assert m.HostsFailed((0,)) in messages
     statistics = play.controller.scheduler.statistics(0)
     assert (statistics.waiting, statistics.in_flight) == (0, 0)
     # What needs the lost array fails at once.
@@ -151,8 +151,8 @@ def test_the_loss_of_one_island_leaves_the_others_to_work():
 def test_the_loss_of_one_host_is_that_of_its_island():
     play = Play("2x2x1")
     play.lose(1, "killed")
-    assert m.HostsLost((0, 1)) in play.outbox()
-    assert [play.controller.resources.is_lost(host) for host in range(4)] == [True, True, False, False]
+    assert m.HostsFailed((0, 1)) in play.outbox()
+    assert [play.controller.resources.has_failed(host) for host in range(4)] == [True, True, False, False]
 
 
 def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
@@ -162,16 +162,16 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
     play.lose(0, "killed")
     play.outbox()
     assert play.say(m.Launch(1, (), (11,), ())) == [], "it waits for the island"
-    play.say(m.LossAcknowledged((0,)))
+    play.say(m.FailureAcknowledged((0,)))
 
     back = play.join_again(0)
     secret = play.controller.sessions[play.session].secret
     assert back[0] == m.OpenStore(play.session, secret)
     assert [x.plan for x in back if isinstance(x, m.RegisterPlan)] == [plan]
-    assert m.HostsBack(((0, "unix:/data-0-again"),)) in back
+    assert m.HostsRestarted(((0, "unix:/data-0-again"),)) in back
     assert runs(back) == [], "the function is not there yet"
 
-    assert play.say(m.CompileAgain(1, 95)) == []
+    assert play.say(m.Recompile(1, 95)) == []
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (95,)))
     assert compile_.function == name
     ready, run = play.report(0, m.Compiled(name, OK, b"", 0.1, True))
@@ -204,9 +204,9 @@ def test_a_compilation_goes_on_when_its_island_is_back():
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
     play.lose(0, "killed")
     assert not any(isinstance(x, m.FunctionReady) for x in play.outbox())
-    play.say(m.LossAcknowledged((0,)))
+    play.say(m.FailureAcknowledged((0,)))
     play.join_again(0)
-    play.say(m.CompileAgain(7, 91))
+    play.say(m.Recompile(7, 91))
     play.report(0, m.FeedsArrived(play.session, (91,)))
     ready = play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
     assert m.FunctionReady(7, OK, b"") in ready
@@ -306,7 +306,7 @@ def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
     play.say(m.Launch(1, (), (11,), ()))
     play.engine(m.WorkerEnded(0, 1000, -6, "killed by SIGABRT"))
     play.outbox()
-    play.say(m.LossAcknowledged((0,)))
+    play.say(m.FailureAcknowledged((0,)))
     assert play.say(m.Launch(1, (), (12,), ())) == [m.CreditReturned(1)]
     (awaited,) = play.say(m.Await(5, (12,)))
     assert awaited.status.code == Code.ABORTED
@@ -341,9 +341,9 @@ def test_a_client_that_uploads_without_end_loses_its_own_session_and_no_other(mo
 # ---- islands that were given up
 
 
-def test_an_island_that_was_given_up_is_nothing_to_new_sessions():
+def test_an_island_that_was_removed_is_nothing_to_new_sessions():
     play = Play("2x1x1")
-    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.engine(m.IslandRemoved(0, "its workers ended 9 times"))
     play.outbox()
     late = play.open(50, "late.py")
     (welcome,) = [message for message in play.outbox() if isinstance(message, m.Welcome)]
@@ -365,15 +365,15 @@ def test_a_session_that_opens_while_an_island_restarts_has_its_devices_and_waits
     *_, welcome, lost = play.outbox()
     assert [device.island for device in welcome.devices] == [0, 1]
     assert welcome.hosts == ((1, "unix:/data-1"),)
-    assert lost == m.HostsLost((0,))
-    play.proxy(late.number, m.LossAcknowledged((0,)))
-    assert late.unseen == {}
-    assert play.join_again(0).count(m.HostsBack(((0, "unix:/data-0-again"),))) == 2
+    assert lost == m.HostsFailed((0,))
+    play.proxy(late.number, m.FailureAcknowledged((0,)))
+    assert late.unacknowledged_failures == {}
+    assert play.join_again(0).count(m.HostsRestarted(((0, "unix:/data-0-again"),))) == 2
 
 
 def test_a_cluster_without_an_island_refuses_sessions_with_what_to_do():
     play = Play("1x1x1")
-    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.engine(m.IslandRemoved(0, "its workers ended 9 times"))
     play.outbox()
     play.connect("proxy")
     (refused,) = play.outbox()
@@ -388,9 +388,9 @@ def test_a_cluster_without_an_island_refuses_sessions_with_what_to_do():
     assert {device.island for device in play.open(51, "late.py").devices.virtual} == {1}
 
 
-def test_an_island_that_was_given_up_can_be_drained():
+def test_an_island_that_was_removed_can_be_drained():
     play = Play("2x1x1")
-    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.engine(m.IslandRemoved(0, "its workers ended 9 times"))
     play.outbox()
     play.operator(m.DrainRequest(0))
     assert m.EndIsland(0) in play.outbox()
@@ -476,7 +476,7 @@ def test_what_waits_behind_another_sessions_computation_is_given_its_time():
     assert behind.session == other
 
 
-def test_a_host_that_is_lost_again_before_its_island_is_back_is_not_taken_for_one_that_is_there():
+def test_a_host_that_fails_again_before_its_island_is_back_is_not_taken_for_one_that_is_there():
     cluster = joined("1x2x1")
     cluster.open()
     cluster.lose(0, "it crashed")
@@ -486,7 +486,7 @@ def test_a_host_that_is_lost_again_before_its_island_is_back_is_not_taken_for_on
     cluster.engine(m.WorkerEnded(0, 3000, -11, "SIGSEGV"))
     cluster.flush()
     cluster.join(1, pid=3001)
-    assert [each for each in cluster.outbox() if isinstance(each, m.HostsBack | m.Refused)] == []
+    assert [each for each in cluster.outbox() if isinstance(each, m.HostsRestarted | m.Refused)] == []
     cluster.join(0, pid=3002)
-    (back,) = [each for each in cluster.outbox() if isinstance(each, m.HostsBack | m.Refused)]
+    (back,) = [each for each in cluster.outbox() if isinstance(each, m.HostsRestarted | m.Refused)]
     assert [host for host, _ in back.hosts] == [0, 1]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.controller.sessions.inboxes import MAX_WAITING_NODES
-from atoll.dispatch.compilation import MAX_AGAIN
+from atoll.dispatch.compilation import MAX_RECOMPILES
 from atoll.errors import OK
 from atoll.ir.program import Program
 from atoll.ir.validation import MAX_RESULTS
@@ -103,10 +103,10 @@ def test_longer_lists_than_an_honest_proxy_sends_end_the_session(message: object
 
 def test_a_function_is_not_compiled_again_without_end():
     play = Slow()
-    for feed in range(MAX_AGAIN):
-        play.proxy(play.session, m.CompileAgain(1, 5000 + feed))
+    for feed in range(MAX_RECOMPILES):
+        play.proxy(play.session, m.Recompile(1, 5000 + feed))
     assert not [each for each in play.outbox() if isinstance(each, m.Closing)]
-    assert "compilations of it wait on host 0" in closing_of(play, m.CompileAgain(1, 6000))
+    assert "compilations of it wait on host 0" in closing_of(play, m.Recompile(1, 6000))
 
 
 def test_the_end_of_a_session_frees_what_waits_over_several_flushes():

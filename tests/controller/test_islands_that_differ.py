@@ -94,7 +94,7 @@ def test_a_new_island_is_like_one_of_the_others_or_of_a_shape_of_its_own() -> No
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(0.0, 50.0), (20.0, 20.0)])
-def test_a_new_island_is_given_up_after_the_time_that_was_asked_for(asked: float, seconds: float) -> None:
+def test_a_new_island_is_removed_after_the_time_that_was_asked_for(asked: float, seconds: float) -> None:
     play = Play("1x1x1", wait_seconds=50.0)
     play.operator(m.AddIslandRequest(wait_seconds=asked))
     play.tick(1.0)
@@ -119,7 +119,7 @@ def test_an_island_that_was_drained_since_a_machine_left_comes_back_with_the_mac
     assert island.state is IslandState.RESTARTING
     play.outbox()
     play.join(1, pid=5)
-    assert m.HostsBack(((1, "unix:/data-1"),)) in play.outbox()  # to the one that opened meanwhile
+    assert m.HostsRestarted(((1, "unix:/data-1"),)) in play.outbox()  # to the one that opened meanwhile
     assert island.state is IslandState.READY
     assert {each.island for each in play.open(51, "later.py").devices.virtual} == {0, 1}
 

@@ -110,7 +110,7 @@ def test_a_session_that_ends_meanwhile_leaves_nothing(flushes: int):
 
 
 @pytest.mark.parametrize("flushes", [0, 5, 12, 20, 30, 40])
-def test_a_launch_whose_island_is_lost_meanwhile_fails_with_the_loss_of_its_argument(flushes: int):
+def test_a_launch_whose_island_fails_meanwhile_fails_with_the_loss_of_its_argument(flushes: int):
     play = Registered()
     play.launch()
     for _ in range(flushes):

@@ -125,7 +125,7 @@ def test_launches_in_line_wait_for_a_large_plan_to_be_on_an_island_again():
     play.report(0, m.PlanRegistered(message.plan))
     play.lose(0, "killed")
     play.outbox()
-    play.say(m.LossAcknowledged((0,)))
+    play.say(m.FailureAcknowledged((0,)))
     assert launch(play, 1, 10) == []
     back = play.join_again(0)
     assert runs(back) == []
@@ -144,9 +144,9 @@ def test_launches_that_were_in_line_before_the_loss_wait_too():
         play.say(m.Launch(1, (), (), ()))
     play.lose(0, "killed")
     play.outbox()
-    play.say(m.LossAcknowledged((0,)))
+    play.say(m.FailureAcknowledged((0,)))
     assert runs(play.join_again(0)) == []
-    play.say(m.CompileAgain(1, 950))
+    play.say(m.Recompile(1, 950))
     play.report(0, m.FeedsArrived(play.session, (950,)))
     assert runs(play.report(0, m.Compiled(name, OK, b"", 0.1, False))) == []
     assert runs(play.report(0, m.PlanRegistered(message.plan)))

@@ -10,11 +10,11 @@ from atoll.cluster.lifecycle import (
     TRANSITIONS,
     IllegalTransition,
     Island,
-    IslandBack,
     IslandDrained,
-    IslandGivenUp,
-    IslandLost,
+    IslandFailed,
     IslandReady,
+    IslandRemoved,
+    IslandRestarted,
     IslandState,
     Lifecycle,
 )
@@ -26,8 +26,8 @@ S = IslandState
 # What each method of a lifecycle does.
 CHANGES = {
     S.READY: lambda life: life.hosts_joined(0),
-    S.RESTARTING: lambda life: life.lose(0, WHY),
-    S.REMOVED: lambda life: life.give_up(0, WHY),
+    S.RESTARTING: lambda life: life.fail(0, WHY),
+    S.REMOVED: lambda life: life.remove(0, WHY),
     S.DRAINING: lambda life: life.begin_drain(0),
     S.DRAINED: lambda life: life.end(0, WHY),
 }
@@ -48,21 +48,21 @@ def test_an_island_goes_from_state_to_state_as_the_table_has_it_and_in_no_other_
 def test_subscribers_are_notified_in_the_order_in_which_they_subscribed():
     life = Lifecycle({0: Island(0)})
     seen = []
-    for kind in (IslandReady, IslandLost, IslandBack, IslandGivenUp, IslandDrained):
+    for kind in (IslandReady, IslandFailed, IslandRestarted, IslandRemoved, IslandDrained):
         life.subscribe(kind, lambda notification: seen.append(("first", notification, life.islands[0].state)))
         life.subscribe(kind, lambda notification: seen.append(("second", notification, life.islands[0].state)))
     life.hosts_joined(0)
-    life.lose(0, WHY)
+    life.fail(0, WHY)
     life.hosts_joined(0)
-    life.lose(0, WHY)
-    life.give_up(0, WHY)
+    life.fail(0, WHY)
+    life.remove(0, WHY)
     life.end(0, WHY)
     assert [(who, each, state) for who, each, state in seen if who == "first"] == [
         ("first", IslandReady(0), S.READY),
-        ("first", IslandLost(0, WHY), S.RESTARTING),
-        ("first", IslandBack(0), S.READY),
-        ("first", IslandLost(0, WHY), S.RESTARTING),
-        ("first", IslandGivenUp(0, WHY), S.REMOVED),
+        ("first", IslandFailed(0, WHY), S.RESTARTING),
+        ("first", IslandRestarted(0), S.READY),
+        ("first", IslandFailed(0, WHY), S.RESTARTING),
+        ("first", IslandRemoved(0, WHY), S.REMOVED),
         ("first", IslandDrained(0), S.DRAINED),
     ]
     assert [who for who, _, _ in seen] == ["first", "second"] * 6
@@ -75,6 +75,6 @@ def test_a_drain_that_stops_leaves_an_island_that_was_lost_meanwhile_as_it_is():
     life.stop_drain(0)
     assert life.islands[0].state is S.READY
     life.begin_drain(0)
-    life.lose(0, WHY)
+    life.fail(0, WHY)
     life.stop_drain(0)
     assert life.islands[0].state is S.RESTARTING

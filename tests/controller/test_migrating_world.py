@@ -12,7 +12,7 @@ from tests.controller.migrating_world import MigratingWorld
 from tests.thoroughness import examples
 
 
-# An island is lost from which a session's arrays come back to another one.
+# An island fails from which a session's arrays come back to another one.
 @example(132, 89, "3x1x1", 0.0, 0, 0)
 @settings(max_examples=examples(50))
 @given(
@@ -81,7 +81,7 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
     for client in list(world.clients.values()):
         world.close(client)
     for host in world.hosts.values():
-        assert (host.plans, host.stores, host.runs, host.spilled_arrays) == ({}, {}, {}, {})
+        assert (host.plans, host.stores, host.runs, host.spilled) == ({}, {}, {}, {})
         assert not any(host.lines.values())
     assert world.controller.functions.users == {}
     assert world.controller.slices.sessions == {}

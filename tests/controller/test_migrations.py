@@ -49,7 +49,7 @@ def test_a_move_step_by_step():
     # The session is still: its function is compiled for the new devices. Nothing has changed so far.
     assert play.quiesced() == [m.SendSources(((1, (1,)),))]
     assert play.locations[0] == DeviceLocation(0, 0, 0)
-    assert play.say(m.CompileAgain(1, 77)) == []
+    assert play.say(m.Recompile(1, 77)) == []
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     assert (compile_.session, compile_.feed, compile_.assignment) == (play.session, 77, (((0, 0),),))
     # The array is copied, by plans of the two hosts; the proxy learns that this takes credits of its window.
@@ -143,7 +143,7 @@ def test_a_function_that_does_not_compile_there_leaves_everything_where_it_was()
     name = play.with_function()
     play.ask()
     play.quiesced()
-    play.say(m.CompileAgain(1, 77))
+    play.say(m.Recompile(1, 77))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     said = play.report(1, m.Compiled(compile_.function, Status(Code.INTERNAL, "no"), b"", 0.1, False))
     assert answer_in(said).status.code == Code.INTERNAL
@@ -153,7 +153,7 @@ def test_a_function_that_does_not_compile_there_leaves_everything_where_it_was()
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_an_island_that_is_lost_meanwhile_ends_the_move(lost: int):
+def test_an_island_that_fails_meanwhile_ends_the_move(lost: int):
     play = MovePlay()
     moved_to_copying(play)
     play.lose(lost, "killed")
@@ -300,7 +300,7 @@ def test_an_island_is_added_while_a_session_runs():
     stores = play.join_new(2)
     assert [type(each) for each in stores] == [m.OpenStore, m.OpenStore]
     *_, greeting, greeting_too, answer = play.join_new(3)
-    assert greeting == greeting_too == m.HostsBack(((2, "unix:/data-2"), (3, "unix:/data-3")))
+    assert greeting == greeting_too == m.HostsRestarted(((2, "unix:/data-2"), (3, "unix:/data-3")))
     assert answer == m.OperationReply(OK, "island 1 is up, with devices 2, 3")
     late = play.open(51, "late.py")
     assert [device.island for device in late.devices.virtual] == [0, 0, 1, 1]
@@ -309,10 +309,10 @@ def test_an_island_is_added_while_a_session_runs():
     assert play.ask(1) == [m.Quiesce(1)]
 
 
-def test_an_island_that_does_not_start_is_given_up():
+def test_an_island_that_does_not_start_is_removed():
     play = IslandPlay("1x1x1")
     play.operate(m.AddIslandRequest())
-    play.engine(m.IslandGivenUp(1, "its workers ended 9 times"))
+    play.engine(m.IslandRemoved(1, "its workers ended 9 times"))
     said = play.outbox()
     assert m.EndIsland(1) in said
     assert "does not start" in answer_in(said).status.message
@@ -353,7 +353,7 @@ def test_an_island_is_drained_of_all_sessions():
     play.done(first.sequence)
     said = play.done(second.sequence, host=1)
     assert m.Migrated(1, ((0, 1), (1, 1))) in said
-    assert said.count(m.HostsLost((0,))) == 3
+    assert said.count(m.HostsFailed((0,))) == 3
     assert m.EndIsland(0) in said
     # Whatever its worker reports now was to be expected.
     play.lose(0, "closed")
@@ -421,7 +421,7 @@ def test_a_drain_is_not_held_up_by_a_proxy_that_does_not_answer():
     assert play.operate(m.DrainRequest(0)) == [m.Quiesce(2)], "it can be tried again"
 
 
-def test_an_island_that_is_lost_while_it_is_drained_is_restarted_and_its_operator_answered():
+def test_an_island_that_fails_while_it_is_drained_is_restarted_and_its_operator_answered():
     play = IslandPlay("2x1x1")
     play.operate(m.DrainRequest(0))
     play.lose(0, "killed")

@@ -117,13 +117,13 @@ def test_who_only_says_that_it_is_a_worker_costs_no_island_that_works(host):
 # ---- what is given up is not kept
 
 
-def test_an_island_that_was_given_up_keeps_no_nodes():
+def test_an_island_that_was_removed_keeps_no_nodes():
     play = Play("2x1x1")
     play.with_call(arguments=0)
     play.lose(0, "killed")
     for handle in range(10, 20):
         play.say(m.Launch(1, (), (handle,), ()))
-    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.engine(m.IslandRemoved(0, "its workers ended 9 times"))
     scheduler = play.controller.scheduler
     assert not any(scheduler._held.values())
     assert scheduler.statistics(0).waiting == 0
@@ -234,8 +234,8 @@ def test_an_engine_that_begins_anew_is_told_again_which_islands_to_restart():
 def test_an_island_that_was_started_anew_by_order_of_an_earlier_controller_is_back_when_its_workers_have_joined():
     play = running()
     play.engine(m.IslandStarts(0, 5000, ("m1", "m2")))
-    lost = [each for each in play.outbox() if isinstance(each, m.HostsLost)]
-    assert lost == [m.HostsLost((0, 1))]
+    lost = [each for each in play.outbox() if isinstance(each, m.HostsFailed)]
+    assert lost == [m.HostsFailed((0, 1))]
     (status,) = [each.status for each in play.say(m.Await(5, (11,)))]
     assert (status.code, "by order of an earlier controller" in status.message) == (Code.DATA_LOSS, True)
     for host in (0, 1):

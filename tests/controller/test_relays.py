@@ -159,7 +159,7 @@ def test_a_lost_island_has_groups_again_when_it_is_back():
     assert entry.error is not None
     assert entry.error.code == Code.DATA_LOSS
     before = len(joining(play))
-    play.say(m.LossAcknowledged((0, 1, 2, 3)))
+    play.say(m.FailureAcknowledged((0, 1, 2, 3)))
     sent = play.join_again(0, 1, 2, 3)
     groups = [message for message in sent if isinstance(message, m.JoinGroup)]
     assert [message.relay for message in groups] == [0, 0, 2, 2]

@@ -122,7 +122,7 @@ SPEAKERS: dict[Peer, dict[Speaker, set[type[Any]]]] = {
 }
 EACH = [(peer, speaker) for peer, speakers in SPEAKERS.items() for speaker in speakers]
 # What others are told when who has spoken is shown out.
-AFTERMATH = m.CloseStore | m.HostsLost | m.RestartIsland | m.Peers | m.Ping | m.AgentLost
+AFTERMATH = m.CloseStore | m.HostsFailed | m.RestartIsland | m.Peers | m.Ping | m.AgentLost
 REFUSED = ("does not send", "unexpected", "is a user of this cluster; that is for its operators")
 
 

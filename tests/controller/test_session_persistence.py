@@ -53,8 +53,8 @@ class Next(SuspendPlay):
     def proxy_is_back(self) -> list[Any]:
         """The proxy knows of the end of the former cluster, and compiles its function once more."""
         self.event(e.ConnectionBack(0.0, self._sessions[self.session]))
-        self.say(m.LossAcknowledged((0, 1)))
-        self.say(m.CompileAgain(1, 77))
+        self.say(m.FailureAcknowledged((0, 1)))
+        self.say(m.Recompile(1, 77))
         (compile_,) = self.report(0, m.FeedsArrived(self.session, (77,)))
         return self.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
 
@@ -67,7 +67,7 @@ def next_of(play: SuspendPlay) -> Next:
 def test_at_the_end_proxies_learn_that_all_hosts_are_gone():
     persisted, said = persisted_of(suspended())
     assert [list(each.sessions) for each in persisted] == [[1]]
-    assert m.HostsLost((0, 1)) in said
+    assert m.HostsFailed((0, 1)) in said
     assert not any(isinstance(each, m.DropSpilled) for each in said)
 
 
@@ -103,9 +103,9 @@ def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     play = next_of(suspended())
     assert play.controller.sessions[1].suspended == "suspended on disk"
     said = play.hosts_join()
-    assert [each for each in said if isinstance(each, m.HostsBack)] == [
-        m.HostsBack(((0, "unix:/data-0"),)),
-        m.HostsBack(((1, "unix:/data-1"),)),
+    assert [each for each in said if isinstance(each, m.HostsRestarted)] == [
+        m.HostsRestarted(((0, "unix:/data-0"),)),
+        m.HostsRestarted(((1, "unix:/data-1"),)),
     ]
     assert [each for each in said if isinstance(each, m.OpenStore)].count(
         m.OpenStore(1, play.controller.sessions[1].secret)

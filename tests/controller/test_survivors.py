@@ -1,4 +1,4 @@
-"""Launches that outlive the loss of an island: they run after its restart if everything that they need still exists."""
+"""Launches that outlive the failure of an island: they run after its restart if all that they need still exists."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.controller.play import Play, on, runs
 
 def back(play: Play, session: int, function: int = 1, feed: int = 95) -> list[Any]:
     """Restart the island of host 0, compile the session's function again, and return the messages that follow."""
-    play.proxy(session, m.LossAcknowledged((0,)))
+    play.proxy(session, m.FailureAcknowledged((0,)))
     sent = play.join_again(0)
-    play.proxy(session, m.CompileAgain(function, feed))
+    play.proxy(session, m.Recompile(function, feed))
     (compile_,) = [each for each in play.report(0, m.FeedsArrived(session, (feed,))) if isinstance(each, m.Compile)]
     return sent + play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, True))
 
@@ -190,7 +190,7 @@ def test_a_launch_that_waits_for_python_on_another_island_waits_on():
     (call,) = runs(play.say(m.Launch(6, (), (10,), ())))
     assert runs(play.say(m.Launch(3, (10,), (11,), ()))) == []
     play.lose(0, "killed")
-    play.say(m.LossAcknowledged((0,)))
+    play.say(m.FailureAcknowledged((0,)))
     play.join_again(0)
     receive, send = runs(play.done(call.sequence, host=1))
     assert (send.arguments, receive.results) == ((10,), (11,))
@@ -240,7 +240,7 @@ def test_a_launch_waits_until_its_bytes_have_come_again(play, state):
     if state != "unbounded":
         play.lose(0, "killed")
     assert errors(play, 11, 12) == ["", ""]
-    play.say(m.LossAcknowledged((0,), ((0, 77),)))
+    play.say(m.FailureAcknowledged((0,), ((0, 77),)))
     play.join_again(0)
     put, read = runs(play.report(0, m.FeedsArrived(play.session, (77,))))
     assert (put.results, read.arguments) == ((11,), (11,))
@@ -254,7 +254,7 @@ def test_a_put_that_was_sent_behind_others_waits_for_its_bytes_again(play):
     (put,) = runs(play.say(m.Launch(2, (), (11,), (77,))))
     play.lose(0, "killed")
     assert errors(play, 11) == [""]
-    play.say(m.LossAcknowledged((0,), ((0, 77),)))
+    play.say(m.FailureAcknowledged((0,), ((0, 77),)))
     play.join_again(0)
     (again,) = runs(play.report(0, m.FeedsArrived(play.session, (77,))))
     assert again.results == put.results
@@ -265,7 +265,7 @@ def test_bytes_that_are_not_kept_fail_their_launch_and_what_needs_it(play):
     play.say(m.Launch(3, (11,), (12,), (60,)))
     play.say(m.Launch(2, (), (13,), (78,)))
     play.lose(0, "killed")
-    play.say(m.LossAcknowledged((0,), (), (78,)))
+    play.say(m.FailureAcknowledged((0,), (), (78,)))
     lost, made_of_it, unsent = errors(play, 11, 12, 13)
     assert "host 0 of island 0 is gone (worker 1000: killed)" in lost
     assert "(bytes of its client were on their way to host 0, and are not kept) (in put)" in lost
@@ -279,7 +279,7 @@ def test_bytes_that_are_not_kept_fail_their_launch_and_what_needs_it(play):
 def test_bytes_that_come_again_though_they_were_used_are_dropped(play):
     play.array(10)
     play.lose(0, "killed")
-    play.say(m.LossAcknowledged((0,), ((0, 10_010),)))
+    play.say(m.FailureAcknowledged((0,), ((0, 10_010),)))
     play.join_again(0)
     assert m.DropFeed(play.session, 10_010) in play.report(0, m.FeedsArrived(play.session, (10_010,)))
     assert not play.controller.sessions[play.session].feeds.unwanted
@@ -290,14 +290,14 @@ def test_each_acknowledgement_is_about_its_own_loss(play):
     play.lose(0, "killed")
     play.join_again(0)
     play.lose(0, "killed again")
-    play.say(m.LossAcknowledged((0,), ((0, 77),)))
+    play.say(m.FailureAcknowledged((0,), ((0, 77),)))
     assert errors(play, 11) == [""]
-    play.say(m.LossAcknowledged((0,)))
+    play.say(m.FailureAcknowledged((0,)))
     assert "(worker 2000: killed again)" in errors(play, 11)[0]
 
 
 def test_a_number_of_a_loss_that_was_not_reported_changes_nothing(play):
     play.say(m.Launch(2, (), (11,), (77,)))
-    play.say(m.LossAcknowledged((0,), ((0, 5),)))
+    play.say(m.FailureAcknowledged((0,), ((0, 5),)))
     assert errors(play, 11) == [""]
     assert not play.controller.sessions[play.session].feeds.unwanted

@@ -89,7 +89,7 @@ def test_it_goes_on_on_another_island_with_its_functions_compiled_there():
     play.with_call()
     piece, _ = play.suspended()
     assert play.resume(1)[0] == m.SendSources(((1, (1,)),))
-    play.say(m.CompileAgain(1, 77))
+    play.say(m.Recompile(1, 77))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     said = play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
     (send,) = [each for each in said if isinstance(each, m.SendSpilled)]

@@ -187,7 +187,7 @@ def test_why_an_island_was_lost_has_no_name_of_somebody_elses():
         play.tick(float(now))
     (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
     assert "secret_plan failed: division by zero in secret.py" in restart.reason, "the engine's log has it"
-    assert "where a gang failed" in bob.unseen[0][0].message
+    assert "where a gang failed" in bob.unacknowledged_failures[0][0].message
     assert "secret" not in str(status(play, "bob"))
     for token in ("alice", "root"):
         hangs, lost = status(play, token)["events"][-2:]

@@ -15,7 +15,7 @@ from tests.thoroughness import examples
 
 # A session ends between commit and start of a gang that was to take its memory over from a donated argument.
 @example(75, 47, "2x2x1", 0.15, 0, Dispatch.PARALLEL, 0.0, 0)
-# An island is lost while gangs of a session that has ended are committed.
+# An island fails while gangs of a session that has ended are committed.
 @example(273369, 95, "1x4x1", 0.0, 0, Dispatch.PARALLEL, 0.02, 0)
 @settings(max_examples=examples(50))
 @given(
@@ -53,7 +53,7 @@ class LongPrograms(World):
     st.sampled_from([0.0, 0.1]),
 )
 def test_delegated_runs_are_revoked_at_any_segment_and_nothing_runs_twice(seed, rounds, topology, doom, memory, loss):
-    """One client has the cluster to itself, until another one comes; then hosts are lost, or sessions end."""
+    """One client has the cluster to itself, until another one comes; then hosts fail, or sessions end."""
     world = LongPrograms(random.Random(seed), topology, doom, device_memory=memory)
     rng, one, other = world.rng, world.open(), world.open()
     for _ in range(rounds):

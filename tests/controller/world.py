@@ -61,7 +61,7 @@ class Client:
         match message:
             case m.CreditReturned(launches=launches):
                 self.retired += launches
-            case m.HostsLost(hosts=hosts):
+            case m.HostsFailed(hosts=hosts):
                 self.lost.update(hosts)
                 lost = [each for each in self.uploads + self.sent if each[0] in hosts]
                 gone = {feed for _, feed in lost if feed not in self.fed or self.rng.random() < 0.2}
@@ -70,8 +70,8 @@ class Client:
                 self.uploads = [each for each in self.uploads if each[0] not in hosts] + again
                 self.sent = [each for each in self.sent if each[0] not in hosts]
                 named = tuple(each for each in again if each[1] not in unsent)
-                self.say(m.LossAcknowledged(hosts, named, tuple(sorted(unsent))))
-            case m.HostsBack(hosts=addresses):
+                self.say(m.FailureAcknowledged(hosts, named, tuple(sorted(unsent))))
+            case m.HostsRestarted(hosts=addresses):
                 back = {host for host, _ in addresses}
                 self.lost -= back
                 locations = self.world.controller.sessions[self.number].devices.locations
@@ -79,7 +79,7 @@ class Client:
                     hosts = sorted({locations[device].host for device in devices} & back)
                     if hosts:
                         feed = self.fresh()
-                        self.say(m.CompileAgain(function, feed))
+                        self.say(m.Recompile(function, feed))
                         self.uploads.extend((host, feed) for host in hosts)
             case m.Awaited(wait=wait, status=status):
                 assert wait not in self.outcomes, "each wait is answered once"

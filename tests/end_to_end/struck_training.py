@@ -40,7 +40,7 @@ def begin(checkpoint: tuple[Any, int]) -> tuple[Any, int, Any]:
 def train_through(steps: int, pause: float) -> tuple[list[str], list[float]]:
     """The losses to the last bit, and when each was known first. What is computed again has to be the same again.
 
-    A lost island costs the steps since the last copy on another one; the lost proxy those since the last checkpoint,
+    A failed island costs the steps since the last copy on another one; the lost proxy those since the last checkpoint,
     and so do both islands where one follows the other before there is a new copy.
     """
     checkpoint = np.eye(_WIDTH, dtype=np.float32), 0

@@ -1,4 +1,4 @@
-"""Trainings that go on where islands are lost, and copies that outlive them."""
+"""Trainings that go on where islands fail, and copies that outlive them."""
 
 from __future__ import annotations
 

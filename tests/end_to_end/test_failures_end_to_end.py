@@ -58,7 +58,7 @@ def begin() -> list[float]:
 
     state["shardings"], state["steps"] = zip(on(0), on(1), strict=True)
     found = fresh()
-    for island in (0, 1):  # what is compiled while an island is lost waits for it, and nobody is told before
+    for island in (0, 1):  # what is compiled while an island fails waits for it, and nobody is told before
         one_step(island, state["arrays"][island])
     return found
 

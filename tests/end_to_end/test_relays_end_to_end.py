@@ -1,4 +1,4 @@
-"""Real hosts in groups of two: results are right and in order, and a lost host, relay or not, is a lost island."""
+"""Real hosts in groups of two: results are right and in order, and a failed host, relay or not, is a failed island."""
 
 from __future__ import annotations
 

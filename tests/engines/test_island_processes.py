@@ -92,7 +92,7 @@ class FakeEngine:
     def worker_ended(self, host: int, incarnation: int, end: HostEnd) -> None:
         self.log.append(f"worker {1000 * incarnation + host} of host {host} ended with {end.status}")
 
-    def island_given_up(self, island: int, reason: str) -> None:
+    def island_removed(self, island: int, reason: str) -> None:
         self.log.append(f"island {island} given up: {reason}")
 
     def logged(self) -> list[str]:
@@ -283,7 +283,7 @@ def test_what_does_not_end_when_it_is_asked_to_is_killed() -> None:
     played(scene)
 
 
-def test_an_island_that_keeps_ending_is_given_up() -> None:
+def test_an_island_that_keeps_ending_is_removed() -> None:
     async def scene(engine: FakeEngine) -> None:
         island = island_of(engine, hosts=1)
         island.start()
@@ -297,7 +297,7 @@ def test_an_island_that_keeps_ending_is_given_up() -> None:
     played(scene)
 
 
-def test_an_island_whose_workers_cannot_be_started_again_is_given_up() -> None:
+def test_an_island_whose_workers_cannot_be_started_again_is_removed() -> None:
     async def scene(engine: FakeEngine) -> None:
         island_of(engine, hosts=1).start()
         engine.refuses = True

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 CLIENT_LEASE = CLIENT_LEASES * LEASE
 
 # Says how often in a second it has got a sum from the devices of the second island. It sleeps between them: a stage of
-# half a second that needs no CPU. The lost island's worker starts anew meanwhile, on the same CPUs.
+# half a second that needs no CPU. The failed island's worker starts anew meanwhile, on the same CPUs.
 RATE = """
     import time
     import jax, jax.numpy as jnp

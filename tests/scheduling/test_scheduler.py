@@ -330,14 +330,14 @@ def test_what_is_dropped_while_it_is_held_is_not_kept():
     assert not any(scheduler._held.values())
 
 
-def test_an_island_that_is_given_up_keeps_nothing_of_what_was_dropped():
+def test_an_island_that_is_removed_keeps_nothing_of_what_was_dropped():
     ready, committed = launch(1, session=1), launch(2, session=2, islands=(0, 1))
     scheduler = scheduler_with(committed, ready, islands=2)
     assert started(scheduler, 1) == [2]
     scheduler.pause(0)
     for node in (ready, committed):
         scheduler.drop(node)
-    scheduler.give_up(0)
+    scheduler.remove_island(0)
     assert scheduler.statistics(0).waiting == 0
     assert scheduler._islands[0].policy.take() is None
 

@@ -181,8 +181,8 @@ def test_a_function_is_released_with_the_last_executable_that_uses_it():
 def test_a_loss_is_acknowledged_and_reported_to_the_front_end():
     cluster, losses = FakeCluster(), list[str]()
     cluster.session.on_hosts_lost = lambda: losses.append("lost")
-    cluster.session.handle(m.HostsLost((1,)))
-    assert (cluster.disconnected, cluster.take(), losses) == ([1], [m.LossAcknowledged((1,))], ["lost"])
+    cluster.session.handle(m.HostsFailed((1,)))
+    assert (cluster.disconnected, cluster.take(), losses) == ([1], [m.FailureAcknowledged((1,))], ["lost"])
 
 
 def test_an_acknowledgement_names_the_feeds_that_will_come():
@@ -194,8 +194,8 @@ def test_an_acknowledgement_names_the_feeds_that_will_come():
     session.launch(1, (), (11,), (unsent,))
     cluster.kept = [(0, 90), (1, sent)]
     cluster.take()
-    session.handle(m.HostsLost((1,)))
-    assert cluster.take() == [m.LossAcknowledged((1,), ((1, sent),), (unsent,))]
+    session.handle(m.HostsFailed((1,)))
+    assert cluster.take() == [m.FailureAcknowledged((1,), ((1, sent),), (unsent,))]
     session.handle(m.CreditReturned(1))
     assert cluster.kept
     session.handle(m.CreditReturned(1))
@@ -215,11 +215,11 @@ def test_functions_of_hosts_that_are_back_are_compiled_again_where_none_of_them_
             await compiled(cluster, 4): "on 2",
         }
         back = ((0, "unix:/new-0"), (1, "unix:/new-1"))
-        cluster.session.handle(m.HostsBack(back))
+        cluster.session.handle(m.HostsRestarted(back))
         ((hosts, then),) = cluster.dials
         assert hosts == back
         if lost_again:
-            cluster.session.handle(m.HostsLost(lost_again))
+            cluster.session.handle(m.HostsFailed(lost_again))
         cluster.take()
         then({})
         sent = cluster.take()
@@ -236,7 +236,7 @@ def test_a_session_whose_host_is_back_and_not_reached_in_time_is_lost_with_the_h
         await compiled(cluster, 2)
         cluster.session.wait((1,), waited.append)
         cluster.take()
-        cluster.session.handle(m.HostsBack(((1, "unix:/new-1"),)))
+        cluster.session.handle(m.HostsRestarted(((1, "unix:/new-1"),)))
         assert cluster.patience == [DIAL_SECONDS]
         ((_, then),) = cluster.dials
         then({1: ConnectError("nobody there")})
@@ -305,7 +305,7 @@ def test_sources_of_functions_that_move_are_sent_while_the_session_is_quiesced()
         cluster.take()
         cluster.session.handle(m.SendSources(((function, (1,)), (999, (1,)))))
         ((hosts, feed, contents),) = cluster.uploads
-        assert (hosts, contents, cluster.take()) == ((1,), b"source", [m.CompileAgain(function, feed)])
+        assert (hosts, contents, cluster.take()) == ((1,), b"source", [m.Recompile(function, feed)])
 
     play(work())
 
@@ -362,7 +362,7 @@ def test_what_a_lost_host_had_sent_and_is_not_here_does_not_come():
     cluster, lost = FakeCluster(), list[Status]()
     cluster.session.downloads.expect(4, lambda content, more, done: None)
     cluster.session.downloads.sent(4, [1], lost.append)
-    cluster.session.handle(m.HostsLost((0, 1)))
+    cluster.session.handle(m.HostsFailed((0, 1)))
     assert [status.code for status in lost] == [Code.DATA_LOSS]
 
 

@@ -39,7 +39,7 @@ def test_what_is_forgotten_is_expected_no_more():
     feed = Expecting()
     feed.sent()
     feed.downloads.forget(4)
-    feed.downloads.hosts_lost([0])
+    feed.downloads.hosts_failed([0])
     feed.comes(b"a")
     assert (feed.downloads.any(), feed.parts, feed.lost) == (False, [], [])
 
@@ -48,10 +48,10 @@ def test_with_a_host_that_has_sent_all_what_is_on_its_way_is_lost_once():
     feed = Expecting()
     feed.sent()
     feed.comes(b"a", more=True)
-    feed.downloads.hosts_lost([2])
+    feed.downloads.hosts_failed([2])
     assert feed.downloads.expects(4)
-    feed.downloads.hosts_lost([1, 2])
-    feed.downloads.hosts_lost([1, 2])
+    feed.downloads.hosts_failed([1, 2])
+    feed.downloads.hosts_failed([1, 2])
     (status,) = feed.lost
     assert status.code is Code.DATA_LOSS
     assert "host 1 is gone" in status.message
@@ -62,13 +62,13 @@ def test_what_has_come_whole_outlives_its_host():
     feed = Expecting()
     feed.sent()
     feed.comes(b"a")
-    feed.downloads.hosts_lost([0, 1])
+    feed.downloads.hosts_failed([0, 1])
     assert feed.lost == []
 
 
 def test_what_a_host_has_not_sent_yet_may_come_when_it_is_back():
     feed = Expecting()
-    feed.downloads.hosts_lost([0])
+    feed.downloads.hosts_failed([0])
     feed.sent()
     feed.comes(b"a")
     assert (feed.parts, feed.lost) == ([(b"a", False)], [])

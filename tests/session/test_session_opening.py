@@ -103,7 +103,7 @@ def test_a_host_that_cannot_be_reached_keeps_no_session_out_and_is_served_once_i
         assert sorted(hosts.channels) == ["/0"]
         session.upload([0, 1], 7, [b"contents"])
         assert hosts.channels["/0"].sent == [(7, [b"contents"])]
-        controller.connections[0].send(m.HostsBack(((1, "unix:/again"),)))
+        controller.connections[0].send(m.HostsRestarted(((1, "unix:/again"),)))
         while "/again" not in hosts.channels or not hosts.channels["/again"].sent:
             await asyncio.sleep(0.01)
         assert hosts.channels["/again"].sent == [(7, [b"contents"])]

@@ -83,7 +83,7 @@ def test_who_waits_for_an_island_is_told_what_it_is():
     play = playing()
     play.with_call(3, arguments=0)
     play.lose(0, "closed")
-    play.say(m.LossAcknowledged((0,)))
+    play.say(m.FailureAcknowledged((0,)))
     play.say(m.Launch(3, (), (51,), ()))
     (wait,) = snapshot_of(play).waits
     assert (wait.reason, wait.text) == ("island", "island 0, which is restarting")

@@ -152,7 +152,7 @@ def _leave() -> None:
 
 
 def losses() -> int:
-    """How often this client's cluster has lost hosts, and what was stored on them."""
+    """How often this client's cluster has failed hosts, and what was stored on them."""
     processes = _processes
     return processes.losses() if processes is not None else 0
 

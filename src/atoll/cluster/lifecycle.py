@@ -84,8 +84,8 @@ class Island:
         return self.was_ready and self.state in (IslandState.READY, IslandState.RESTARTING)
 
     @property
-    def given_up(self) -> Status | None:
-        """Why the island will not come back; None where it is there, or will be."""
+    def removal(self) -> Status | None:
+        """Return why the island is not restarted; None if it works or restarts."""
         if not self.is_over:
             return None
         return self.last_failure or Status(Code.DATA_LOSS, f"island {self.number} is {self.state}")
@@ -102,23 +102,23 @@ class IslandReady:
 
 
 @dataclass(frozen=True, slots=True)
-class IslandLost:
-    """A host of it is lost, and so is the island. `status` says which host, and why."""
+class IslandFailed:
+    """A host of the island has failed, and with it the island. `status` says which host, and why."""
 
     island: int
     status: Status
 
 
 @dataclass(frozen=True, slots=True)
-class IslandBack:
-    """All of its hosts have joined again, with nothing on them."""
+class IslandRestarted:
+    """All hosts of the island have joined after a restart, with nothing on them."""
 
     island: int
 
 
 @dataclass(frozen=True, slots=True)
-class IslandGivenUp:
-    """It will not be back."""
+class IslandRemoved:
+    """The island is not restarted."""
 
     island: int
     status: Status
@@ -131,7 +131,7 @@ class IslandDrained:
     island: int
 
 
-Notification = IslandReady | IslandLost | IslandBack | IslandGivenUp | IslandDrained
+Notification = IslandReady | IslandFailed | IslandRestarted | IslandRemoved | IslandDrained
 N = TypeVar("N", bound=Notification)
 
 
@@ -149,18 +149,18 @@ class Lifecycle:
     def hosts_joined(self, island: int) -> None:
         """The last of the island's hosts has joined."""
         was = self._change(island, IslandState.READY)
-        self._notify(IslandReady(island) if was is IslandState.STARTING else IslandBack(island))
+        self._notify(IslandReady(island) if was is IslandState.STARTING else IslandRestarted(island))
 
-    def lose(self, island: int, status: Status) -> None:
+    def fail(self, island: int, status: Status) -> None:
         self._change(island, IslandState.RESTARTING)
         self.islands[island].restarts += 1
         self.islands[island].last_failure = status
-        self._notify(IslandLost(island, status))
+        self._notify(IslandFailed(island, status))
 
-    def give_up(self, island: int, status: Status) -> None:
+    def remove(self, island: int, status: Status) -> None:
         self._change(island, IslandState.REMOVED)
         self.islands[island].last_failure = status
-        self._notify(IslandGivenUp(island, status))
+        self._notify(IslandRemoved(island, status))
 
     def begin_drain(self, island: int) -> None:
         self._change(island, IslandState.DRAINING)

@@ -65,7 +65,7 @@ class ResourceManager:
     def has_all_hosts(self, island: int) -> bool:
         """Whether every host of the island has a worker now."""
         members = self.hosts_of(island)
-        return len(members) == self.topology.shapes[island].hosts and not any(self.is_lost(each) for each in members)
+        return len(members) == self.topology.shapes[island].hosts and not any(self.has_failed(each) for each in members)
 
     def wait_text(self, island: int) -> str:
         """Which of its workers an island waits for that is started; "" where it waits for none."""
@@ -73,7 +73,7 @@ class ResourceManager:
         if record.works or record.is_over:
             return ""
         numbers = self.topology.hosts_of(island)
-        missing = [each for each in numbers if each not in self.hosts or self.is_lost(each)]
+        missing = [each for each in numbers if each not in self.hosts or self.has_failed(each)]
         machines = dict(zip(numbers, record.machines, strict=False))
         names = [f"host {each}" + (f" on {machines[each]}" if each in machines else "") for each in missing]
         return f"waits for workers that are being started: {', '.join(names)}" if names else ""
@@ -112,7 +112,7 @@ class ResourceManager:
         """The devices that are there now, on islands that work."""
         return sum(len(host.devices) for host in self.hosts.values() if self.islands[host.island].works)
 
-    def is_lost(self, host: int) -> bool:
+    def has_failed(self, host: int) -> bool:
         return self.hosts[host].state is HostState.FAILED
 
     def addresses(self) -> tuple[tuple[int, str], ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from atoll.cluster.lifecycle import HostState, IslandLost
+from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.controller.faults import NothingChangedError
@@ -367,7 +367,7 @@ class Admission:
                 self._open_session(proxy)
             self._outbox.add(ReportReady(self._outbox.cause))
 
-    def island_lost(self, lost: IslandLost) -> None:
+    def island_failed(self, lost: IslandFailed) -> None:
         self.introduce_hosts()
 
     def introduce_hosts(self) -> None:
@@ -415,5 +415,5 @@ class Admission:
 
     def _count_loss(self, host: int, reason: str) -> None:
         """Does nothing where the engine has reported it, or a new worker has joined, meanwhile."""
-        if host not in self._connections.hosts and not self._resources.is_lost(host):
+        if host not in self._connections.hosts and not self._resources.has_failed(host):
             self._recovery.worker_lost(host, reason)

@@ -14,11 +14,11 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.lifecycle import (
-    IslandBack,
     IslandDrained,
-    IslandGivenUp,
-    IslandLost,
+    IslandFailed,
     IslandReady,
+    IslandRemoved,
+    IslandRestarted,
 )
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.settings import ClusterSettings
@@ -269,9 +269,9 @@ class Controller:
         return {
             m.Launch: self.launcher.launch_within_window,
             m.RegisterFunction: self._compilation.register,
-            m.CompileAgain: self._compilation.again,
+            m.Recompile: self._compilation.recompile,
             m.Query: self._queries.ask,
-            m.LossAcknowledged: self._recovery.loss_acknowledged,
+            m.FailureAcknowledged: self._recovery.failure_acknowledged,
             m.AddSlice: self._slice_requests.add,
             m.ReleaseSlice: self._slice_requests.release,
             m.HandlesReported: self._checks.held,
@@ -302,16 +302,16 @@ class Controller:
         subscribe = lifecycle.subscribe
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandReady, self._persistence.island_ready)
-        subscribe(IslandLost, self._recovery.island_lost)
-        subscribe(IslandLost, self.migrations.island_lost)
-        subscribe(IslandLost, self.suspensions.island_lost)
-        subscribe(IslandLost, self._relays.island_lost)
-        subscribe(IslandLost, self.programs.island_lost)
-        subscribe(IslandLost, self._admission.island_lost)
-        subscribe(IslandBack, self._recovery.island_back)
-        subscribe(IslandBack, self._operators.island_back)
-        subscribe(IslandGivenUp, self._recovery.island_given_up)
-        subscribe(IslandGivenUp, self._operators.island_given_up)
+        subscribe(IslandFailed, self._recovery.island_failed)
+        subscribe(IslandFailed, self.migrations.island_failed)
+        subscribe(IslandFailed, self.suspensions.island_failed)
+        subscribe(IslandFailed, self._relays.island_failed)
+        subscribe(IslandFailed, self.programs.island_failed)
+        subscribe(IslandFailed, self._admission.island_failed)
+        subscribe(IslandRestarted, self._recovery.island_restarted)
+        subscribe(IslandRestarted, self._operators.island_restarted)
+        subscribe(IslandRemoved, self._recovery.island_removed)
+        subscribe(IslandRemoved, self._operators.island_removed)
         subscribe(IslandDrained, self._operators.drains.island_drained)
         self._sessions.subscribe(
             self.migrations.session_closed,

@@ -164,7 +164,7 @@ class ControlFlowRuns:
         elif any(gang.sequence == whole.awaited[1] for node in launch.nodes for gang in node.gangs):
             self._ended[whole.awaited] = None
 
-    def island_lost(self, island: int, status: Status) -> None:
+    def island_failed(self, island: int, status: Status) -> None:
         """What its hosts have not reported, though the gang has ended, is lost on its way."""
         hosts = set(self._resources.hosts_of(island))
         for awaited in [each for each in self._ended if each[0] in hosts]:

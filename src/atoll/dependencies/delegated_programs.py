@@ -79,7 +79,7 @@ class IslandPart:
 
     each: RunGangs
     whole: GangSpec
-    again: GangSpec  # the same of a run behind another one: the memory is what it needs beside that one's
+    successor: GangSpec  # the same of a run behind another one: the memory is what it needs beside that one's
     memory: PartMemory
     results: tuple[PartResult, ...]
     lost: tuple[int, ...]  # arguments that have no memory of their own any more at the end
@@ -171,9 +171,9 @@ def delegated_program(
         written = _sums(spec.moved for spec in specs)
         each = RunGangs(specs, moved, tuple(numbers), tuple(first[number] for number in numbers))
         whole = _whole(specs, tuple(sorted(needs.most.items())))
-        again = replace(whole, scratch=needs.behind(needs))
+        successor = replace(whole, scratch=needs.behind(needs))
         parts[island] = IslandPart(
-            each, whole, again, needs, results, lost, devices, transfers, written, samples, tuple(samples)
+            each, whole, successor, needs, results, lost, devices, transfers, written, samples, tuple(samples)
         )
     return DelegatedProgram(parts, tuple(nodes), number, ahead, weight)
 

@@ -122,7 +122,7 @@ class DelegatedRuns:
         for island, gang in run.gangs.items():
             part, before = run.program.parts[island], self._before(run, island)
             if before is part:
-                gang.run.spec = part.again
+                gang.run.spec = part.successor
             elif before is not None:
                 gang.run.spec = replace(part.whole, scratch=part.memory.behind(before.memory))
         may = (
@@ -248,8 +248,8 @@ class DelegatedRuns:
         granted = run.limits is not None and run.limits[island] > 0
         return granted or run.has_ended(island) or run.gangs[island].run.device_ns > 0
 
-    def island_lost(self, island: int, launches: Sequence[Launch], status: Status) -> None:
-        """Revoke runs that had not started on an island that is lost.
+    def island_failed(self, island: int, launches: Sequence[Launch], status: Status) -> None:
+        """Revoke runs that had not started on an island that failed.
 
         If no other island has begun such a run, all of its launch joins the lines. Otherwise the launch fails.
         """
@@ -268,7 +268,7 @@ class DelegatedRuns:
                 self._leave(run, gang)
                 run.returned.append(gang)
 
-    def hosts_lost(self, hosts: set[int]) -> None:
+    def hosts_failed(self, hosts: set[int]) -> None:
         """They answer no more."""
         for session, revocation in list(self._revocations.items()):
             revocation.asked -= hosts
@@ -315,7 +315,7 @@ class DelegatedRuns:
         return found
 
     def _renew_feeds(self, run: DelegatedRun, status: Status) -> None:
-        """Hosts have no use for what a lost island may have sent them of the run: it sends all of that once more."""
+        """Hosts have no use for what a failed island may have sent them of the run: it sends all of that once more."""
         for gang in run.gangs.values():
             for host, feeds in gang.run.incoming():
                 self._to_host(host, m.FailFeeds(run.launch.session, feeds, status))
@@ -435,7 +435,7 @@ class DelegatedRuns:
                 self._launching.fail(other.launch, problem)
         for gang in run.gangs.values():
             for host in self._under_way(gang):
-                if not self._resources.is_lost(host):
+                if not self._resources.has_failed(host):
                     self._to_host(host, m.DropRun(launch.session, gang.sequence))
         if launch.session not in self._revocations:
             self._limit([each for each in others if each.launch.error is None], launch.session)

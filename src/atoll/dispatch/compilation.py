@@ -27,7 +27,7 @@ from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.usage import Meter
 
 # Of one function and session, on one host.
-MAX_AGAIN = 64
+MAX_RECOMPILES = 64
 
 
 class Compilation:
@@ -60,7 +60,7 @@ class Compilation:
         # For programs that call functions which are being compiled; to be set.
         self.on_reported: Callable[[str], None]
         self.on_failed: Callable[[int, str, Status], None]  # of a session
-        self._late: set[int] = set()  # sessions with releases that wait
+        self._deferred: set[int] = set()  # sessions with releases that wait
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
         # Until a time, by (session, host, feed): compilations of their tenants crashed, or took long.
         self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
@@ -101,18 +101,18 @@ class Compilation:
             own = sum(self._sessions[session].tenant is tenant for session, _ in compiling if session in self._sessions)
             (tenant.exceeded("compiles", 1, own, "these are being compiled") or OK).raise_if_error()
 
-    def again(self, session: Session, message: m.CompileAgain) -> None:
-        """Compiles a function anew: its island was restarted with nothing compiled, or the session migrates."""
+    def recompile(self, session: Session, message: m.Recompile) -> None:
+        """Compile a function again: its island was restarted with nothing compiled, or the session migrates."""
         name = session.migrating.get(message.function) or session.functions.get(message.function)
         if name is not None:  # else it was released meanwhile
             for host in hosts_of(self.functions.locations[name]):
                 waiting = self.functions.waiting.get((name, host), ())
-                if sum(each.session == session.number for each in waiting) >= MAX_AGAIN:
-                    text = f"{MAX_AGAIN} compilations of it wait on host {host}"
-                    raise invalid(f"CompileAgain.function is {message.function}: {text}")
-            self._compile(session, message.function, name, message.feed, again=True)
+                if sum(each.session == session.number for each in waiting) >= MAX_RECOMPILES:
+                    text = f"{MAX_RECOMPILES} compilations of it wait on host {host}"
+                    raise invalid(f"Recompile.function is {message.function}: {text}")
+            self._compile(session, message.function, name, message.feed, recompile=True)
 
-    def _compile(self, session: Session, function: int, name: str, feed: int, again: bool = False) -> None:
+    def _compile(self, session: Session, function: int, name: str, feed: int, recompile: bool = False) -> None:
         """Has the function's hosts compile what arrives, or has arrived, as `feed`."""
         locations = self.functions.locations[name]
         hosts = hosts_of(locations)
@@ -122,7 +122,7 @@ class Compilation:
         content = session.function_requests[function].content
         tenant = session.tenant
         compile_ = m.Compile(
-            name, session.number, feed, assignment, content, again, tenant.host_name, tenant.settings.share
+            name, session.number, feed, assignment, content, recompile, tenant.host_name, tenant.settings.share
         )
         now = self._outbox.seconds
         rates = self._rates.of(tenant)
@@ -162,28 +162,28 @@ class Compilation:
         may hold objects that calls of others, in line already, are for.
         """
         if session.python_gangs:
-            session.late_releases.append((max(session.python_gangs), function))
-            self._late.add(session.number)
+            session.deferred_releases.append((max(session.python_gangs), function))
+            self._deferred.add(session.number)
         else:
             self._release(session, function)
 
     def release_late(self) -> None:
         """Does the releases that need not wait any more."""
-        for number in sorted(self._late):
+        for number in sorted(self._deferred):
             session = self._sessions.get(number)
             if session is not None:
-                late, waiting = session.late_releases, min(session.python_gangs, default=None)
-                while late and (waiting is None or late[0][0] < waiting):
-                    self._release(session, late.popleft()[1])
-            if session is None or not session.late_releases:
-                self._late.discard(number)
+                deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
+                while deferred and (waiting is None or deferred[0][0] < waiting):
+                    self._release(session, deferred.popleft()[1])
+            if session is None or not session.deferred_releases:
+                self._deferred.discard(number)
 
     def _release(self, session: Session, function: int) -> None:
         name = session.functions.pop(function, None)
         session.function_requests.pop(function, None)
         if name is not None:
             self.drop_reference(name)
-            self._warm(session.number, name)
+            self._recompiled(session.number, name)
 
     def drop_reference(self, name: str) -> None:
         """A session or program refers to the function no more; with the last reference the hosts drop it.
@@ -292,7 +292,7 @@ class Compilation:
                 session.function_requests.pop(done.function, None)
                 self.drop_reference(name)
             self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
-            self._warm(done.session, name)
+            self._recompiled(done.session, name)
 
     # ---- islands that go and come back
 
@@ -312,23 +312,23 @@ class Compilation:
             if host in hosts and (of is None or all(each.session in of for each in registrations)):
                 self._settle(name, host, status, b"")
 
-    def chill(self, session: Session, island: int) -> None:
-        """The island's hosts are back with nothing compiled: the session starts nothing there until all is again."""
+    def invalidate_island(self, session: Session, island: int) -> None:
+        """Exclude the session from a restarted island, whose hosts have to compile its functions again."""
         hosts = set(self._resources.hosts_of(island))
-        cold = {name for name in session.functions.values() if hosts_of(self.functions.locations[name]) & hosts}
-        if cold:
-            session.cold[island] = cold
+        names = {name for name in session.functions.values() if hosts_of(self.functions.locations[name]) & hosts}
+        if names:
+            session.needs_recompile[island] = names
             self._scheduler.exclude(island, session.number)
 
-    def _warm(self, number: int, name: str) -> None:
-        """A function that a session needs is where it was before its island was restarted, or is needed no more."""
+    def _recompiled(self, number: int, name: str) -> None:
+        """Note that a function was compiled again, or is not needed. Admit the session after the last one."""
         session = self._sessions.get(number)
         if session is None:
             return
-        for island, cold in list(session.cold.items()):
-            cold.discard(name)
-            if not cold:
-                del session.cold[island]
+        for island, names in list(session.needs_recompile.items()):
+            names.discard(name)
+            if not names:
+                del session.needs_recompile[island]
                 self._scheduler.admit(island, number)
 
 

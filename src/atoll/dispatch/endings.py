@@ -186,7 +186,7 @@ class Endings:
         if program.released and not program.waiting:
             self._on_program_idle(program)
 
-    def island_back(self, island: int) -> None:
+    def island_restarted(self, island: int) -> None:
         """The island's hosts have started anew, and so have their clocks."""
         for host in self._resources.hosts_of(island):
             self.clocks.forget(host)
@@ -234,7 +234,7 @@ class Endings:
         self._outbox.return_credits(session.number, credits, may_wait=session.credits > 0)
 
     def withdraw(self, launch: Launch) -> list[Gang[GangRun]]:
-        """Take a launch back that was sent to hosts that are lost, as if none of it had started.
+        """Take a launch back that was sent to hosts that failed, as if none of it had started.
 
         Returns the gangs that had not been sent: they still count as waiting, and as users of their buffers.
         """
@@ -274,7 +274,7 @@ class Endings:
         for gang in gangs:
             self._fail_incoming(gang, status)
         for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
-            if host in launch.begun and not self._resources.is_lost(host):
+            if host in launch.begun and not self._resources.has_failed(host):
                 self._outbox.to_host(host, m.DropRun(launch.session, launch.begun[host]))
         for gang in unstarted:
             gang.run.started = True
@@ -329,7 +329,7 @@ class Endings:
         if gang.run.started and not gang.run.hosts_left:
             return
         for host, feeds in gang.run.incoming():
-            if not self._resources.is_lost(host):
+            if not self._resources.has_failed(host):
                 self._outbox.to_host(host, m.FailFeeds(gang.node.session, feeds, status))
 
     def refuse_feeds(

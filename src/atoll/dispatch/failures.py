@@ -1,4 +1,4 @@
-"""Which launches on their way fail, when hosts are lost, gangs fail on some of their hosts, or memory is never free."""
+"""Which launches on their way fail, when hosts fail, gangs fail on some of their hosts, or memory is never free."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class Failures:
             if gang.run.failure is not None and gang.run.hosts_left and gang.run.spec.collective
         ]
 
-    def island_lost(self, island: int, status: Status) -> Survivors:
+    def island_failed(self, island: int, status: Status) -> Survivors:
         """Fail the launches that have lost something with the island. The others wait for it: see `survivors`."""
         self._scheduler.pause(island)
-        self._launcher.control_flow.island_lost(island, status)
+        self._launcher.control_flow.island_failed(island, status)
         hosts = set(self._resources.hosts_of(island))
         survivors = Survivors(
             island, hosts, self._launcher.in_flight, self._sessions, self._launcher.delegated_runs.has_begun
         )
         survivors.judge(self._launches_of(island))
-        self._launcher.delegated_runs.island_lost(island, survivors.granted, status)
+        self._launcher.delegated_runs.island_failed(island, survivors.granted, status)
         self._launcher.run_again(survivors.sent)
         for launch in survivors.waiting:
             self._launcher.await_again(launch, hosts)
@@ -85,7 +85,7 @@ class Failures:
             depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
             if depends_on_it and any(other.island == island for other in gang.node.gangs):
                 self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
-        self._launcher.delegated_runs.hosts_lost(hosts)
+        self._launcher.delegated_runs.hosts_failed(hosts)
         return survivors
 
     def feeds_lost(self, session: Session, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:
@@ -150,7 +150,7 @@ class Failures:
         for node in self._scheduler.nodes(island):
             if not node.dropped:
                 self._launcher.fail(node.gangs[0].run.launch, status)
-        self._scheduler.give_up(island)
+        self._scheduler.remove_island(island)
 
     def tick(self, now: float) -> None:
         """Once a second: finds what has failed by itself, or waited in vain."""

@@ -338,7 +338,7 @@ class Launcher:
                 directory.add(launch.results[made.result], entry)
 
     def run_again(self, launches: Sequence[Launch]) -> None:
-        """Put launches in line again that were sent to hosts that are lost, and that had not started there.
+        """Put launches in line again that were sent to hosts that failed, and that had not started there.
 
         The memory of all of them goes before the first of them asks for some: later ones may have taken it over from
         earlier ones.
@@ -440,9 +440,9 @@ class Launcher:
         if self._sequential is not None and gang is not None:
             self._sequential.enqueued(gang)
 
-    def island_back(self, island: int) -> None:
+    def island_restarted(self, island: int) -> None:
         """The island's hosts have started anew, with nothing on them."""
-        self._endings.island_back(island)
+        self._endings.island_restarted(island)
         self.scheduler.resume(island)
 
     def release_delayed(self) -> None:

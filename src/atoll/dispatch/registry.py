@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from atoll.cluster.lifecycle import IslandLost
+from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.locations import Placement
 from atoll.dependencies.large_plans import LargePlans
 from atoll.dispatch.compilation import Compilation
@@ -283,7 +283,7 @@ class ProgramRegistry:
                     self._large.sent(number, (host,))
                 self._send((host,), number, plans[host])
 
-    def island_lost(self, lost: IslandLost) -> None:
+    def island_failed(self, lost: IslandFailed) -> None:
         """Launches in line that need the island wait for it, and for their plans to be there again."""
         self._large.lost(lost.island, self.plans)
 

@@ -1,4 +1,4 @@
-"""Which launches outlive the loss of an island, and why the others do not.
+"""Which launches outlive the failure of an island, and why the others do not.
 
 A launch outlives it if everything that it needs still exists, and if it had not started:
 
@@ -27,7 +27,7 @@ from atoll.scheduling.session import GangRun, Launch, Session
 
 
 class Survivors:
-    """The launches that outlive the loss of one island.
+    """The launches that outlive the failure of one island.
 
     Args:
       island: the island.

@@ -22,7 +22,7 @@ _CODES = ("DATA_LOSS", "DEADLINE_EXCEEDED", "UNAVAILABLE")
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether it says that an island was lost, and not that a program is wrong or has no memory."""
+    """Whether it says that an island failed, and not that a program is wrong or has no memory."""
     return isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith(_CODES)
 
 

@@ -209,8 +209,8 @@ def recover(replica: Replica, shardings: Any = None) -> tuple[Any, int]:
             break
     steps = [f"step {generation.step}" for generation in replica.generations()]
     raise RecoveryError(
-        f"nothing is left to recover: of each copy ({', '.join(steps)}) something was on an island that was lost; "
-        f"islands {working} of {sorted(islands.devices)} work. A replica outlives the loss of one island at a time; "
+        f"nothing is left to recover: of each copy ({', '.join(steps)}) something was on an island that failed; "
+        f"islands {working} of {sorted(islands.devices)} work. A replica outlives the failure of one island at a time; "
         "for more there are checkpoints"
     )
 

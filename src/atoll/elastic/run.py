@@ -1,6 +1,6 @@
 """`atoll.elastic.run`: a loop of training steps over the islands that work, whichever these are.
 
-    an island is lost:        the newest copy, on the islands that are left, and from its step on again
+    an island fails:        the newest copy, on the islands that are left, and from its step on again
     one leaves, or is back:   what the last step made, on the islands that work now, and the next step
 
 Invariant: each step's outputs are given once, in order. What a step computes depends on its number, the state before
@@ -129,7 +129,7 @@ class Run:
     def _advance(self) -> None:
         """Begins as many steps as may be under way, and waits for the first.
 
-        Raises what jax raises where an island is lost.
+        Raises what jax raises where an island fails.
         """
         training, replica = self._current()
         while self._begun < self._steps and len(self._under_way) < self._ahead:
@@ -221,7 +221,7 @@ class Run:
         return working
 
     def _go_back(self, replica: Replica, error: BaseException) -> None:
-        """To the newest copy: an island is lost."""
+        """To the newest copy: an island fails."""
         since = self._change.since if self._change is not None else time.monotonic()
         _log.warning("step %d: %s", self._finished, str(error).partition("\n")[0])
         self._under_way.clear()
@@ -259,7 +259,7 @@ def run(
             print(step, loss, run.islands)
         save(run.state)
 
-    Where an island is lost, the training goes on within seconds on those that are left, from the newest copy of its
+    Where an island fails, the training goes on within seconds on those that are left, from the newest copy of its
     state (`atoll.replicate`). When one is back, the training has it again from the next step on, and loses nothing; nor
     does it where one is about to leave.
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 class Training(Protocol):
     """A training over certain islands. Made anew whenever these change; it keeps no arrays of its own.
 
-    Called on the thread of `run`. What a lost island makes of its arrays is raised where they are read, by `run`: a
+    Called on the thread of `run`. What a failed island makes of its arrays is raised where they are read, by `run`: a
     method need not look.
     """
 

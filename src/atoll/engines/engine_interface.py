@@ -147,5 +147,5 @@ class Reports(Protocol):
     def worker_ended(self, host: int, incarnation: int, end: HostEnd) -> None:
         """A worker has ended unasked. Its island's other processes have ended, too; the island is started next."""
 
-    def island_given_up(self, island: int, reason: str) -> None:
+    def island_removed(self, island: int, reason: str) -> None:
         """The island is not started again."""

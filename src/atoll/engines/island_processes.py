@@ -175,4 +175,4 @@ class Island:
 
     def _give_up(self, reason: str) -> None:
         _log.error("island %d is not started again: %s", self.number, reason)
-        self._reports.island_given_up(self.number, reason)
+        self._reports.island_removed(self.number, reason)

@@ -34,7 +34,7 @@ from atoll.protocol.messages import (
     EndIsland,
     Hello,
     IslandEnded,
-    IslandGivenUp,
+    IslandRemoved,
     IslandStarts,
     OperationReply,
     Refused,
@@ -266,10 +266,10 @@ class Supervisor:
         if self._link is not None:
             self._link.send(WorkerEnded(host, incarnation, end.status, end.text))
 
-    def island_given_up(self, island: int, reason: str) -> None:
+    def island_removed(self, island: int, reason: str) -> None:
         self._fail(f"island {island} is not started again: {reason}")
         if self._link is not None:
-            self._link.send(IslandGivenUp(island, reason))
+            self._link.send(IslandRemoved(island, reason))
 
     # ---- what the controller asks
 
@@ -316,7 +316,7 @@ class Supervisor:
                 check_platform(shape.platform)
                 check_kind(shape.platform)
             except SettingsError as error:
-                self.island_given_up(number, str(error))
+                self.island_removed(number, str(error))
             else:
                 self._start_added(self._islands[number])
 
@@ -324,7 +324,7 @@ class Supervisor:
         try:
             island.start()
         except OSError as error:
-            self.island_given_up(island.number, f"its workers cannot be started: {error}")
+            self.island_removed(island.number, f"its workers cannot be started: {error}")
 
     async def _return_island(self, island: Island) -> None:
         await island.end(_END_SECONDS)  # where something of it still runs

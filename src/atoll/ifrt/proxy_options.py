@@ -19,8 +19,8 @@ class ProxyOptions(msgspec.Struct, frozen=True):
     client: int = 0
     directory: str = ""  # of the client's own, with this proxy's socket; removed in the end
     transfer_directory: str = ""  # shared with the client for large arrays; removed in the end
-    fail_on_loss: bool = False  # what is sent to a lost island fails, and does not wait until that is back
-    losses: str = ""  # a file that grows by a byte whenever hosts are lost: the client looks at its size
+    fail_on_loss: bool = False  # what is sent to a failed island fails, and does not wait until that is back
+    losses: str = ""  # a file that grows by a byte whenever hosts fail: the client looks at its size
     ready_fd: int = -1
     patience: float = 60.0
 

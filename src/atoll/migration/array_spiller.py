@@ -327,7 +327,7 @@ class ArraySpiller:
             if spill.session is session:
                 del self._spills[request]
 
-    def hosts_lost(self, hosts: set[int], status: Status) -> None:
+    def hosts_failed(self, hosts: set[int], status: Status) -> None:
         """What these hosts were to copy will not be, and what they had in memory is lost."""
         self.losses.update(hosts)
         for restore in list(self._restores.values()):

@@ -52,7 +52,7 @@ class MemoryNeed:
         for island in sorted({location.island for location in places.values()}):
             if not resources.islands[island].works:
                 return f"island {island}, which is {resources.islands[island].state}"
-            if island in session.unseen or island in session.cold:
+            if island in session.unacknowledged_failures or island in session.needs_recompile:
                 return f"island {island}, which has just come back"
         for device, location in places.items():
             reason = session.devices.closed(location)

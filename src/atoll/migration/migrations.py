@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.cluster.lifecycle import IslandLost
+from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
@@ -150,7 +150,7 @@ class Migrations:
             }[migration.stage]
             self._give_up(migration, Status(Code.DEADLINE_EXCEEDED, f"{session.name}: {text}, after {seconds:.0f} s"))
 
-    def island_lost(self, lost: IslandLost) -> None:
+    def island_failed(self, lost: IslandFailed) -> None:
         for migration in list(self.under_way.values()):
             if lost.island in migration.islands:
                 self._give_up(migration, lost.status)

@@ -38,7 +38,11 @@ def check_changes(
     else:
         islands = {location.island for location in changes.values()} | {locations[device].island for device in changes}
     for island in sorted(islands):
-        if not resources.islands[island].works or island in session.unseen or island in session.cold:
+        if (
+            not resources.islands[island].works
+            or island in session.unacknowledged_failures
+            or island in session.needs_recompile
+        ):
             state = resources.islands[island].state
             reason = "has just come back" if state is IslandState.READY else f"is {state}"
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
-from atoll.cluster.lifecycle import IslandLost
+from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.slice_placement import Slices
 from atoll.errors import OK, Code, Status, StatusError
@@ -206,8 +206,8 @@ class Suspensions:
         found += [each for each in self.by_session.values() if each.stage is Stage.SUSPENDED and each.by_system]
         yield from sorted(found, key=lambda each: (-each.session.tenant.settings.priority, each.number))
 
-    def island_lost(self, lost: IslandLost) -> None:
-        self._spiller.hosts_lost(set(self._resources.hosts_of(lost.island)), lost.status)
+    def island_failed(self, lost: IslandFailed) -> None:
+        self._spiller.hosts_failed(set(self._resources.hosts_of(lost.island)), lost.status)
 
     def session_closed(self, session: Session) -> None:
         suspension = self.by_session.pop(session.number, None)

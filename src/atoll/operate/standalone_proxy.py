@@ -33,7 +33,7 @@ def run_proxy(
     """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
 
     `cluster` is an address, with a join string for TLS; "" starts a cluster of these `settings`, which ends with the
-    proxy. With `fail_on_loss` its clients do not wait for lost islands. `on_up(address)` is called once the proxy
+    proxy. With `fail_on_loss` its clients do not wait for failed islands. `on_up(address)` is called once the proxy
     listens. Raises AtollError where something does not start, or ends early.
     """
     children: list[Child] = []

@@ -63,7 +63,7 @@ class IslandsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 
 
 class DevicesAway(msgspec.Struct, frozen=True):
-    """Virtual devices, by id: on islands that are lost and not back yet; and on islands that are about to leave.
+    """Virtual devices, by id: on islands that failed and not back yet; and on islands that are about to leave.
 
     `losses` counts the islands that the session has lost so far.
     """

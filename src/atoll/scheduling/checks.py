@@ -76,7 +76,7 @@ def quota_problem(session: Session) -> Status | None:
 def island_problem(session: Session, island: Island) -> Status | None:
     """Why what the session needs the island for fails; None where it works, or where the session waits for it."""
     is_away = island.state is IslandState.RESTARTING and not session.waits_for_islands
-    return island.last_failure if is_away else island.given_up
+    return island.last_failure if is_away else island.removal
 
 
 def program_problem(

@@ -44,16 +44,16 @@ class Feeds(Generic[Waiter]):
         return False
 
     def lose(self, hosts: set[int]) -> None:
-        """What was sent to these hosts is lost."""
+        """Forget what was sent to these hosts."""
         for feeds in (self.early, self.unwanted):
             feeds.difference_update([key for key in feeds if key[0] in hosts])
 
-    def lost(self, hosts: set[int], again: Iterable[Key], unsent: Iterable[int]) -> list[tuple[Key, Waiter]]:
+    def lost(self, hosts: set[int], resent: Iterable[Key], unsent: Iterable[int]) -> list[tuple[Key, Waiter]]:
         """Return the feeds that launches await of these hosts and that are lost.
 
-        The client's proxy sends the feeds in `again` to the restarted hosts, and those in `unsent` sooner or later.
+        The client's proxy sends the feeds in `resent` to the restarted hosts, and those in `unsent` sooner or later.
         """
-        coming, later = {key for key in again if key[0] in hosts}, set(unsent)
+        coming, later = {key for key in resent if key[0] in hosts}, set(unsent)
         self.unwanted = {key for key in self.unwanted if key[0] not in hosts or key in coming or key[1] in later}
         self.unwanted.update(key for key in coming if key not in self.awaited and key not in self.early)
         return [

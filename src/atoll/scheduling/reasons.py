@@ -17,7 +17,7 @@ class Reason(StrEnum):
     BYTES = "bytes"  # that its client sends
     PLAN = "plan"  # a large one, on its way to the hosts
     PYTHON = "python"  # what the client's Python, or Python on the hosts, is about to make
-    FUNCTIONS = "functions"  # that are compiled again, on an island that was lost
+    FUNCTIONS = "functions"  # that are compiled again, on an island that failed
     ISLAND = "island"  # which is not there
 
 

@@ -256,8 +256,8 @@ class Scheduler(Generic[Payload]):
         self._islands[island].paused = False
         self._offer_held(island)
 
-    def give_up(self, island: int) -> None:
-        """The paused island will not be resumed. All nodes that need it were dropped: it keeps none of them."""
+    def remove_island(self, island: int) -> None:
+        """Forget a paused island that is not resumed. All nodes that need it were dropped."""
         state = self._islands[island]
         state.committed.clear()
         state.policy = self._policy()
@@ -333,7 +333,7 @@ class Scheduler(Generic[Payload]):
         return Reason.ORDER
 
     def _commit(self, node: QueuedNode[Payload]) -> None:
-        # A node that was ready may wait again after the loss of an island: for bytes, or behind others.
+        # A node that was ready may wait again after the failure of an island: for bytes, or behind others.
         if node.committed or node.dropped or node.missing > 0 or node.behind:
             return
         reason = self._held_for(node)

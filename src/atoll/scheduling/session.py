@@ -160,16 +160,17 @@ class Session:
     called: dict[int, tuple[int, ...]] = field(default_factory=dict)  # functions, by each program that is large
     function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
     feeds: Feeds[QueuedNode[GangRun]] = field(default_factory=Feeds)  # that its client sends
-    cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
-    # By island: why it was lost, for each loss until the proxy knows that what it has sent there is lost.
-    unseen: dict[int, list[Status]] = field(default_factory=dict)
+    # By island: functions that its hosts have yet to compile again.
+    needs_recompile: dict[int, set[str]] = field(default_factory=dict)
+    # By island: the reason of each failure of it that the proxy has not acknowledged.
+    unacknowledged_failures: dict[int, list[Status]] = field(default_factory=dict)
     in_steps: int = 0  # programs of it that are being lowered, and launches that are put in line, in steps
     in_flight: int = 0
     credits: int = 0  # of its window, that these have taken
     launches: int = 0
     python_gangs: set[int] = field(default_factory=set)  # those that call Python and have not started, by sequence
     # Functions that are released once all such gangs up to a sequence number have started: (the number, the function).
-    late_releases: deque[tuple[int, int]] = field(default_factory=deque)
+    deferred_releases: deque[tuple[int, int]] = field(default_factory=deque)
     waits_for_islands: bool = True  # that are lost, until they are back; else what needs one fails
     leaves_islands: bool = False  # by itself, when they are drained
     has_errors: bool = False  # some buffer of it stands for an error

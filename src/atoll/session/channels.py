@@ -31,7 +31,7 @@ from atoll.wire.tls.identity import Identity
 
 # Contents up to this size are written to the socket on the loop's thread; its buffer holds many of them.
 _DIRECT_BYTES = 16 * 1024
-# The controller reports a lost host soon after its channel broke; else it is the channel alone that broke.
+# The controller reports a failed host soon after its channel broke; else it is the channel alone that broke.
 _REPORT_SECONDS = 3.0
 _DIALS = 32  # at once
 _RETRY_SECONDS = 0.1
@@ -75,7 +75,7 @@ class Channels:
         self._absent: dict[int, dict[int, Upload]] = {}  # by host and feed: what is to be sent
         self._sent = SentUploads()
         self._unexplained: dict[int, asyncio.TimerHandle] = {}  # breaks, by host, until the controller reports its loss
-        self._dials: dict[int, object] = {}  # by host: the latest, unless the host was lost meanwhile
+        self._dials: dict[int, object] = {}  # by host: the latest, unless the host failed meanwhile
         self._senders = ThreadPoolExecutor(2, "atoll-upload")
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -272,7 +272,7 @@ class Channels:
             self.calls.host_lost(host)
 
     def _explain(self, host: int) -> None:
-        """The host was lost or is back: what broke was its end, and not its channel alone."""
+        """The host failed or is back: what broke was its end, and not its channel alone."""
         timer = self._unexplained.pop(host, None)
         if timer is not None:
             timer.cancel()

@@ -217,12 +217,12 @@ class ClusterSession:
             self._functions.remove(function)
             self.send(m.ReleaseFunction(function))
 
-    def _compile_again(self, function: int, hosts: Sequence[int]) -> None:
+    def _recompile(self, function: int, hosts: Sequence[int]) -> None:
         source = self._functions.source(function)
         if source is not None:
             feed = self.number()
             self._channels.upload(hosts, feed, [source])
-            self.send(m.CompileAgain(function, feed))
+            self.send(m.Recompile(function, feed))
 
     # ---- questions
 
@@ -331,16 +331,16 @@ class ClusterSession:
         """Which devices cannot be used now, or not for long; whether the client `leaves` the latter by itself."""
         return self._away.devices(self._hosts, leaves)
 
-    def _hosts_lost(self, hosts: tuple[int, ...]) -> None:
+    def _hosts_failed(self, hosts: tuple[int, ...]) -> None:
         """From here on nothing is sent to what is left of them: the controller waits for this acknowledgement."""
         self._away.lose(hosts)
         again = self._channels.disconnect(hosts)[-m.MOST_FEEDS_NAMED :]
-        self.downloads.hosts_lost(hosts)
+        self.downloads.hosts_failed(hosts)
         unsent = sorted(self._unsent)[: m.MOST_FEEDS_NAMED]
-        self.send(m.LossAcknowledged(hosts, tuple(again), tuple(unsent)))
+        self.send(m.FailureAcknowledged(hosts, tuple(again), tuple(unsent)))
         self.on_hosts_lost()
 
-    def _hosts_back(self, addresses: tuple[tuple[int, str], ...]) -> None:
+    def _hosts_restarted(self, addresses: tuple[tuple[int, str], ...]) -> None:
         """They hold nothing of this session: the functions that run on them are compiled again.
 
         The session is lost where one of them cannot be reached.
@@ -357,7 +357,7 @@ class ClusterSession:
             for function, devices in self._functions.devices():
                 hosts = self.hosts_of(devices)
                 if back.intersection(hosts) and self._away.lost.isdisjoint(hosts):
-                    self._compile_again(function, hosts)
+                    self._recompile(function, hosts)
 
         self._channels.connect(addresses, connected, DIAL_SECONDS)
 
@@ -385,18 +385,18 @@ class ClusterSession:
             case m.SliceAdded(request=request):
                 self._hosts.update(message.hosts)
                 self._answer(request, message)
-            case m.HostsLost(hosts=hosts):
-                self._hosts_lost(hosts)
+            case m.HostsFailed(hosts=hosts):
+                self._hosts_failed(hosts)
             case m.HostsLeave(hosts=hosts, stay=stay):
                 self._away.leave(hosts, stay)
-            case m.HostsBack(hosts=addresses):
-                self._hosts_back(addresses)
+            case m.HostsRestarted(hosts=addresses):
+                self._hosts_restarted(addresses)
             case m.Quiesce(migration):
                 self._quiesce()
                 self.send(m.Quiesced(migration))
             case m.SendSources(functions=functions):
                 for function, hosts in functions:
-                    self._compile_again(function, hosts)
+                    self._recompile(function, hosts)
             case m.Migrated(hosts=hosts):
                 self._hosts.update(hosts)
                 self._resume()

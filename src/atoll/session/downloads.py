@@ -1,7 +1,7 @@
 """The contents that a session expects of its hosts, by feed.
 
 Invariant: a feed that is expected comes whole, is forgotten, or is lost: one of these, once. Contents and the word that
-their hosts have done their part go different ways: where a host is lost after that word, with contents on their way, no
+their hosts have done their part go different ways: where a host fails after that word, with contents on their way, no
 gang of it is left that could fail.
 """
 
@@ -55,7 +55,7 @@ class Downloads:
             self.forget(feed)
         then(content, more, done)
 
-    def hosts_lost(self, hosts: Iterable[int]) -> None:
+    def hosts_failed(self, hosts: Iterable[int]) -> None:
         """There is no channel to them any more: what is on its way does not come."""
         gone = set(hosts)
         broken = [(feed, by, lost) for feed, (by, lost) in self._sent.items() if not gone.isdisjoint(by)]

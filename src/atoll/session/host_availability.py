@@ -20,7 +20,7 @@ class HostsAway:
         self._losses = 0
 
     def lose(self, hosts: Iterable[int]) -> None:
-        """All hosts of an island are lost at once."""
+        """All hosts of an islands fail at once."""
         self.lost.update(hosts)
         self.leaving.difference_update(hosts)
         self._losses += 1

@@ -1,4 +1,4 @@
-"""The latest uploads of a session: if a host is lost that has not used an upload, the session sends the upload again.
+"""The latest uploads of a session: if a host fails that has not used an upload, the session sends the upload again.
 
 No message tells a proxy that a host has used an upload. So a session keeps uploads until none of its launches is in
 flight, within a bound. No I/O.

@@ -55,11 +55,11 @@ class DataChannels(Protocol):
     ) -> None:
         """Opens a channel to each (host, data address), and calls `then` once all were tried, for `patience` seconds.
 
-        A host that is lost meanwhile, by `disconnect`, does not count as unreached.
+        A host that failed meanwhile, by `disconnect`, does not count as unreached.
         """
 
     def disconnect(self, hosts: Sequence[int]) -> Sequence[tuple[int, int]]:
-        """Close the channels to lost hosts. Return the (host, feed) of launches that are sent after a restart.
+        """Close the channels to failed hosts. Return the (host, feed) of launches that are sent after a restart.
 
         Some of them were sent before, and the host may not have used them.
         """

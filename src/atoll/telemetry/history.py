@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from atoll.cluster.lifecycle import IslandBack, IslandDrained, IslandGivenUp, IslandLost, IslandReady, Lifecycle
+from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRemoved, IslandRestarted, Lifecycle
 from atoll.errors import Status
 
 MOST_EVENTS = 200
@@ -38,18 +38,18 @@ class History:
 
     def subscribe(self, lifecycle: Lifecycle) -> None:
         """Records what becomes of islands."""
-        for kind in (IslandReady, IslandLost, IslandBack, IslandGivenUp, IslandDrained):
+        for kind in (IslandReady, IslandFailed, IslandRestarted, IslandRemoved, IslandDrained):
             lifecycle.subscribe(kind, self._of_island)
 
-    def _of_island(self, event: IslandReady | IslandLost | IslandBack | IslandGivenUp | IslandDrained) -> None:
+    def _of_island(self, event: IslandReady | IslandFailed | IslandRestarted | IslandRemoved | IslandDrained) -> None:
         match event:
             case IslandReady(island=island):
                 self.record("ready", "all of its hosts are there", island)
-            case IslandLost(island=island, status=status):
+            case IslandFailed(island=island, status=status):
                 self.record("failed", status.message, island)
-            case IslandBack(island=island):
+            case IslandRestarted(island=island):
                 self.record("back", "all of its hosts are there again", island)
-            case IslandGivenUp(island=island, status=status):
+            case IslandRemoved(island=island, status=status):
                 self.record("removed", status.message, island)
             case IslandDrained(island=island):
                 self.record("drained", "nothing is on it any more", island)

@@ -196,7 +196,7 @@ def test_contents_that_were_on_their_way_from_a_host_that_is_lost_fail(rig: Rig,
     rig.end_waits(rest)  # it has sent them
     if ready:
         arrive(rig, launch.feeds[0], b"01234567", more=True)
-    rig.receive(m.HostsLost((0,)))
+    rig.receive(m.HostsFailed((0,)))
     if ready:
         with pytest.raises(StatusError, match="host 0 is gone, and what it had sent"):
             read(rig, 2)

@@ -22,8 +22,8 @@ class EngineMessages:
         match event.message:
             case m.WorkerEnded() as ended:
                 self._recovery.worker_ended(ended)
-            case m.IslandGivenUp(island=island, text=text):
-                self._recovery.give_up(island, text)
+            case m.IslandRemoved(island=island, text=text):
+                self._recovery.remove(island, text)
             case m.TellAgent() as message:
                 self._agents.tell(message)
             case m.EngineReport() as message:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState
+from atoll.cluster.lifecycle import IslandFailed, IslandRemoved, IslandRestarted, IslandState
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.dispatch.compilation import Compilation
@@ -44,7 +44,7 @@ class _AtLoss(NamedTuple):
 
 
 class Recovery:
-    """Decides that an island is lost, and brings it back. `wait_of(island)` says what one waits for that starts."""
+    """Decides that an island has failed, and restarts it. `wait_of(island)` says why an island that starts waits."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Recovery:
         return found
 
     def _first_cause(self, host: int) -> tuple[int, str]:
-        """Return the host of the island that was lost first, and why if its machine has left: XLA ends the others."""
+        """Return the host of the island that failed first, and why if its machine has left: XLA ends the others."""
         island = self._resources.hosts[host].island
         for each in (host, *self._resources.hosts_of(island)):
             departure = self._departure_of(each) if each == host or each not in self._hosts else ""
@@ -149,7 +149,7 @@ class Recovery:
             self._outbox.to_engine(m.RestartExcused(island))
 
     def _charge(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
-        """Charge the loss of an island to the tenants of what ran there, not to the island."""
+        """Charge the failure of an island to the tenants of what ran there, not to the island."""
         if not running or not self._tenants.are_told_apart:
             return
         self._outbox.to_engine(m.RestartExcused(island))
@@ -227,7 +227,7 @@ class Recovery:
         for island, seconds in self._restarting.update(now, restarting).items():
             if seconds > self._start_seconds:
                 wait = self._wait_of(island)
-                self.give_up(island, f"it was not up again within {self._start_seconds:.0f} s{wait and f': {wait}'}")
+                self.remove(island, f"it was not up again within {self._start_seconds:.0f} s{wait and f': {wait}'}")
                 self._outbox.to_engine(m.EndIsland(island))
 
     def _restart_divided(self, now: float) -> None:
@@ -278,13 +278,13 @@ class Recovery:
             self._charge(gang.island, running, is_sure=True)
 
     def _lose(self, island: int, status: Status) -> None:
-        """A host of the island is lost, and so is the island, unless that is known already."""
+        """Handle the failure of a host, and with it of its island, unless that is known already."""
         record = self._resources.islands[island]
         if record.state is IslandState.RESTARTING:
             # Hosts that were back already are lost once more: the island is ready when all of them have joined again.
             self.forget_hosts(island)
         elif not record.is_over:
-            self._lifecycle.lose(island, status)
+            self._lifecycle.fail(island, status)
 
     def forget_hosts(self, island: int) -> set[int]:
         """The island's workers are lost, all of them: without one the others cannot go on. Returns their hosts."""
@@ -295,7 +295,7 @@ class Recovery:
             self._leases.forget(host)
         return hosts
 
-    def give_up(self, island: int, reason: str) -> None:
+    def remove(self, island: int, reason: str) -> None:
         """The island will not be back: what waits for it fails."""
         record = self._resources.islands[island]
         if record.is_over:
@@ -304,36 +304,36 @@ class Recovery:
         status = Status(Code.DATA_LOSS, f"island {island} is removed: {reason}")
         if record.works:
             self._lose(island, status)
-        self._lifecycle.give_up(island, status)
+        self._lifecycle.remove(island, status)
 
-    def loss_acknowledged(self, session: Session, message: m.LossAcknowledged) -> None:
+    def failure_acknowledged(self, session: Session, message: m.FailureAcknowledged) -> None:
         """A proxy knows of a loss, and says which bytes of its client will come again."""
         topology = self._resources.topology  # some may have yet to join, in the cluster after the one that was lost
         for island in {topology.island_of(host) for host in message.hosts if host < topology.host_count}:
-            losses = session.unseen.get(island)
+            losses = session.unacknowledged_failures.get(island)
             if losses is None:
                 continue
             status = losses.pop(0)
             if not losses:
-                del session.unseen[island]
+                del session.unacknowledged_failures[island]
             hosts = set(self._resources.hosts_of(island))
-            lost = session.feeds.lost(hosts, message.again, message.unsent)
+            lost = session.feeds.lost(hosts, message.resent, message.unsent)
             if lost:
                 self._failures.feeds_lost(session, lost, status)
                 self._failures.fail_doomed()
 
     # ---- subscriptions
 
-    def island_lost(self, lost: IslandLost) -> None:
+    def island_failed(self, lost: IslandFailed) -> None:
         """What was there or would have run there fails. What needs the island from now on waits until it is back."""
         island, status = lost.island, lost.status
         hosts = self.forget_hosts(island)
         for session in self._sessions.values():
             session.feeds.lose(hosts)
-        survivors = self._failures.island_lost(island, status)
+        survivors = self._failures.island_failed(island, status)
         for session in self._sessions.values():
-            session.unseen.setdefault(island, []).append(status)
-            self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(hosts))))
+            session.unacknowledged_failures.setdefault(island, []).append(status)
+            self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(hosts))))
             for handle, entry in list(session.directory.entries.items()):
                 if hosts.intersection(entry.hosts) and not survivors.will_make(entry):
                     session.has_errors = True
@@ -347,19 +347,19 @@ class Recovery:
         self._queries.give_up(hosts, status, impatient)
         self._failures.fail_doomed()
 
-    def island_back(self, back: IslandBack) -> None:
+    def island_restarted(self, back: IslandRestarted) -> None:
         """All sessions may go on."""
         island = back.island
         self._at_loss.pop(island, None)
         for session in self._sessions.values():
-            self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(island)))
-            self._compilation.chill(session, island)
-        self._launcher.island_back(island)
+            self._outbox.to_session(session.number, m.HostsRestarted(self._resources.addresses_of(island)))
+            self._compilation.invalidate_island(session, island)
+        self._launcher.island_restarted(island)
         self._queries.ask_again(set(self._resources.hosts_of(island)))
 
-    def island_given_up(self, given_up: IslandGivenUp) -> None:
+    def island_removed(self, removed: IslandRemoved) -> None:
         """What waits for the island fails."""
-        self._failures.fail_waiting(given_up.island, given_up.status)
-        hosts = set(self._resources.hosts_of(given_up.island))
-        self._compilation.give_up(hosts, given_up.status)
-        self._queries.give_up(hosts, given_up.status)
+        self._failures.fail_waiting(removed.island, removed.status)
+        hosts = set(self._resources.hosts_of(removed.island))
+        self._compilation.give_up(hosts, removed.status)
+        self._queries.give_up(hosts, removed.status)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.cluster.lifecycle import IslandLost
+from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.relay_groups import relay_groups
 from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
@@ -38,7 +38,7 @@ class Relays:
                 for hosts in relay_groups(self._resources.hosts_of(island), self._size):
                     self._outbox.form_group(hosts)
 
-    def island_lost(self, lost: IslandLost) -> None:
+    def island_failed(self, lost: IslandFailed) -> None:
         self._islands.discard(lost.island)
         self.broken.pop(lost.island, None)
 

@@ -121,11 +121,11 @@ class Drains:
 
     def _look_who_has_left(self, drain: _Drain, is_late: bool) -> None:
         """Those that have nothing on the island any more need not be moved: their devices wait for its return."""
-        is_lost = self._resources.islands[drain.island].state is not IslandState.DRAINING
+        has_failed = self._resources.islands[drain.island].state is not IslandState.DRAINING
         for number in sorted(drain.leaving & drain.left):
             session = self._sessions.get(number)
             status = OK
-            if is_lost:
+            if has_failed:
                 status = Status(Code.DATA_LOSS, "it was lost meanwhile")
             elif session is not None and has_arrays(session, drain.island):
                 if not is_late:
@@ -190,7 +190,7 @@ class Drains:
         """Its workers may end."""
         hosts = tuple(self._resources.hosts_of(drained.island))
         for session in self._sessions.values() if hosts else ():
-            self._outbox.to_session(session.number, m.HostsLost(hosts))
+            self._outbox.to_session(session.number, m.HostsFailed(hosts))
         self._outbox.to_engine(m.EndIsland(drained.island))
 
     def island_ended(self, island: int) -> None:

@@ -11,9 +11,9 @@ from functools import partial
 
 from atoll.cluster.lifecycle import (
     Island,
-    IslandBack,
-    IslandGivenUp,
     IslandReady,
+    IslandRemoved,
+    IslandRestarted,
     IslandState,
 )
 from atoll.cluster.locations import DeviceLocation
@@ -96,7 +96,7 @@ class Operators:
             if seconds > self._starting[island].seconds:
                 text = f"it was not up within {self._starting[island].seconds:.0f} s"
                 wait = self._wait_of(island)
-                self._lifecycle.give_up(island, Status(Code.DEADLINE_EXCEEDED, text + (f": {wait}" if wait else "")))
+                self._lifecycle.remove(island, Status(Code.DEADLINE_EXCEEDED, text + (f": {wait}" if wait else "")))
         self.drains.tick(now)
 
     # ---- slices
@@ -207,10 +207,10 @@ class Operators:
     def island_ready(self, ready: IslandReady) -> None:
         """A new island is up: all sessions may be moved there, and new ones have its devices."""
         for session in self._sessions.values():
-            self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(ready.island)))
+            self._outbox.to_session(session.number, m.HostsRestarted(self._resources.addresses_of(ready.island)))
         self._report_up(ready.island)
 
-    def island_back(self, back: IslandBack) -> None:
+    def island_restarted(self, back: IslandRestarted) -> None:
         """Where it was a new one that was lost before it was up, it is up now."""
         self._report_up(back.island)
 
@@ -222,9 +222,9 @@ class Operators:
             )
             self._reply(start.operator, OK, f"island {island} is up, with devices {devices}")
 
-    def island_given_up(self, given_up: IslandGivenUp) -> None:
+    def island_removed(self, removed: IslandRemoved) -> None:
         """Where it was a new one, it will not be."""
-        island, status = given_up.island, given_up.status
+        island, status = removed.island, removed.status
         start = self._starting.pop(island, None)
         if start is not None:
             self._lifecycle.end(island, Status(status.code, f"island {island} never was up: {status.message}"))

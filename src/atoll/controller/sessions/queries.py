@@ -55,7 +55,7 @@ class Queries:
         query = self._next
         self._next += 1
         self._asked[query] = (location.host, session.number, message)
-        if not self._resources.is_lost(location.host):  # else it is asked when its island is back
+        if not self._resources.has_failed(location.host):  # else it is asked when its island is back
             self._outbox.to_host(location.host, m.WorkerQuery(session.number, query, message.what, subject, payload))
 
     def answered(self, host: int, message: m.WorkerAnswer) -> None:

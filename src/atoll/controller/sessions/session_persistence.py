@@ -72,7 +72,7 @@ class SessionPersistence:
             connection = connections.get(session.number)
             if persist and not self._persist_none and connection is not None and can_persist(session):
                 persisted.append(persisted_session(session, connection, by_system))
-                self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(self._resources.hosts))))
+                self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(self._resources.hosts))))
             else:
                 self._spiller.session_closed(session)
         if persisted:
@@ -104,7 +104,7 @@ class SessionPersistence:
             self._sessions[session.number] = session
             self._connections.sessions[session.number] = each.connection
             self._register_functions(session)
-            session.unseen = {island: [_ENDED] for island in self._resources.islands}
+            session.unacknowledged_failures = {island: [_ENDED] for island in self._resources.islands}
             self._suspensions.take(session, each.by_system)
             self._admit(session, each.connection)
         return found.next_session
@@ -123,4 +123,4 @@ class SessionPersistence:
         """Note that the hosts of the island have compiled nothing of earlier sessions."""
         for session in self._sessions.values():
             if session.functions:
-                self._compilation.chill(session, ready.island)
+                self._compilation.invalidate_island(session, ready.island)

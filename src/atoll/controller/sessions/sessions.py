@@ -83,8 +83,8 @@ class Sessions:
         )
         for island, hosts in self._resources.away().items():
             failure = self._resources.islands[island].last_failure
-            session.unseen[island] = [failure or Status(Code.DATA_LOSS, f"island {island} restarts")]
-            self._outbox.to_session(number, m.HostsLost(hosts))
+            session.unacknowledged_failures[island] = [failure or Status(Code.DATA_LOSS, f"island {island} restarts")]
+            self._outbox.to_session(number, m.HostsFailed(hosts))
         return session
 
     def close(self, number: int, status: Status = OK) -> None:

@@ -160,7 +160,7 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.MemberFailed: member_failed,
     m.StoresReported: stores_reported,
     m.WorkerEnded: worker_ended,
-    m.IslandGivenUp: _island,
+    m.IslandRemoved: _island,
     m.IslandEnded: _island,
     m.IslandStarts: _island,
     m.EngineReport: engine_report,

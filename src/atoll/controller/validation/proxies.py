@@ -171,18 +171,18 @@ def query(session: Session, message: m.Query, topology: Topology) -> None:
     check_count(message, "payload", _MAX_QUERY_BYTES)
 
 
-def compile_again(session: Session, message: m.CompileAgain, topology: Topology) -> None:
+def recompile(session: Session, message: m.Recompile, topology: Topology) -> None:
     check_number(message, "function")
     check_number(message, "feed", m.OWN_NUMBERS)
 
 
-def loss_acknowledged(session: Session, message: m.LossAcknowledged, topology: Topology) -> None:
+def failure_acknowledged(session: Session, message: m.FailureAcknowledged, topology: Topology) -> None:
     check_numbers(message, "hosts", most=topology.host_count)
     check_numbers(message, "unsent", m.OWN_NUMBERS, m.MOST_FEEDS_NAMED)
-    check_count(message, "again", m.MOST_FEEDS_NAMED)
-    for host, feed in message.again:
+    check_count(message, "resent", m.MOST_FEEDS_NAMED)
+    for host, feed in message.resent:
         if not (0 <= host < topology.host_count and 0 <= feed < m.OWN_NUMBERS):
-            raise violation(message, "again", (host, feed), "hosts of the cluster and feeds")
+            raise violation(message, "resent", (host, feed), "hosts of the cluster and feeds")
 
 
 def release(session: Session, message: m.Release, topology: Topology) -> None:
@@ -228,8 +228,8 @@ PROXIES: Mapping[type[Any], Callable[[Session, Any, Topology], None]] = {
     m.Release: release,
     m.Await: await_,
     m.MakeError: make_error,
-    m.CompileAgain: compile_again,
-    m.LossAcknowledged: loss_acknowledged,
+    m.Recompile: recompile,
+    m.FailureAcknowledged: failure_acknowledged,
     m.AddSlice: _number("request"),
     m.ReleaseSlice: _number("slice"),
     m.Quiesced: _number("migration"),

@@ -143,7 +143,7 @@ class PythonSessions:
                     self._load(record, function)
                 self._running(record)
                 return
-            record.functions[message.function] = m.Load(message.function, source, message.again)
+            record.functions[message.function] = m.Load(message.function, source, message.recompile)
             record.loading[message.function] = then
             self._session_of[message.function] = message.session
             if record.options is not None:  # else the message that opens it is yet to come
@@ -161,7 +161,7 @@ class PythonSessions:
 
     def _load(self, record: _Session, function: str) -> None:
         process, load = self._running(record), record.functions[function]
-        record.functions[function] = msgspec.structs.replace(load, again=True)
+        record.functions[function] = msgspec.structs.replace(load, recompile=True)
         process.send(load)
 
     def drop(self, function: str) -> None:

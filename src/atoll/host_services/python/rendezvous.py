@@ -25,10 +25,10 @@ class KeyValues(Protocol):
     """What the hosts of an island tell one another. Any thread; both may block."""
 
     def set(self, key: str, value: str) -> None:
-        """Replaces what was there. Raises OSError where the island is lost."""
+        """Replaces what was there. Raises OSError where the island fails."""
 
     def get(self, key: str, seconds: float) -> str:
-        """Waits until it is there. Raises OSError where it does not come in time, or the island is lost."""
+        """Waits until it is there. Raises OSError where it does not come in time, or the island fails."""
 
 
 def nowhere() -> str:

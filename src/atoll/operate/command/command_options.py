@@ -130,7 +130,7 @@ _LEASE_HELP = (
     f"given, else {LEASE_SECONDS:.0f}."
 )
 _WAIT_HELP = (
-    "How many seconds the start waits for all hosts to be up, and a lost island for new ones. ATOLL_WAIT if not given, "
+    "Seconds that the start waits for all hosts to be up, and a failed island for new ones. ATOLL_WAIT if not given, "
     f"else {HOSTS_SECONDS:.0f} with --engine hosts or ray, and 120 without."
 )
 _SPILL_HELP = (

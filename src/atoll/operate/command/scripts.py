@@ -86,7 +86,7 @@ def proxy(
         bool,
         typer.Option(
             "--fail-on-loss",
-            help="What a client sends to a lost island fails at once, as in Google's cloud, and does not wait until "
+            help="What a client sends to a failed island fails at once, as in Google's cloud, and does not wait until "
             "that is back: for `elastic_retry` with fewer slices than there are.",
         ),
     ] = False,

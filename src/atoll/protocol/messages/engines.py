@@ -22,7 +22,7 @@ class WorkerEnded(Message, frozen=True, tag=70):
     text: str  # the status as a sentence
 
 
-class IslandGivenUp(Message, frozen=True, tag=71):
+class IslandRemoved(Message, frozen=True, tag=71):
     """The island is not started again, and why."""
 
     island: int
@@ -68,5 +68,5 @@ class RestartExcused(Message, frozen=True, tag=115):
     island: int
 
 
-FromEngine = WorkerEnded | IslandGivenUp | IslandEnded | IslandStarts | EngineReport | TellAgent | DrainRequest
+FromEngine = WorkerEnded | IslandRemoved | IslandEnded | IslandStarts | EngineReport | TellAgent | DrainRequest
 ToEngine = Refused | RestartIsland | RestartExcused | StartIsland | EndIsland | AgentSays | AgentLost | OperationReply

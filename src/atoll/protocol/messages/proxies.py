@@ -110,26 +110,26 @@ class Await(Message, frozen=True, tag=46):
     handles: tuple[int, ...]
 
 
-class CompileAgain(Message, frozen=True, tag=49):
+class Recompile(Message, frozen=True, tag=49):
     """The program of `function` is sent again, as `feed`, to hosts that were restarted."""
 
     function: int
     feed: int
 
 
-# Feeds that a `LossAcknowledged` names in each of its fields.
+# Feeds that a `FailureAcknowledged` names in each of its fields.
 MOST_FEEDS_NAMED = 1024
 
 
-class LossAcknowledged(Message, frozen=True, tag=50):
-    """The answer to HostsLost: bytes for these hosts wait from here on until the hosts have restarted.
+class FailureAcknowledged(Message, frozen=True, tag=50):
+    """The answer to HostsFailed: bytes for these hosts wait from here on until the hosts have restarted.
 
-    `again` are feeds of launches before this message that the proxy sends to the restarted hosts, as (host, feed). It
+    `resent` are feeds of launches before this message that the proxy sends to the restarted hosts, as (host, feed). It
     has sent some of them before. `unsent` are feeds whose bytes its client has yet to send. All other feeds are lost.
     """
 
     hosts: tuple[int, ...]
-    again: tuple[tuple[int, int], ...] = ()
+    resent: tuple[tuple[int, int], ...] = ()
     unsent: tuple[int, ...] = ()
 
 
@@ -184,7 +184,7 @@ class LeavesIslands(Message, frozen=True, tag=74):
 
 
 class FailOnLoss(Message, frozen=True, tag=78):
-    """What the client sends to a lost island is to fail, and not to wait until the island is back."""
+    """What the client sends to a failed island is to fail, and not to wait until the island is back."""
 
 
 class CallsRecorded(Message, frozen=True, tag=56):
@@ -277,7 +277,7 @@ class ReportHandles(Message, frozen=True, tag=105):
     check: int
 
 
-class HostsLost(Message, frozen=True, tag=67):
+class HostsFailed(Message, frozen=True, tag=67):
     """Hosts whose workers are lost, and will be started anew. What was sent to them is lost."""
 
     hosts: tuple[int, ...]
@@ -290,7 +290,7 @@ class HostsLeave(Message, frozen=True, tag=77):
     stay: bool = False
 
 
-class HostsBack(Message, frozen=True, tag=66):
+class HostsRestarted(Message, frozen=True, tag=66):
     """Hosts whose workers were started anew: (host, data address). They hold nothing of this session."""
 
     hosts: tuple[tuple[int, str], ...]
@@ -306,7 +306,7 @@ class Quiesce(Message, frozen=True, tag=93):
 
 
 class SendSources(Message, frozen=True, tag=94):
-    """(function, hosts): the source is to be sent to these hosts, and `CompileAgain` said."""
+    """(function, hosts): the source is to be sent to these hosts, and `Recompile` said."""
 
     functions: tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -330,8 +330,8 @@ FromProxy = (
     | Release
     | Await
     | MakeError
-    | CompileAgain
-    | LossAcknowledged
+    | Recompile
+    | FailureAcknowledged
     | AddSlice
     | ReleaseSlice
     | Quiesced
@@ -349,9 +349,9 @@ ToProxy = (
     | Awaited
     | CreditReturned
     | QueryReply
-    | HostsLost
+    | HostsFailed
     | HostsLeave
-    | HostsBack
+    | HostsRestarted
     | SliceAdded
     | Quiesce
     | SendSources

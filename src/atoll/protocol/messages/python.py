@@ -126,7 +126,7 @@ class Load(Message, frozen=True, tag=10):
 
     function: str
     source: PythonSource
-    again: bool = False
+    recompile: bool = False
 
 
 class Argument(msgspec.Struct, frozen=True, array_like=True):

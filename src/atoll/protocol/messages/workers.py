@@ -177,7 +177,7 @@ class WorkerFails(Message, frozen=True, tag=118):
 class Compile(Message, frozen=True, tag=20):
     """Compile the program that arrived as `feed` of `session`, for these local devices, under the name `function`.
 
-    `again`: the session has had it before, on hosts that were lost or other ones; what it kept there is gone.
+    `recompile`: the session has had it before, on hosts that failed or other ones; what it kept there is gone.
     """
 
     function: str
@@ -186,7 +186,7 @@ class Compile(Message, frozen=True, tag=20):
     # [replica][partition] of (host of the island, ordinal)
     assignment: tuple[tuple[tuple[int, int], ...], ...]
     content: str = ""  # its hash: what arrives with another one is not compiled under this name
-    again: bool = False
+    recompile: bool = False
     tenant: str = ""  # whose compiler process compiles it; "": the worker may compile it itself
     share: float = 1.0  # the tenant's, of the host's compiler processes
 

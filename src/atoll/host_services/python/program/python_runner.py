@@ -203,7 +203,7 @@ class Runner:
     def _load(self, message: m.Load, loading: Future[Any]) -> None:
         status = OK
         try:
-            loading.set_result(self._functions.load(message.source, message.again))
+            loading.set_result(self._functions.load(message.source, message.recompile))
         except BaseException as error:
             status = _failed(f"{message.source.name} cannot be loaded on {os.uname().nodename}", error, self._sandbox)
             loading.set_exception(RuntimeError(status.message))
