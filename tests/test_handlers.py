@@ -85,7 +85,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("worker/spill_store.py", "SpillStore.spill"),
             ("worker/client_run_threads.py", "ClientRuns.start.run"),
             ("worker/completions.py", "wait_for"),
-            ("worker/completion_reporter.py", "Endings._read"),
+            ("worker/completion_reporter.py", "CompletionReporter._read"),
             ("worker/host_functions.py", "Functions._compile"),
             ("worker/host_functions.py", "Functions._compile_apart.work"),
             ("worker/host_functions.py", "Functions._start"),

@@ -91,7 +91,8 @@ def resharding(settings: Settings) -> Round:
         seconds = time.perf_counter() - started
         plans = [msgspec.msgpack.encode(host.plan) for host in registered.plans.values()]
         runs = [
-            m.Run(1 << 32, 1, 1, host.arguments, host.results, (), m.OWN_NUMBERS) for host in registered.plans.values()
+            m.Run(1 << 32, 1, 1, host.arguments, host.results, (), m.INTERNAL_FEEDS)
+            for host in registered.plans.values()
         ]
         launches = [msgspec.msgpack.encode(run) for run in runs]
         return {

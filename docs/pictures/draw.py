@@ -177,7 +177,7 @@ LAUNCH: Picture = (
             (
                 "decided once released and no gang needs it:",
                 "scheduling/buffer_directory.py",
-                "sent: dispatch/buffers.py",
+                "sent: dispatch/buffer_releases.py",
                 "done on the host: worker/store.py",
             ),
             ORANGE,

@@ -62,7 +62,7 @@ class Chooser(Play):
         return int(run.sequence)
 
     def number(self, sequence: int, value: int) -> list[Any]:
-        return self.report(0, m.Reported(sequence, value))
+        return self.report(0, m.ValueReported(sequence, value))
 
     def plan(self, program: int) -> int:
         """Its number."""
@@ -84,7 +84,7 @@ def view(value: int, spec: ArraySpec) -> Rearrange:
 def test_a_branch_is_dispatched_when_its_number_is_known_and_one_out_of_range_is_the_nearest(value, hosts):
     play = Chooser()
     sequence = play.switch()
-    play.worker(0, m.Reported(sequence, value))
+    play.worker(0, m.ValueReported(sequence, value))
     sent = [(to, message) for to, message in play.sent() if isinstance(message, m.Run)]
     assert {host for (_, host), _ in sent} == hosts
     assert [run.results for _, run in sent if run.results] == [(20,)]
@@ -203,7 +203,7 @@ def test_a_number_that_is_lost_with_its_host_fails_the_node():
 def test_a_number_of_a_host_that_was_not_asked_is_ignored():
     play = Chooser()
     sequence = play.switch()
-    assert play.report(1, m.Reported(sequence, 1)) == []
+    assert play.report(1, m.ValueReported(sequence, 1)) == []
     assert len(runs(play.number(sequence, 0))) == 1
 
 

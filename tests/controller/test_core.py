@@ -198,7 +198,7 @@ def test_both_ends_of_a_transfer_are_sent_at_once():
     assert (second.plan, second.arguments, second.results) == (receive.plan, (), (11,))
     feed = first.host_feeds
     assert second.host_feeds == feed
-    assert feed >= m.OWN_NUMBERS, "proxies' own numbers are all below"
+    assert feed >= m.INTERNAL_FEEDS, "proxies' own numbers are all below"
     assert second.sequence > first.sequence
     assert play.done(first.sequence) == []
     assert play.done(second.sequence, host=1) == [m.CreditReturned(1)]

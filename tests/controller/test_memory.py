@@ -138,8 +138,8 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     play = Play(device_memory=20)
     play.with_call()
     play.array(10)
-    (first,) = play.say(m.Launch(1, (10,), (11,), (), context=77))
-    play.say(m.Launch(1, (10,), (12,), (), context=78))
+    (first,) = play.say(m.Launch(1, (10,), (11,), (), traceback_id=77))
+    play.say(m.Launch(1, (10,), (12,), (), traceback_id=78))
     play.say(m.Await(5, (12,)))
     play.tick(100.0)
     play.tick(110.0)
@@ -155,7 +155,10 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     for part in ("device 0 of host 0", "f needs 8 B", "4 B of 20 B are free", "session 1 (script.py): 16 B"):
         assert part in awaited.status.message
     report = msgspec.msgpack.decode(awaited.status.payloads[m.MEMORY_REPORT], type=m.MemoryReport)
-    assert {(h.context, h.maker, h.ready, h.ready_bytes) for h in report.holders} == {(0, "put", 1, 8), (77, "f", 1, 8)}
+    assert {(h.traceback_id, h.producer, h.ready, h.ready_bytes) for h in report.holders} == {
+        (0, "put", 1, 8),
+        (77, "f", 1, 8),
+    }
     # What waited behind it goes on.
     play.say(m.Release((11,)))
     assert len(runs(play.say(m.Launch(1, (10,), (13,), ())))) == 1

@@ -263,10 +263,10 @@ def test_an_array_keeps_who_made_it_and_where():
     play = MovePlay()
     first, second = moved_to_copying(play)
     entries = play.controller.sessions[play.session].directory.entries
-    entries[5].context = 33
+    entries[5].traceback_id = 33
     play.done(first.sequence)
     play.done(second.sequence, host=1)
-    assert (entries[5].maker, entries[5].context, entries[5].hosts) == ("put", 33, (1,))
+    assert (entries[5].producer, entries[5].traceback_id, entries[5].hosts) == ("put", 33, (1,))
 
 
 # ---- islands that come and go

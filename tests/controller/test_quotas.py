@@ -149,7 +149,7 @@ def on_both_devices(play: Play) -> None:
     play.array(10)
     play.with_put(3, device=1)
     play.report(0, m.FeedsArrived(play.session, (900,)))
-    (run,) = play.say(m.Launch(3, (), (11,), (900,), context=77))
+    (run,) = play.say(m.Launch(3, (), (11,), (900,), traceback_id=77))
     play.done(run.sequence)
 
 
@@ -184,13 +184,16 @@ def test_the_error_of_a_quota_has_who_made_the_arrays_and_the_stack_of_the_reque
     play = playing(device_memory=100, **{quota: 20})
     play.with_call()
     play.array(10)
-    (run,) = runs(play.say(m.Launch(1, (10,), (11,), (), context=77)))
-    assert runs(play.say(m.Launch(1, (10,), (12,), (), context=78))) == []
+    (run,) = runs(play.say(m.Launch(1, (10,), (11,), (), traceback_id=77)))
+    assert runs(play.say(m.Launch(1, (10,), (12,), (), traceback_id=78))) == []
     play.done(run.sequence)
     status = awaited(play, 12)
     assert f"`{quota}`" in status.message
     report = msgspec.msgpack.decode(status.payloads[m.MEMORY_REPORT], type=m.MemoryReport)
-    assert {(h.context, h.maker, h.ready, h.ready_bytes) for h in report.holders} == {(0, "put", 1, 8), (77, "f", 1, 8)}
+    assert {(h.traceback_id, h.producer, h.ready, h.ready_bytes) for h in report.holders} == {
+        (0, "put", 1, 8),
+        (77, "f", 1, 8),
+    }
 
 
 # ---- uploads

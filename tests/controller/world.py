@@ -433,7 +433,7 @@ class World:
         elif host.compiled:
             self.groups[host.number].report(m.Compiled(host.compiled.pop(), OK, b"", 0.0, False))
         elif host.numbers and (not ended[host.number] or self.rng.random() < 0.7):  # a relay may be faster
-            self.groups[host.number].report(m.Reported(host.numbers.pop(0), self.rng.randint(-1, 3)))
+            self.groups[host.number].report(m.ValueReported(host.numbers.pop(0), self.rng.randint(-1, 3)))
         elif host.sends and (not ended[host.number] or self.rng.random() < 0.5):
             to, session, feed = host.sends.pop(self.rng.randrange(len(host.sends)))
             self.hosts[to].arrive(session, feed)

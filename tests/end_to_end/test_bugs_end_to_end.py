@@ -20,7 +20,7 @@ from tests.quick_xla import quick
 BACK_SECONDS = 60.0
 # By the thread that has it: the executor's, that of a device's completions, one of a pool, the one of messages.
 PLACES = {
-    "watch": "atoll.worker.completion_reporter:Endings.watch",
+    "watch": "atoll.worker.completion_reporter:CompletionReporter.watch",
     "store": "atoll.worker.store:Store.free",
     "completions": "atoll.worker.completions:CompletionWatcher._report_completed",
     "compile": "atoll.worker.host_functions:Functions._start",

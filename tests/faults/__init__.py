@@ -15,7 +15,7 @@ VARIABLE = "ATOLL_TEST_FAULTS"
 
 def environment(faults: dict[str, str], base: dict[str, str] | None = None) -> dict[str, str]:
     """Return an environment that replaces each function of `faults`, for example
-    `"atoll.worker.completion_reporter:Endings.watch"`.
+    `"atoll.worker.completion_reporter:CompletionReporter.watch"`.
 
     Each value names a function of `tests/faults/sitecustomize.py`, which takes the original function and returns its
     replacement. Text after a colon is a second argument.

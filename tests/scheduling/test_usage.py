@@ -12,7 +12,7 @@ from atoll.ir import plan as p
 from atoll.ir.exchange import Exchange, spread
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
-from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.movement import bytes_moved
 from atoll.scheduling.usage import Account, Meter
 
@@ -38,7 +38,7 @@ def test_what_was_used_is_taken_once():
 
 
 def test_memory_is_charged_for_as_long_as_it_is_held():
-    meter, ledger = Meter(), Ledger()
+    meter, ledger = Meter(), MemoryLedger()
     mine = account(meter)
     meter.now = 10.25
     block = ledger.take((((0, 0), 1000), ((0, 1), 1000)), None, mine)
@@ -62,7 +62,7 @@ def test_memory_is_charged_for_as_long_as_it_is_held():
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 40), st.floats(0, 100), st.floats(0, 100)), max_size=20))
 def test_byte_seconds_add_up_however_often_they_are_taken(blocks: list[tuple[int, float, float]]):
-    meter, ledger = Meter(), Ledger()
+    meter, ledger = Meter(), MemoryLedger()
     mine = account(meter)
     moments = []
     for number, (_, start, length) in enumerate(blocks):

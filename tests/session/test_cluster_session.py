@@ -40,7 +40,7 @@ def test_a_launch_takes_credits_for_its_nodes_until_the_controller_returns_them(
     large = Program("large", (ARRAY,), (Report((0,)),) * ((WINDOW - 1) * NODES_PER_CREDIT), ())
     program = session.register_program(large)
     results = [session.mint(), session.mint()]
-    session.launch(program, (7,), results, (8,), context=9)
+    session.launch(program, (7,), results, (8,), traceback_id=9)
     assert cluster.take() == [
         *in_parts(program, large),
         m.Launch(program, (7,), tuple(results), (8,), 9, WINDOW),

@@ -103,7 +103,7 @@ def test_a_proxy_that_knows_other_arrays_is_named(play, held, text):
 
 def test_a_proxy_knows_arrays_that_failed_before_they_were_launched_and_none_of_the_controllers_own(play):
     entries = play.controller.sessions[play.session].directory
-    entries.add(m.OWN_HANDLES + 1, Entry((), 0))  # a copy of an array that moves
+    entries.add(m.INTERNAL_HANDLES + 1, Entry((), 0))  # a copy of an array that moves
     held = {10: False, 11: False, 12: True}
     assert checked(play, m.StoreContent(play.session, (10,)), held=held).differences == ()
 

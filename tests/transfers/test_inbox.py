@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import Code, Status, StatusError
-from atoll.protocol.messages import OWN_NUMBERS
+from atoll.protocol.messages import INTERNAL_FEEDS
 from atoll.transfers import inbox as module
 from atoll.transfers.inbox import Inbox
 
 
 def test_what_comes_for_a_session_that_is_over_is_not_kept():
     inbox, released = Inbox(lambda session, feed: None), []
-    inbox.put(5, OWN_NUMBERS, b"before", lambda: released.append("before"))
+    inbox.put(5, INTERNAL_FEEDS, b"before", lambda: released.append("before"))
     inbox.drop_session(5)
-    inbox.put(5, OWN_NUMBERS + 1, b"after", lambda: released.append("after"))
-    inbox.fail(5, OWN_NUMBERS + 2, 1, Status(Code.CANCELLED, "over"))
+    inbox.put(5, INTERNAL_FEEDS + 1, b"after", lambda: released.append("after"))
+    inbox.fail(5, INTERNAL_FEEDS + 2, 1, Status(Code.CANCELLED, "over"))
     assert released == ["before", "after"]
     assert (inbox.nbytes, inbox._feeds, dict(inbox._failed)) == (0, {}, {})
 
@@ -23,7 +23,7 @@ def test_what_comes_for_a_session_that_is_over_is_not_kept():
 def test_failed_feeds_are_remembered_up_to_a_bound_and_the_latest_of_them(monkeypatch):
     monkeypatch.setattr(module, "MAX_FAILED_FEEDS", 3)
     inbox = Inbox(lambda session, feed: None)
-    feeds = [OWN_NUMBERS + i for i in range(10)]
+    feeds = [INTERNAL_FEEDS + i for i in range(10)]
     for feed in feeds:
         inbox.fail(5, feed, 1, Status(Code.CANCELLED, "its launch has failed"))
     assert [feed for feed in feeds if feed in inbox._failed[5]] == feeds[-3:]

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import Code, FrameError, StatusError
 from atoll.host_services.slabs import ArrayContents
-from atoll.protocol.messages import OWN_NUMBERS
+from atoll.protocol.messages import INTERNAL_FEEDS
 from atoll.transfers import shared_memory_pool
 from atoll.transfers.channel import FIRST_IN_PLACE
 from atoll.transfers.piece_contents import Buffers
@@ -25,7 +25,7 @@ from atoll.transfers.shared_memory_engine import SharedMemoryEngine
 from atoll.transfers.stream_frames import StreamPiece
 from tests.transfers.ends import Ends, Receiver, content, sealed, until
 
-HOSTS = OWN_NUMBERS  # feeds between hosts are numbered from here on
+HOSTS = INTERNAL_FEEDS  # feeds between hosts are numbered from here on
 LARGE = 10 * SHARED_CHUNK_BYTES + 123
 
 

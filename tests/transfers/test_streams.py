@@ -207,7 +207,7 @@ def test_what_a_parked_plan_awaits_never_waits_for_room(monkeypatch: pytest.Monk
     monkeypatch.setattr(inboxes, "MAX_INBOX_BYTES", 100)
     inbox = Inbox(lambda *_: None)
     granted: list[int] = []
-    feeds = [inboxes.OWN_NUMBERS + i for i in range(3)]
+    feeds = [inboxes.INTERNAL_FEEDS + i for i in range(3)]
     for feed in feeds:
         inbox.admit(1, feed, 90, 0, lambda feed=feed: granted.append(feed))
     assert granted == feeds[:1]

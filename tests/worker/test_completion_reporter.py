@@ -13,7 +13,7 @@ import pytest
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.worker.completion_reporter import Endings
+from atoll.worker.completion_reporter import CompletionReporter
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun, Read
 from atoll.worker.occupancy import Occupancy
 
@@ -45,7 +45,7 @@ class Watching:
         self.readers = ThreadPoolExecutor(4)
         steps: Any = SimpleNamespace(device_of=lambda segment: 0)
         occupancy = Occupancy(self.report, lambda unit: ())
-        self.endings = Endings(steps, occupancy, self, self.readers, lambda: next(self.ticks))
+        self.reporter = CompletionReporter(steps, occupancy, self, self.readers, lambda: next(self.ticks))
         plan = p.Plan("f", (), (p.Segment(0, ()),), ())
         self.unit = DispatchUnit(PlanRun(m.Run(7, 1, 1, (), (), ()), plan), 0, 1, 7, 0)
 
@@ -57,7 +57,7 @@ class Watching:
 
     def end(self) -> list[Any]:
         self.readers.shutdown(wait=True)
-        self.endings.report_completed()
+        self.reporter.report_completed()
         return self.reports
 
 
@@ -68,7 +68,7 @@ def read(call: Callable[[], Any] = lambda: None, wait: Callable[[], Any] = lambd
 def test_it_ends_once_with_the_last_of_its_reads_and_began_with_the_first() -> None:
     case, first, last = Watching(), threading.Event(), threading.Event()
     case.unit.reads = [read(first.set), read(lambda: last.wait(SECONDS)), read()]
-    case.endings.watch(case.unit)
+    case.reporter.watch(case.unit)
     assert first.wait(SECONDS)
     while next(case.ticks) < 50:
         pass
@@ -88,7 +88,7 @@ def test_what_is_known_of_rows_comes_ahead_of_the_end_in_one_message(at_once: bo
     unit.reads = [read(lambda: unit.rows.append((10, 0)), at_once=at_once)]
     if not at_once:
         unit.reads.append(read(lambda: unit.rows.append((100, 0))))
-    case.endings.watch(unit)
+    case.reporter.watch(unit)
     moved, done = case.end()
     assert moved == m.RowsMoved(7, 10 if at_once else 110, 5)
     assert done.runs[0][0] == 7
@@ -101,7 +101,7 @@ def test_a_read_that_fails_fails_it_once_when_nobody_reads_any_more() -> None:
         raise StatusError(Code.DATA_LOSS, "gone")
 
     case.unit.reads = [read(fail), read(fail), read(lambda: last.wait(SECONDS))]
-    case.endings.watch(case.unit)
+    case.reporter.watch(case.unit)
     last.set()
     (failed,) = case.end()
     assert (failed.sequence, failed.status.code) == (7, Code.DATA_LOSS)
@@ -114,7 +114,7 @@ def test_rows_that_are_read_beside_what_is_watched_are_reported_by_who_reads_the
     unit.completions.append(computed)
     unit.rows.append((0, 1))
     unit.reads = [read(lambda: (first.wait(SECONDS), unit.rows.append((2, 0))))]
-    case.endings.watch(unit)
+    case.reporter.watch(unit)
     assert case.reports == [m.RowsMoved(7, 0, 1)]
     first.set()
     case.readers.shutdown(wait=True)

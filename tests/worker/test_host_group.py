@@ -153,24 +153,24 @@ def test_a_large_message_reaches_the_hosts_in_pieces_and_the_relay_whole(group: 
     assert (to, group.in_pieces) == (1, [content])
     group.links.clear()
     halves = content[: len(content) // 2], content[len(content) // 2 :]
-    group.hosts[1].receive(msgspec.msgpack.encode(m.Piece(halves[0], False)))
+    group.hosts[1].receive(msgspec.msgpack.encode(m.RelayedPiece(halves[0], False)))
     group.forward(run(1), 1)
     group.settle()
     assert group.handled[1] == [run(1)], "it overtakes"
-    group.hosts[1].receive(msgspec.msgpack.encode(m.Piece(halves[1], True)))
+    group.hosts[1].receive(msgspec.msgpack.encode(m.RelayedPiece(halves[1], True)))
     assert group.handled[1] == [run(1), plan]
 
 
 @pytest.mark.parametrize(
     ("pieces", "reason"),
     [
-        ([m.Piece(b"", False)], "no bytes"),
-        ([m.Piece(b"\x93nonsense", True)], "no message"),
-        ([m.Piece(bytes(600), False)] * 2, "over the limit of 1000 bytes"),
+        ([m.RelayedPiece(b"", False)], "no bytes"),
+        ([m.RelayedPiece(b"\x93nonsense", True)], "no message"),
+        ([m.RelayedPiece(bytes(600), False)] * 2, "over the limit of 1000 bytes"),
     ],
 )
 def test_pieces_of_no_message_are_refused(
-    group: Group, pieces: list[m.Piece], reason: str, monkeypatch: pytest.MonkeyPatch
+    group: Group, pieces: list[m.RelayedPiece], reason: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(host_group, "MAX_FRAME", 1000)
     *before, last = pieces

@@ -96,10 +96,10 @@ def test_a_small_message_overtakes_a_large_one_in_pieces(hosts: list[Host]):
     hosts[1].until(lambda: b"small" in hosts[1].came)
     came = list(hosts[1].came)
     assert came[1] == b"before"
-    pieces = [msgspec.msgpack.decode(each, type=m.Piece) for each in came[2 : came.index(b"small")]]
+    pieces = [msgspec.msgpack.decode(each, type=m.RelayedPiece) for each in came[2 : came.index(b"small")]]
     assert sum(len(each.content) for each in pieces) < 8 << 20
     hosts[1].until(lambda: len(hosts[1].came) == len(large) // PIECE_BYTES + 3)
-    pieces = [msgspec.msgpack.decode(each, type=m.Piece) for each in hosts[1].came[2:] if each != b"small"]
+    pieces = [msgspec.msgpack.decode(each, type=m.RelayedPiece) for each in hosts[1].came[2:] if each != b"small"]
     assert b"".join(each.content for each in pieces) == large
     assert [each.is_last for each in pieces] == [False] * (len(pieces) - 1) + [True]
     assert hosts[0].lost == []

@@ -67,7 +67,7 @@ class ResourceManager:
         members = self.hosts_of(island)
         return len(members) == self.topology.shapes[island].hosts and not any(self.has_failed(each) for each in members)
 
-    def wait_text(self, island: int) -> str:
+    def pending_reason(self, island: int) -> str:
         """Which of its workers an island waits for that is started; "" where it waits for none."""
         record = self.islands[island]
         if record.works or record.is_over:

@@ -47,9 +47,9 @@ from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
 from atoll.migration.array_spiller import ArraySpiller
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.memory_pressure import MemoryPressure
 from atoll.migration.migrations import Migrations
-from atoll.migration.own_programs import OwnPrograms
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -102,7 +102,7 @@ class Controller:
             self.suspensions,
             self.launcher,
             self._recovery.forget_hosts,
-            self.agents.wait_of,
+            self.agents.pending_reason,
         )
         from_operators = OperatorService(
             self,
@@ -203,7 +203,7 @@ class Controller:
         """Make what opens, migrates and suspends sessions, and the hosts that they run on."""
         state, settings = self._state, self.settings
         self._queries = Queries(state, _location, self.memory)
-        own = OwnPrograms(self.programs, self.launcher, self._outbox)
+        own = InternalPrograms(self.programs, self.launcher, self._outbox)
         spiller = self._spiller = ArraySpiller(self.sessions, self.resources, self.launcher, own, self._outbox)
         self.launcher.restore = spiller.restore
         self.launcher.buffers.on_spilled_freed = spiller.drop
@@ -237,7 +237,7 @@ class Controller:
             self._failures,
             self._compilation,
             self._queries,
-            self.agents.wait_of,
+            self.agents.pending_reason,
             self.agents.departure_of,
             self._relays.broken,
         )
@@ -391,10 +391,10 @@ class Controller:
         self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.release_delayed()
-        self.launcher.pump()
+        self.launcher.start_ready()
         self.launcher.memory.waits.seek_relief()
         self._compilation.release_late()
-        self.launcher.name_frees()
+        self.launcher.publish_frees()
         return self._outbox.take()
 
     def _tick(self, event: e.Tick) -> None:

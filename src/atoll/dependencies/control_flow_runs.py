@@ -72,7 +72,7 @@ class ControlFlowRuns:
         self._dependencies = dependencies
         self._parts = parts
         self._next_age = next_age
-        self._next_handle = m.FIRST_OWN_HANDLE  # of what a loop carries
+        self._next_handle = m.FIRST_INTERNAL_HANDLE  # of what a loop carries
         self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by the host that is to report, and its gang
         self._ended: dict[tuple[int, int], None] = {}  # of those the ones whose gang has ended
 
@@ -106,7 +106,7 @@ class ControlFlowRuns:
         for made in last.values:
             if made.result >= 0:
                 spec = last.result_specs[made.result]
-                entry = Entry(made.hosts, made.nbytes, maker=last.name, context=message.context, spec=spec)
+                entry = Entry(made.hosts, made.nbytes, producer=last.name, traceback_id=message.traceback_id, spec=spec)
                 entry.dependency = dependency
                 session.directory.add(message.results[made.result], entry)
         whole = ControlFlowRun(
@@ -117,7 +117,7 @@ class ControlFlowRuns:
             message.results,
             dependency,
             self._next_age(),
-            message.context,
+            message.traceback_id,
             message.credits,
         )
         for handle in message.arguments + message.results:
@@ -190,7 +190,7 @@ class ControlFlowRuns:
         if problem is not None:
             self._fail(session, whole, problem)
             return
-        message = m.Launch(0, arguments, results, (), whole.context, 0)
+        message = m.Launch(0, arguments, results, (), whole.traceback_id, 0)
         launch = self._parts.launch_part(whole, program, message)
         for handle in results:
             session.directory.entries[handle].uses += 1
@@ -207,7 +207,7 @@ class ControlFlowRuns:
         if problem is not None:
             self._fail(session, whole, problem)
             return
-        message = m.Launch(0, arguments, whole.results, (), whole.context, whole.credits)
+        message = m.Launch(0, arguments, whole.results, (), whole.traceback_id, whole.credits)
         launch = self._parts.launch_part(whole, program, message)
         self._over(whole)
         self._forget(session, whole)

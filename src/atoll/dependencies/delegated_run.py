@@ -50,7 +50,7 @@ class DelegatedRun:
         program, entries = self.launch.program, self.launch.entries
         for number, made in enumerate(program.values, start=program.arguments):
             if made.result < 0:
-                entries[number] = Entry(made.hosts, made.nbytes, maker=program.name)
+                entries[number] = Entry(made.hosts, made.nbytes, producer=program.name)
 
     def rest(self, limits: dict[int, int]) -> list[tuple[int, Unit]]:
         """The nodes beyond so many segments of each island, with their first sequence numbers."""

@@ -184,7 +184,7 @@ class DelegatedRuns:
             return
         launch, (host,) = run.launch, gang.run.spec.hosts
         plan = launch.program.plans[host]
-        launch.begun[host] = gang.sequence
+        launch.hosts_started[host] = gang.sequence
         self._to_host(
             host,
             m.Run(
@@ -228,7 +228,7 @@ class DelegatedRuns:
 
     def _under_way(self, gang: Gang[GangRun]) -> set[int]:
         """Its hosts that have been sent it, and have not ended it."""
-        is_there = gang.run.started and gang.run.launch.begun.get(gang.hosts[0]) == gang.sequence
+        is_there = gang.run.started and gang.run.launch.hosts_started.get(gang.hosts[0]) == gang.sequence
         return gang.run.hosts_left if is_there else set()
 
     def runs_revoked(self, host: int, message: m.RunsRevoked) -> None:
@@ -337,7 +337,7 @@ class DelegatedRuns:
         units = run.rest(limits)
         for island, gang in run.gangs.items():
             if not limits[island]:
-                run.launch.begun.pop(gang.hosts[0], None)
+                run.launch.hosts_started.pop(gang.hosts[0], None)
         launch, session = run.launch, self._sessions[run.launch.session]
         launch.nodes, launch.is_delegated = [], False
         for first, unit in units:

@@ -29,7 +29,7 @@ LARGE_NODES = 256
 class Parts(Protocol):
     """The parts of a launch's beginning and end; `Launcher` has them."""
 
-    def make_entries(self, session: Session, launch: Launch, context: int, values: Sequence[int]) -> None:
+    def make_entries(self, session: Session, launch: Launch, traceback_id: int, values: Sequence[int]) -> None:
         """Make the entries of these values."""
 
     def may_join(self, session: Session, program: RegisteredProgram) -> bool:
@@ -112,7 +112,7 @@ class LargeLaunches:
             first = launch.program.arguments + each.values
             each.values = min(each.values + 2 * steps, len(launch.program.values))
             stop = launch.program.arguments + each.values
-            parts.make_entries(session, launch, each.message.context, range(first, stop))
+            parts.make_entries(session, launch, each.message.traceback_id, range(first, stop))
             return False
         builder = launch.program.units
         if each.units is None:

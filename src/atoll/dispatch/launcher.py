@@ -1,7 +1,7 @@
 """From a client's launch to gangs that hosts start: nodes in line, memory, and messages to hosts.
 
-A gang's inputs are checked when it is launched, and again before it starts. What follows is in `endings`, and when a
-buffer's memory goes in `buffers`.
+A gang's inputs are checked when it is launched, and again before it starts. What follows is in `launch_completion`, and
+when a buffer's memory goes in `buffers`.
 
 Dispatch is parallel: a node's gangs are started before anything that they need has run; what comes from another host is
 awaited by the worker. `dependencies.sequential` has the other way.
@@ -18,9 +18,9 @@ from atoll.dependencies.delegated_runs import DelegatedRuns
 from atoll.dependencies.dependency_tracker import DependencyTracker
 from atoll.dependencies.large_plans import LargePlans
 from atoll.dependencies.sequential import SequentialDispatch
-from atoll.dispatch.buffers import Buffers
-from atoll.dispatch.endings import Endings
+from atoll.dispatch.buffer_releases import BufferReleases
 from atoll.dispatch.large_launches import LARGE_NODES, LargeLaunches
+from atoll.dispatch.launch_completion import LaunchCompletion
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
@@ -81,12 +81,12 @@ class Launcher:
         self.memory = Reservations(sessions, self.scheduler, resources)
         self.scheduler.use_memory(self.memory.reserve)
         self._next_sequence = 1
-        self._next_own = m.OWN_NUMBERS
+        self._next_internal_feed = m.INTERNAL_FEEDS
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self.large_plans = LargePlans(resources, self.scheduler)
         self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
-        self._buffers = Buffers(self.memory, outbox)
-        self._endings = Endings(
+        self._buffers = BufferReleases(self.memory, outbox)
+        self._completion = LaunchCompletion(
             resources,
             sessions,
             outbox,
@@ -100,32 +100,32 @@ class Launcher:
             remains,
         )
         self.large_launches = LargeLaunches(sessions, self.scheduler, self)
-        self._endings.on_large_end = self.large_launches.end
-        self.trace = self._endings.trace
-        self.in_flight = self._endings.in_flight
+        self._completion.on_large_end = self.large_launches.end
+        self.trace = self._completion.trace
+        self.in_flight = self._completion.in_flight
         self.tallies = Tallies()
-        self.gang_left, self.gang_ended = self._endings.gang_left, self._endings.gang_ended
+        self.gang_left, self.gang_ended = self._completion.gang_left, self._completion.gang_ended
         self.drop_uses = self._buffers.drop_uses
-        charges = DelegatedCharges(self.tallies, self._endings.clocks, self.trace.record_run)
+        charges = DelegatedCharges(self.tallies, self._completion.clocks, self.trace.record_run)
         self.delegated_runs = DelegatedRuns(
             self, resources, sessions, outbox.to_host, quarantine, charges, delegate_after_seconds
         )
-        self._endings.delegated_runs = self.delegated_runs
+        self._completion.delegated_runs = self.delegated_runs
         # For the other parts of the controller, at no cost for what is on the path of each gang.
-        self.run_failed = self._endings.run_failed
-        self.runs_ended = self._endings.runs_ended
-        self.rows_moved = self._endings.rows_moved
-        self.finish = self._endings.finish
-        self.fail = self._endings.fail
+        self.run_failed = self._completion.run_failed
+        self.runs_ended = self._completion.runs_ended
+        self.rows_moved = self._completion.rows_moved
+        self.finish = self._completion.finish
+        self.fail = self._completion.fail
         self.release = self._buffers.release
         self.settle = self._buffers.settle
         self.unuse = self._buffers.unuse
-        self.end_credits = self._endings.end_credits
-        self.drop_if_idle = self._endings.drop_if_idle
+        self.end_credits = self._completion.end_credits
+        self.drop_if_idle = self._completion.drop_if_idle
         self.control_flow = ControlFlowRuns(
             sessions, resources, quarantine, self._dependencies, self, self.reserve_numbers
         )
-        self._endings.on_part_ended = self.control_flow.part_ended
+        self._completion.on_part_ended = self.control_flow.part_ended
         self.restore: Callable[[Session, list[int]], None]  # spilled arrays; to be set
         self.buffers = self._buffers
 
@@ -157,7 +157,7 @@ class Launcher:
             for handle in message.results:
                 session.directory.add(handle, Entry((), 0, ready=True, error=problem))
             if isinstance(program, RegisteredProgram):
-                self._endings.refuse_feeds(session, program.gangs, message.feeds)
+                self._completion.refuse_feeds(session, program.gangs, message.feeds)
             session.credits -= message.credits
             self._outbox.return_credits(session.number, message.credits)
             return
@@ -178,7 +178,7 @@ class Launcher:
                 self.delegated_runs.line_up(session, launch, delegated)
             if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
                 self.scheduler.lacks(launch.nodes[0], Reason.RATE)
-        self.pump()
+        self.start_ready()
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
         """Launch a program that makes buffers that the session has, and that are spilled; call `then` at its end."""
@@ -234,7 +234,7 @@ class Launcher:
         problem = next((each for each in problems if each is not None), None)
         problem = problem or program_problem(session, program, self._quarantine, self._resources)
         if problem is not None:
-            self._endings.fail(launch, problem)
+            self._completion.fail(launch, problem)
             return False
         for i in program.donated:
             launch.entries[i].consumed = True
@@ -260,7 +260,7 @@ class Launcher:
     def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
         """Enqueue the nodes of the launch, or defer them until they may join their lines."""
         if not launch.pending:
-            self._endings.launch_done(launch)
+            self._completion.launch_done(launch)
             return
         if launch.program.is_unbounded or self._dependencies.has_some(launch.session):
             self._order_by_dependencies(launch, units)
@@ -304,7 +304,9 @@ class Launcher:
             if have_results and made.result >= 0:
                 entries[value] = directory.entries[message.results[made.result]]
                 continue
-            entry = entries[value] = Entry(made.hosts, made.nbytes, maker=program.name, context=message.context)
+            entry = entries[value] = Entry(
+                made.hosts, made.nbytes, producer=program.name, traceback_id=message.traceback_id
+            )
             if made.result >= 0:
                 entry.spec = program.result_specs[made.result]
                 directory.add(message.results[made.result], entry)
@@ -323,16 +325,16 @@ class Launcher:
 
     def number_feeds(self, program: RegisteredProgram) -> int:
         """Return the first of new numbers for the program's feeds between hosts."""
-        first = self._next_own if program.host_feeds else 0
-        self._next_own += program.host_feeds
+        first = self._next_internal_feed if program.host_feeds else 0
+        self._next_internal_feed += program.host_feeds
         return first
 
-    def make_entries(self, session: Session, launch: Launch, context: int, values: Sequence[int]) -> None:
+    def make_entries(self, session: Session, launch: Launch, traceback_id: int, values: Sequence[int]) -> None:
         """Make the entries of these values of a large launch."""
         program, entries, directory = launch.program, launch.entries, session.directory
         for value in values:
             made = program.values[value - program.arguments]
-            entry = entries[value] = Entry(made.hosts, made.nbytes, maker=program.name, context=context)
+            entry = entries[value] = Entry(made.hosts, made.nbytes, producer=program.name, traceback_id=traceback_id)
             if made.result >= 0:
                 entry.spec = program.result_specs[made.result]
                 directory.add(launch.results[made.result], entry)
@@ -344,7 +346,7 @@ class Launcher:
         earlier ones.
         """
         places = [min(node.age for node in launch.nodes) for launch in launches]
-        unstarted = [self._endings.withdraw(launch) for launch in launches]
+        unstarted = [self._completion.withdraw(launch) for launch in launches]
         for launch in launches:
             for entry in launch.entries[launch.program.arguments :]:
                 self.memory.release(entry)
@@ -382,7 +384,7 @@ class Launcher:
     def session_closed(self, session: Session) -> None:
         """Nothing of the session that has not started will."""
         self.control_flow.session_closed(session.number)
-        self._endings.session_closed(session)
+        self._completion.session_closed(session)
 
     def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:
         """Whether other sessions wait for an island that the program needs."""
@@ -442,7 +444,7 @@ class Launcher:
 
     def island_restarted(self, island: int) -> None:
         """The island's hosts have started anew, with nothing on them."""
-        self._endings.island_restarted(island)
+        self._completion.island_restarted(island)
         self.scheduler.resume(island)
 
     def release_delayed(self) -> None:
@@ -451,10 +453,10 @@ class Launcher:
             for node in self._rates.due(self._outbox.seconds):
                 self.scheduler.arrived(node)
 
-    def name_frees(self) -> None:
+    def publish_frees(self) -> None:
         """Hosts learn which memory goes, before anything that is sent to them later."""
         self._outbox.flush_frees()
-        self.memory.ledger.all_named()
+        self.memory.ledger.frees_published()
 
     # ---- dispatch
 
@@ -467,7 +469,7 @@ class Launcher:
                 yield gang
             busy |= left
 
-    def pump(self) -> None:
+    def start_ready(self) -> None:
         """Starts what the islands have room for."""
         self.delegated_runs.revoke_contended()
         touched = self.scheduler.touched
@@ -486,7 +488,7 @@ class Launcher:
             self.fail(launch, problem or Status(Code.CANCELLED))
             return
         if self.memory.ledger.is_tight:
-            self.name_frees()
+            self.publish_frees()
         run.started = True
         run.waited = gang.node.waited_until(self._outbox.seconds)
         self.in_flight[gang.sequence] = gang
@@ -498,7 +500,7 @@ class Launcher:
         self._dispatch(launch, run.spec.hosts, gang.sequence, run.spec.segments)
         if self._sequential is not None:
             self._sequential.started(gang, len(run.spec.hosts))
-        self._endings.gang_left(gang)
+        self._completion.gang_left(gang)
         self._buffers.drop_uses(session, gang)
 
     def _dispatch(self, launch: Launch, hosts: tuple[int, ...], sequence: int, segments: int) -> None:
@@ -506,7 +508,7 @@ class Launcher:
 
         Hosts that do the same get the same message: it is made and encoded once.
         """
-        begun, handles, outbox = launch.begun, launch.handles, self._outbox
+        begun, handles, outbox = launch.hosts_started, launch.handles, self._outbox
         if begun:
             known: dict[int, list[int]] = {}  # hosts, by the first unit of the run there
             for host in hosts:

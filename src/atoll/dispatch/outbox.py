@@ -15,7 +15,7 @@ from typing import Any
 from atoll.dispatch.connections import Connections
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Action, AnyAction, Close, Send
-from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, is_only_for, sealed
+from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forwards, is_only_for
 from atoll.scheduling.checks import LAUNCH_WINDOW
 from atoll.scheduling.frees import Frees
 
@@ -201,4 +201,4 @@ class Outbox:
         if not self._has_forwarded:
             return actions  # type: ignore[return-value]
         self._has_forwarded = False
-        return sealed(actions, self._hosts)
+        return encode_forwards(actions, self._hosts)

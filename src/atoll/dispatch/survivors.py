@@ -61,7 +61,7 @@ class Survivors:
         """Decide which of these launches survive. An earlier launch of a session comes before a later one."""
         for launch in launches:
             was_sent = any(node.committed or gang.run.started for node in launch.nodes for gang in node.gangs)
-            was_sent = was_sent or bool(launch.begun)
+            was_sent = was_sent or bool(launch.hosts_started)
             reason = self._loss(launch, was_sent)
             if reason:
                 self.lost.append((launch, reason))
@@ -132,4 +132,4 @@ def _described(entry: Entry) -> str:
     if entry.spec is None:
         return ""
     shape = ",".join(map(str, entry.spec.shape))
-    return f", {entry.spec.dtype}[{shape}]{entry.maker and f' made by {entry.maker}'},"
+    return f", {entry.spec.dtype}[{shape}]{entry.producer and f' made by {entry.producer}'},"

@@ -98,10 +98,10 @@ class IfrtSession:
         arguments: Sequence[int],
         results: Sequence[int],
         feeds: Sequence[int] = (),
-        context: int = 0,
+        traceback_id: int = 0,
     ) -> None:
         """As `ClusterSession.launch`. A window that is full holds the client back until it is half empty."""
-        self.cluster.launch(program, arguments, results, feeds, context)
+        self.cluster.launch(program, arguments, results, feeds, traceback_id)
         window = self.cluster.window
         if window.is_full and not self._is_window_full:
             self._is_window_full = True

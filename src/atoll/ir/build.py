@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from atoll.errors import StatusError, invalid
-from atoll.ir.dialect.attributes import Buffers, Mappings, Numbers, Strides
+from atoll.ir.dialect.attributes import HostBuffers, Mappings, Numbers, Strides
 from atoll.ir.dialect.ops import (
     PRESENT,
     CallOp,
@@ -116,7 +116,7 @@ def _op(
                 facts["stream"] = IntAttr(node.stream)
             return CallOp.create(operands=operands, result_types=types, properties=facts)
         case HostToDevice():
-            return PutOp.create(result_types=types, properties={"buffers": Buffers(node.buffers)})
+            return PutOp.create(result_types=types, properties={"buffers": HostBuffers(node.buffers)})
         case DeviceToHost():
             facts = {"feed": IntAttr(node.feed)}
             if node.strides is not None:

@@ -22,7 +22,7 @@ from atoll.errors import OK, Code, Status, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.migration.controller import Launches, Out
-from atoll.migration.own_programs import OwnPrograms
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.shared_memory import Shard, view_program, views_of
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
@@ -30,7 +30,7 @@ from atoll.scheduling.session import Launch, Session
 from atoll.scheduling.spilled_arrays import SpilledArray, SpilledPart
 
 # Feeds of what comes back: above those of proxies, below those between hosts.
-_FIRST_FEED = m.OWN_NUMBERS >> 1
+_FIRST_FEED = m.INTERNAL_FEEDS >> 1
 
 
 @dataclass(eq=False)
@@ -71,13 +71,13 @@ class ArraySpiller:
         sessions: Mapping[int, Session],
         resources: ResourceManager,
         launches: Launches,
-        own: OwnPrograms,
+        internal: InternalPrograms,
         out: Out,
     ) -> None:
         self._sessions = sessions
         self._resources = resources
         self._launches = launches
-        self._own = own
+        self._internal = internal
         self._out = out
         self._spills: dict[int, _Spill] = {}  # by request
         self._restores: dict[tuple[int, int], _Restore] = {}  # by session and handle
@@ -234,12 +234,12 @@ class ArraySpiller:
                 else:
                     definition = _definition(spec, tuple(part.positions for part in spilled.parts))
                 if definition not in programs:
-                    programs[definition] = self._own.make(session, definition, places)
+                    programs[definition] = self._internal.make(session, definition, places)
                 restore = _Restore(session, handle, entry, spilled, then, keeps)
                 self._launch(restore, programs[definition], tuple(specs), places)
         finally:
             for number in programs.values():
-                self._own.drop(session, number)
+                self._internal.drop(session, number)
 
     def _launch(self, restore: _Restore, program: int, sources: tuple[int, ...], places: Placement) -> None:
         session, spilled, spec = restore.session, restore.spilled, restore.entry.spec
@@ -257,7 +257,7 @@ class ArraySpiller:
             by_host.setdefault(keeper, []).append((part.piece, feed, hosts))
         for host, pieces in sorted(by_host.items()):
             self._out.to_host(host, m.SendSpilled(session.number, first, tuple(pieces)))
-        self._own.take_credit(session)
+        self._internal.take_credit(session)
         launch = m.Launch(program, sources, (restore.handle,), feeds)
         restore.launch = self._launches.launch_again(session, launch, partial(self._came, restore, feeds))
 
@@ -332,13 +332,13 @@ class ArraySpiller:
         self.losses.update(hosts)
         for restore in list(self._restores.values()):
             if restore.launch is not None and not hosts.isdisjoint(restore.spilled.memory_hosts):
-                self._launches.fail(restore.launch, status.within(restore.entry.maker))
+                self._launches.fail(restore.launch, status.within(restore.entry.producer))
         for session in self._sessions.values():
             for entry in session.directory.entries.values() if session.has_spilled else ():
                 if entry.spilled is not None and not hosts.isdisjoint(entry.spilled.memory_hosts):
                     self.drop(session, entry.spilled)
                     entry.spilled = None
-                    entry.error = entry.error or status.within(entry.maker)
+                    entry.error = entry.error or status.within(entry.producer)
                     session.has_errors = True
         for request, spill in list(self._spills.items()):
             if spill.left & hosts:
@@ -350,7 +350,7 @@ class ArraySpiller:
 
 def _check_kind(handle: int, entry: Entry) -> None:
     if entry.spec is None or isinstance(entry.spec.sharding.tiling, Opaque):
-        raise unimplemented(f"array {handle}, made by {entry.maker!r}, is of a kind that cannot be spilled")
+        raise unimplemented(f"array {handle}, made by {entry.producer!r}, is of a kind that cannot be spilled")
 
 
 def _there(entry: Entry) -> SpilledArray:

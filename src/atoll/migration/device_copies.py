@@ -14,8 +14,8 @@ from atoll.errors import Code, Status, StatusError
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
 from atoll.migration.controller import Launches, Out
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.migration import Migration
-from atoll.migration.own_programs import OwnPrograms
 from atoll.migration.rules import check_memory, is_affected
 from atoll.scheduling.buffer_directory import Entry
 
@@ -26,8 +26,10 @@ _NEW = 1 << 40
 class DeviceCopies:
     """The `Mover` of a session that is on devices. `next_handle()` numbers its copies."""
 
-    def __init__(self, own: OwnPrograms, launches: Launches, out: Out, next_handle: Callable[[], int]) -> None:
-        self._own = own
+    def __init__(
+        self, internal: InternalPrograms, launches: Launches, out: Out, next_handle: Callable[[], int]
+    ) -> None:
+        self._internal = internal
         self._launches = launches
         self._out = out
         self._next_handle = next_handle
@@ -53,12 +55,12 @@ class DeviceCopies:
                 sharding = msgspec.structs.replace(spec.sharding, devices=devices)
                 target = msgspec.structs.replace(spec, sharding=sharding)
                 definition = ir.single("move", (spec,), ir.Transfer((0,), (target,)))
-                self._programs[spec] = self._own.make(session, definition, places)
+                self._programs[spec] = self._internal.make(session, definition, places)
         copies = [self._programs[spec] for _, _, spec in entries]
         check_memory(session, copies, self._launches.memory.ledger)
         for handle, _, spec in entries:
             copy = self._copies[handle] = self._next_handle()
-            self._own.launch(session, self._programs[spec], handle, copy)
+            self._internal.launch(session, self._programs[spec], handle, copy)
 
     def are_there(self, migration: Migration) -> bool:
         all_ready = True
@@ -89,12 +91,12 @@ class DeviceCopies:
             if spec not in views:
                 whole = (0, len(spec.sharding.devices), 1)
                 view = ir.Rearrange((0,), (spec,), (ir.Mapping(0, 0, whole, whole),))
-                views[spec] = self._own.make(session, ir.single("moved", (spec,), view), session.devices.locations)
-            self._own.launch(session, views[spec], self._copies[handle], handle)
+                views[spec] = self._internal.make(session, ir.single("moved", (spec,), view), session.devices.locations)
+            self._internal.launch(session, views[spec], self._copies[handle], handle)
             made = session.directory.entries[handle]
-            made.maker, made.context = entry.maker, entry.context
+            made.producer, made.traceback_id = entry.producer, entry.traceback_id
         for number in views.values():
-            self._own.drop(session, number)
+            self._internal.drop(session, number)
         self._end(migration)
 
     def give_up(self, migration: Migration, status: Status) -> None:
@@ -103,4 +105,4 @@ class DeviceCopies:
     def _end(self, migration: Migration) -> None:
         self._launches.release(migration.session, tuple(self._copies.values()), delete=False)
         for number in self._programs.values():
-            self._own.drop(migration.session, number)
+            self._internal.drop(migration.session, number)

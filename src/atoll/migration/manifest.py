@@ -27,7 +27,7 @@ class PartOfArray(msgspec.Struct, frozen=True):
 
 
 class SuspendedArray(msgspec.Struct, frozen=True):
-    """A logical buffer. Devices are virtual; `maker` is the program that made it.
+    """A logical buffer. Devices are virtual; `producer` is the program that made it.
 
     What shares all of its memory with others has no parts: `views` are, for each shard, (handle, position) of another.
     """
@@ -36,7 +36,7 @@ class SuspendedArray(msgspec.Struct, frozen=True):
     spec: ArraySpec
     parts: tuple[PartOfArray, ...]
     views: tuple[tuple[int, int], ...] = ()
-    maker: str = ""
+    producer: str = ""
 
 
 class SuspendedDevice(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ def manifest_of(session: Session, arrays: Mapping[int, SpilledArray]) -> bytes:
                 _spec(entries[handle].spec),
                 tuple(PartOfArray(part.piece.number, part.host, part.positions) for part in spilled.parts),
                 spilled.views,
-                entries[handle].maker,
+                entries[handle].producer,
             )
             for handle, spilled in arrays.items()
         ),

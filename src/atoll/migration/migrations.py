@@ -22,8 +22,8 @@ from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import Compiler, Launches, Out, Programs, Questions
 from atoll.migration.device_copies import DeviceCopies
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.migration import Migration, Stage
-from atoll.migration.own_programs import OwnPrograms
 from atoll.migration.restore import Restore
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
@@ -58,7 +58,7 @@ class Migrations:
         queries: Questions,
         launcher: Launches,
         programs: Programs,
-        own: OwnPrograms,
+        internal: InternalPrograms,
         spiller: ArraySpiller,
         outbox: Out,
     ) -> None:
@@ -68,11 +68,11 @@ class Migrations:
         self._queries = queries
         self._launcher = launcher
         self._programs = programs
-        self._own = own
+        self._internal = internal
         self._spiller = spiller
         self._outbox = outbox
         self._stages: Durations[tuple[int, Stage]] = Durations()  # by migration and stage
-        self._next_handle = m.OWN_HANDLES  # for copies, which are buffers of the session's
+        self._next_handle = m.INTERNAL_HANDLES  # for copies, which are buffers of the session's
         self._next_number = 1
 
     # ---- events
@@ -87,7 +87,7 @@ class Migrations:
     def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begins a migration. Raises StatusError where it cannot be."""
         changes, islands = self.check(session, plan)
-        copies = DeviceCopies(self._own, self._launcher, self._outbox, self._handle)
+        copies = DeviceCopies(self._internal, self._launcher, self._outbox, self._handle)
         migration = Migration(self.next_number(), session, plan, then, changes, islands, copies)
         self.under_way[session.number] = migration
         self._outbox.to_session(session.number, m.Quiesce(migration.number))

@@ -30,8 +30,8 @@ class PersistedBuffer(msgspec.Struct, frozen=True):
     """A logical buffer: its spilled parts, or its error."""
 
     nbytes: int
-    maker: str
-    context: int
+    producer: str
+    traceback_id: int
     consumed: bool
     spec: ArraySpec | None
     spilled: SpilledArray | None
@@ -114,8 +114,10 @@ def persisted_session(session: Session, connection: int, by_system: bool) -> Per
 def _buffer(entry: Entry) -> PersistedBuffer:
     error = entry.error
     if error is None and entry.spilled is None and not entry.consumed and entry.spec is not None:
-        error = _LOST.within(entry.maker)
-    return PersistedBuffer(entry.nbytes, entry.maker, entry.context, entry.consumed, entry.spec, entry.spilled, error)
+        error = _LOST.within(entry.producer)
+    return PersistedBuffer(
+        entry.nbytes, entry.producer, entry.traceback_id, entry.consumed, entry.spec, entry.spilled, error
+    )
 
 
 def restored_session(persisted: PersistedSession, secret: str, tenant: Tenant, devices: SessionDevices) -> Session:
@@ -130,8 +132,8 @@ def restored_session(persisted: PersistedSession, secret: str, tenant: Tenant, d
     devices.are_free = True
     session = Session(persisted.number, persisted.pid, persisted.label, secret, devices, persisted.platform, tenant)
     for handle, each in persisted.buffers.items():
-        entry = Entry((), each.nbytes, ready=True, error=each.error, consumed=each.consumed, maker=each.maker)
-        entry.context, entry.spec, entry.spilled = each.context, each.spec, each.spilled
+        entry = Entry((), each.nbytes, ready=True, error=each.error, consumed=each.consumed, producer=each.producer)
+        entry.traceback_id, entry.spec, entry.spilled = each.traceback_id, each.spec, each.spilled
         session.directory.add(handle, entry)
     entries = session.directory.entries.values()
     session.has_spilled = any(entry.spilled is not None for entry in entries)

@@ -13,7 +13,7 @@ from atoll.ir import program as ir
 from atoll.ir.types import Opaque
 from atoll.quantities import human_bytes
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.programs import RegisteredProgram, device_groups
 from atoll.scheduling.session import Session
 
@@ -67,7 +67,7 @@ def check_changes(
             assert entry.spec is not None
             check_apart(f"array {handle}", after, entry.spec.sharding.devices, "would share")
             if isinstance(entry.spec.sharding.tiling, Opaque) or entry.spec.dtype in ("token", "opaque"):
-                raise unimplemented(f"array {handle}, made by {entry.maker!r}, is of a kind that cannot be moved")
+                raise unimplemented(f"array {handle}, made by {entry.producer!r}, is of a kind that cannot be moved")
     return changes, islands
 
 
@@ -87,7 +87,7 @@ def is_affected(entry: Entry, changes: Changes) -> bool:
     )
 
 
-def check_memory(session: Session, programs: Iterable[int], ledger: Ledger) -> None:
+def check_memory(session: Session, programs: Iterable[int], ledger: MemoryLedger) -> None:
     """Raises RESOURCE_EXHAUSTED where not all copies fit at once: nobody shall wait for them in vain."""
     requirements: list[MemoryRequirement] = []
     for number in programs:

@@ -8,7 +8,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, shard_shape
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.ledger import Block
+from atoll.scheduling.memory_ledger import Block
 
 # Shard number `position` of an array.
 Shard = tuple[int, int]

@@ -10,7 +10,14 @@ from rich.text import Text
 
 from atoll.cluster.sandbox.grants import View
 from atoll.quantities import human_bytes
-from atoll.telemetry.snapshot import Host, Island, Machine, Session, Snapshot, Tenant
+from atoll.telemetry.snapshot import (
+    HostSnapshot,
+    IslandSnapshot,
+    MachineSnapshot,
+    SessionSnapshot,
+    Snapshot,
+    TenantSnapshot,
+)
 
 _STATE_STYLES = {
     "ready": "green",
@@ -77,7 +84,7 @@ def security_tables(snapshot: Snapshot, address: str, name: str = "") -> Rendera
     return Group(heading, table, *(Text(f"without {name}: {reason}") for name, reason in sorted(missing)))
 
 
-def _islands(islands: Iterable[Island]) -> Table:
+def _islands(islands: Iterable[IslandSnapshot]) -> Table:
     table = Table("island", "state", "host", "worker", "devices", "kind", title="Islands", title_justify="left")
     for column in ("memory in use", "in flight", "waiting", "gangs started", "restarts"):
         table.add_column(column, justify="right")
@@ -95,7 +102,7 @@ def _islands(islands: Iterable[Island]) -> Table:
     return table
 
 
-def _host(host: Host) -> tuple[str | Text, ...]:
+def _host(host: HostSnapshot) -> tuple[str | Text, ...]:
     devices = host.devices
     where = f" on {host.machine}" if host.machine else ""
     worker = Text.assemble(f"pid {host.pid}{where} ", state_text(host.state))
@@ -106,7 +113,7 @@ def _host(host: Host) -> tuple[str | Text, ...]:
     return str(host.id), worker, ranges([device.id for device in devices]), kinds, memory
 
 
-def _machines(machines: Iterable[Machine]) -> Table:
+def _machines(machines: Iterable[MachineSnapshot]) -> Table:
     table = Table("machine", "address", "group", "accelerators", "memory", "does", title="Machines")
     table.title_justify = "left"
     for each in machines:
@@ -116,7 +123,7 @@ def _machines(machines: Iterable[Machine]) -> Table:
     return table
 
 
-def _sessions(sessions: Sequence[Session]) -> Table:
+def _sessions(sessions: Sequence[SessionSnapshot]) -> Table:
     table = Table("session", "program", "pid", title="Sessions", title_justify="left")
     for column in ("arrays", "memory", "functions", "launches", "in flight"):
         table.add_column(column, justify="right")
@@ -137,7 +144,7 @@ def _sessions(sessions: Sequence[Session]) -> Table:
     return table
 
 
-def _slices(sessions: Iterable[Session]) -> Table:
+def _slices(sessions: Iterable[SessionSnapshot]) -> Table:
     table = Table("session", "slice", "shape", "virtual devices", "island", "physical devices", title="Slices")
     table.title_justify = "left"
     for session in sessions:
@@ -190,7 +197,7 @@ def tenants_table(snapshot: Snapshot) -> RenderableType:
     return table
 
 
-def _limits(tenant: Tenant) -> list[str]:
+def _limits(tenant: TenantSnapshot) -> list[str]:
     memory = {"on each device": tenant.memory, "in all": tenant.total_memory}
     found = [f"suspended for {tenant.suspended_seconds:.0f} s"] if tenant.suspended_seconds else []
     found += [f"{human_bytes(limit)} {where}" for where, limit in memory.items() if limit]

@@ -83,7 +83,7 @@ class RelayTable:
         return known
 
 
-def sealed(actions: Iterable[AnyAction | Forwarded], connections: Mapping[int, int]) -> list[AnyAction]:
+def encode_forwards(actions: Iterable[AnyAction | Forwarded], connections: Mapping[int, int]) -> list[AnyAction]:
     """The actions, with what is forwarded in messages to the relays, each encoded once. `connections` are by host."""
     found: list[AnyAction] = []
     message, content = None, b""

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
-from atoll.scheduling.ledger import Block
+from atoll.scheduling.memory_ledger import Block
 from atoll.scheduling.queued_nodes import Dependency
 from atoll.scheduling.spilled_arrays import SpilledArray
 
@@ -32,8 +32,8 @@ class Entry:
     uses: int = 0
     waits: list[int] | None = None
     blocks: tuple[Block, ...] = ()  # its memory
-    maker: str = ""  # the program that it is a result of
-    context: int = 0  # the client's number for the Python stack of its request
+    producer: str = ""  # the program that it is a result of
+    traceback_id: int = 0  # the client's number for the Python stack of its request
     spec: ArraySpec | None = None  # None: an error from the start, or a call's completion
     dependency: Dependency[Any] | None = None  # of its launch, where it has one
     readers: list[Dependency[Any]] | None = None  # of launches that read it, as far as they have one

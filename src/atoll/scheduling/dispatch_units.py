@@ -133,9 +133,9 @@ def _fits(unit: Sequence[GangSpec], gang: GangSpec) -> bool:
     )
 
 
-def _counted(titles: Iterable[str]) -> Iterator[str]:
+def _counted(display_names: Iterable[str]) -> Iterator[str]:
     """As people read them: those that follow themselves once, with how often."""
-    for title, same in groupby(titles):
+    for title, same in groupby(display_names):
         count = len(list(same))
         yield title if count == 1 else f"{title} x{count}"
 

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import astuple, dataclass, field, replace
 from typing import Generic
 
-from atoll.scheduling.cells import Cell, Cells
+from atoll.scheduling.grouped_counts import CountGroup, GroupedCounts
 from atoll.scheduling.in_flight import least_in_flight
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.queued_nodes import Gang, Payload, QueuedNode
@@ -29,8 +29,8 @@ class HostLoad:
         return least_in_flight(self.busy_ns)
 
 
-def _no_loads() -> Cells[int, HostLoad]:
-    return Cells(replace, astuple)
+def _no_loads() -> GroupedCounts[int, HostLoad]:
+    return GroupedCounts(replace, astuple)
 
 
 @dataclass(slots=True)
@@ -41,8 +41,9 @@ class IslandLines(Generic[Payload]):
     window: int
     most_busy_ns: int
     hosts: int = 1
-    loads: Cells[int, HostLoad] = field(default_factory=_no_loads)  # of hosts that have had work
-    known_loads: dict[tuple[int, ...], list[Cell[int, HostLoad]]] = field(default_factory=dict)  # by the hosts of gangs
+    loads: GroupedCounts[int, HostLoad] = field(default_factory=_no_loads)  # of hosts that have had work
+    # By the hosts of gangs.
+    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostLoad]]] = field(default_factory=dict)
     loads_version: int = 0  # for which these are known
     full_hosts: int = 0
     lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
@@ -81,16 +82,16 @@ class IslandLines(Generic[Payload]):
         """Change the number of unbounded gangs in flight."""
         self.unbounded += change
         self.full_hosts = 0
-        for cell in self.loads:
-            cell.count.full = self.is_full(cell.count)
-            self.full_hosts += len(cell.keys) * cell.count.full
+        for group in self.loads:
+            group.count.full = self.is_full(group.count)
+            self.full_hosts += len(group.keys) * group.count.full
 
-    def loads_of(self, hosts: tuple[int, ...]) -> list[Cell[int, HostLoad]]:
+    def loads_of(self, hosts: tuple[int, ...]) -> list[CountGroup[int, HostLoad]]:
         """Of these hosts."""
         if self.loads_version != self.loads.version or len(self.known_loads) > _MOST_KNOWN:
             self.loads_version = self.loads.version
             self.known_loads.clear()
-        cells = self.known_loads.get(hosts)
-        if cells is None:
-            cells = self.known_loads[hosts] = self.loads.of(hosts, HostLoad)
-        return cells
+        groups = self.known_loads.get(hosts)
+        if groups is None:
+            groups = self.known_loads[hosts] = self.loads.of(hosts, HostLoad)
+        return groups

@@ -10,7 +10,7 @@ from atoll.cluster.locations import HostDevice
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes, parse_bytes
-from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.session import GangRun, Session
 
@@ -18,7 +18,7 @@ _NAMED_HOLDERS = 5
 
 
 def exhausted(
-    ledger: Ledger,
+    ledger: MemoryLedger,
     sessions: Iterable[Session],
     gang: Gang[GangRun],
     device: HostDevice,
@@ -87,13 +87,13 @@ def _holders(
         for entry in session.directory.entries.values():
             size = sum(nbytes for block in entry.blocks for where, nbytes in block.requirement if where == device)
             if size:
-                key = (entry.maker, entry.context) if mine else (label, 0)
+                key = (entry.producer, entry.traceback_id) if mine else (label, 0)
                 counts = sums.setdefault(key, [0, 0, 0, 0])
                 counts[0 if entry.ready else 2] += 1
                 counts[1 if entry.ready else 3] += size
                 held += size
         if held:
             sessions.append((held, f"{label}: {human_bytes(held)}"))
-    holders = [m.MemoryHolder(context, maker, *counts) for (maker, context), counts in sums.items()]
+    holders = [m.MemoryHolder(traceback_id, producer, *counts) for (producer, traceback_id), counts in sums.items()]
     holders.sort(key=lambda holder: -(holder.ready_bytes + holder.unready_bytes))
     return holders, [text for _, text in sorted(sessions, reverse=True)[:_NAMED_HOLDERS]]

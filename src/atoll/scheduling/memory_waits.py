@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.errors import Status
-from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.memory_errors import exhausted, holds
+from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
@@ -55,7 +55,7 @@ class MemoryWait:
 class MemoryWaits:
     """Who waits for memory of the `ledger`, or for a quota of it."""
 
-    def __init__(self, ledger: Ledger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun]) -> None:
+    def __init__(self, ledger: MemoryLedger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun]) -> None:
         self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which they began to
         # Whether a device is about to have so many bytes more for a node, which fails otherwise where that is asked
         # for the last time: see `migration.memory_pressure`.

@@ -13,7 +13,7 @@ from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
-from atoll.scheduling.ledger import Block, Ledger
+from atoll.scheduling.memory_ledger import Block, MemoryLedger
 from atoll.scheduling.memory_waits import MemoryWait, MemoryWaits
 from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.reasons import Reason
@@ -39,7 +39,7 @@ class Reservations:
     def __init__(
         self, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], resources: ResourceManager
     ) -> None:
-        self.ledger = Ledger()
+        self.ledger = MemoryLedger()
         self.waits = MemoryWaits(self.ledger, sessions, scheduler)
         self._scheduler = scheduler
         self._resources = resources
@@ -93,7 +93,7 @@ class Reservations:
         return None if device is None else MemoryWait(node, gang, device, dict(total(wanted))[device], quota)
 
     def _over_quota(
-        self, tenant: Tenant, memory: Ledger, wanted: Sequence[MemoryRequirement]
+        self, tenant: Tenant, memory: MemoryLedger, wanted: Sequence[MemoryRequirement]
     ) -> tuple[HostDevice | None, str]:
         settings = tenant.settings
         if settings.memory:
@@ -106,7 +106,7 @@ class Reservations:
                 return sizes[0][0], "total_memory"
         return None, ""
 
-    def _take(self, need: _Need, owner: Ledger | None) -> None:
+    def _take(self, need: _Need, owner: MemoryLedger | None) -> None:
         run = need.gang.run
         account, entries = run.launch.program.account, run.launch.entries
         for value, requirement in need.fresh:

@@ -150,12 +150,12 @@ class Scheduler(Generic[Payload]):
                 state.committed.popleft()
                 state.policy.charge(gang, 0)
                 continue
-            cells, is_full = state.loads_of(gang.hosts), False
-            for cell in cells:
-                load = cell.count
+            groups, is_full = state.loads_of(gang.hosts), False
+            for group in groups:
+                load = group.count
                 if not load.full and load.in_flight and load.in_flight + gang.weight > state.window:
                     load.full = True  # for this gang: one that is larger than the window runs when nothing else does
-                    state.full_hosts += len(cell.keys)
+                    state.full_hosts += len(group.keys)
                 is_full = is_full or load.full
             if is_full:
                 return None
@@ -167,12 +167,12 @@ class Scheduler(Generic[Payload]):
             state.busy_ns += gang.estimate
             state.draining = gang.exclusive
             state.note_start(gang.node.session, self.now)
-            for cell in cells:
-                load = cell.count
+            for group in groups:
+                load = group.count
                 load.in_flight += gang.weight
                 load.busy_ns += gang.estimate
                 load.full = state.is_full(load)
-                state.full_hosts += len(cell.keys) * load.full
+                state.full_hosts += len(group.keys) * load.full
             if not gang.weight:
                 state.count_unbounded(1)
             return gang
@@ -186,8 +186,8 @@ class Scheduler(Generic[Payload]):
         state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
-        for cell in state.loads_of(gang.hosts):
-            load = cell.count
+        for group in state.loads_of(gang.hosts):
+            load = group.count
             load.in_flight -= gang.weight
             load.busy_ns -= gang.estimate
             has_room = load.in_flight < load.least or (
@@ -195,7 +195,7 @@ class Scheduler(Generic[Payload]):
             )
             if load.full and has_room:
                 load.full = False
-                state.full_hosts -= len(cell.keys)
+                state.full_hosts -= len(group.keys)
                 self.touched.add(gang.island)
         if not gang.weight:
             state.count_unbounded(-1)

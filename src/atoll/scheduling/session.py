@@ -13,7 +13,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Directory, Entry
 from atoll.scheduling.feeds import Feeds
 from atoll.scheduling.gangs import GangSpec, HostFeeds
-from atoll.scheduling.ledger import Block
+from atoll.scheduling.memory_ledger import Block
 from atoll.scheduling.program_parts import ProgramParts
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.queued_nodes import NOBODY, Dependency, QueuedNode
@@ -26,8 +26,8 @@ from atoll.scheduling.tenants import Tenant
 class Launch:
     """One run of a program. `entries` has the buffer of each of its values, also of those between its nodes.
 
-    `begun` are the hosts that know of it, with the sequence number of the first gang there; `pending` counts the gangs
-    that have not ended.
+    `hosts_started` are the hosts that know of it, with the sequence number of the first gang there; `pending` counts
+    the gangs that have not ended.
     """
 
     session: int
@@ -38,7 +38,7 @@ class Launch:
     host_feeds: int  # number of the first one between hosts
     entries: list[Entry]
     nodes: list[QueuedNode[GangRun]] = field(default_factory=list)
-    begun: dict[int, int] = field(default_factory=dict)
+    hosts_started: dict[int, int] = field(default_factory=dict)
     pending: int = 0
     error: Status | None = None
     credits: int = 1  # of its session's window
@@ -77,7 +77,7 @@ class ControlFlowRun:
     results: tuple[int, ...]
     dependency: Dependency[GangRun]
     age: int  # of its nodes
-    context: int
+    traceback_id: int
     credits: int
     carried: tuple[int, ...] = ()  # by a loop
     awaited: tuple[int, int] = (0, 0)  # the host that is to report, and its gang, by sequence

@@ -11,7 +11,7 @@ from atoll.cluster.sandbox.grants import PythonRules, View
 from atoll.cluster.settings import ClusterSettings, OnOff
 from atoll.cluster.tenant_settings import DEFAULT_NAME, DEFAULT_TENANT, MOST_TENANTS, TenantRole, TenantSettings
 from atoll.errors import Code, Status, StatusError, invalid, not_found
-from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.memory_ledger import MemoryLedger
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Tenant:
     sessions: int = 0  # open, or waiting for the cluster to be complete
     launches: int = 0  # in flight
     running: int = 0  # gangs that have their memory and have not ended
-    memory: Ledger | None = None  # what of all memory its sessions have, where tenants are told apart
+    memory: MemoryLedger | None = None  # what of all memory its sessions have, where tenants are told apart
     is_one_of_several: bool = False  # the cluster has tenants besides `default`
 
     @property
@@ -130,7 +130,7 @@ class Tenants:
 
 
 def _one_of_several(settings: TenantSettings) -> Tenant:
-    return Tenant(settings, memory=Ledger(), is_one_of_several=True)
+    return Tenant(settings, memory=MemoryLedger(), is_one_of_several=True)
 
 
 def without_tokens(settings: TenantSettings) -> TenantSettings:

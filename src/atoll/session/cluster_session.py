@@ -144,17 +144,17 @@ class ClusterSession:
         arguments: Sequence[int],
         results: Sequence[int],
         feeds: Sequence[int] = (),
-        context: int = 0,
+        traceback_id: int = 0,
     ) -> None:
         """Runs a registered program; `results` are the handles of what it makes, which may be used at once.
 
-        `context` is the client's number for the stack of its request.
+        `traceback_id` is the client's number for the stack of its request.
         """
         if program in self._split:
-            return self._split.launch(program, arguments, results, context, self.launch)
+            return self._split.launch(program, arguments, results, traceback_id, self.launch)
         credits = self._split.credits(program)
         self.window.take(credits)
-        self._outgoing.launch(program, arguments, results, feeds, context, credits)
+        self._outgoing.launch(program, arguments, results, feeds, traceback_id, credits)
 
     def release(self, handles: Sequence[int], *, delete: bool = False) -> None:
         """The client needs these handles no more; with `delete`, nobody may use their memory either."""

@@ -41,11 +41,11 @@ class Outgoing:
         arguments: Sequence[int],
         results: Sequence[int],
         feeds: Sequence[int],
-        context: int,
+        traceback_id: int,
         credits: int,
     ) -> None:
         released, self._released = tuple(self._released), []
-        self._send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), context, credits, released))
+        self._send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), traceback_id, credits, released))
 
     def release(self, handles: Sequence[int], delete: bool) -> None:
         """The client needs these handles no more; with `delete`, nobody may use their memory either."""

@@ -27,7 +27,7 @@ class SendLaunch(Protocol):
         arguments: Sequence[int],
         results: Sequence[int],
         feeds: Sequence[int] = (),
-        context: int = 0,
+        traceback_id: int = 0,
     ) -> None: ...
 
 
@@ -140,7 +140,7 @@ class SplitPrograms:
             self._credits[number] = credits
 
     def launch(
-        self, number: int, arguments: Sequence[int], results: Sequence[int], context: int, launch: SendLaunch
+        self, number: int, arguments: Sequence[int], results: Sequence[int], traceback_id: int, launch: SendLaunch
     ) -> None:
         """Launches all pieces of one that was split; what passes between them is released."""
         whole = self._known[number]
@@ -157,7 +157,7 @@ class SplitPrograms:
                 [handles[value] for value in piece.arguments],
                 [handles[value] for value in piece.results],
                 (),
-                context,
+                traceback_id,
             )
         if between:
             self._send(m.Release(tuple(between)))

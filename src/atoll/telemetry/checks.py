@@ -164,7 +164,7 @@ def _expect(session: Session, expected: Mapping[int, dict[int, _Expected]]) -> N
 def _unlike(session: Session, held: Mapping[int, bool]) -> Iterator[str]:
     """How the arrays that a proxy knows differ from those of the directory that its client has not released."""
     entries = session.directory.entries
-    own = range(m.OWN_HANDLES, 2 * m.OWN_HANDLES)
+    own = range(m.INTERNAL_HANDLES, 2 * m.INTERNAL_HANDLES)
     kept = {handle for handle, entry in entries.items() if not entry.released and handle not in own}
     lacking = {handle for handle, has_failed in held.items() if not has_failed} - kept
     more = kept - held.keys()

@@ -12,7 +12,7 @@ from typing import Protocol
 from atoll.cluster.locations import HostDevice
 from atoll.cluster.resources import ResourceManager
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.ledger import Block, Ledger
+from atoll.scheduling.memory_ledger import Block, MemoryLedger
 from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.remains import Remains
 from atoll.scheduling.scheduler import Scheduler
@@ -41,7 +41,7 @@ class Checked(Protocol):
     @property
     def launcher(self) -> Launching: ...
     @property
-    def memory(self) -> Ledger: ...
+    def memory(self) -> MemoryLedger: ...
     @property
     def tenants(self) -> Tenants: ...
 

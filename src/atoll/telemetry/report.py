@@ -21,7 +21,7 @@ from atoll.cluster.tenant_settings import TenantRole
 from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
 from atoll.scheduling.functions import FunctionRegistry
-from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.reservations import Reservations
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
     @property
     def report(self) -> EngineReport: ...
-    def wait_of(self, island: int) -> str: ...
+    def pending_reason(self, island: int) -> str: ...
 
 
 class Launching(Protocol):
@@ -54,7 +54,7 @@ class Launching(Protocol):
     def tallies(self) -> Tallies: ...
 
 
-class Reported(Protocol):
+class ReportSource(Protocol):
     """Of a controller, what a report is about."""
 
     @property
@@ -66,7 +66,7 @@ class Reported(Protocol):
     @property
     def scheduler(self) -> Scheduler[GangRun]: ...
     @property
-    def memory(self) -> Ledger: ...
+    def memory(self) -> MemoryLedger: ...
     @property
     def agents(self) -> Engine: ...
     @property
@@ -84,7 +84,7 @@ class Reported(Protocol):
     def offenses(self) -> TenantOffenses: ...
 
 
-def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0) -> dict[str, Any]:
+def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 0.0) -> dict[str, Any]:
     """Islands with their hosts and devices, tenants, sessions with what they own, who waits for what, and counts.
 
     With a `viewer`, of all that tenants have and do its own alone. `now` is the controller's clock, by which events are
@@ -125,7 +125,7 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
             {
                 "id": island,
                 "state": record.state.value,
-                "waits_for": controller.agents.wait_of(island) or resources.wait_text(island) or None,
+                "waits_for": controller.agents.pending_reason(island) or resources.pending_reason(island) or None,
                 "shape": msgspec.to_builtins(resources.topology.shapes[island]),
                 "mesh": list(resources.devices(island).mesh),
                 "restarts": record.restarts,
@@ -204,7 +204,7 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
     }
 
 
-def _python_rules(controller: Reported, viewer: Tenant | None) -> PythonRules:
+def _python_rules(controller: ReportSource, viewer: Tenant | None) -> PythonRules:
     """Return what the viewer's Python may see on the hosts."""
     tenants = controller.tenants
     return tenants.python_rules(tenants.default if viewer is None else viewer, controller.settings)
@@ -216,7 +216,7 @@ def _spilled_bytes(session: Session) -> int:
     return sum(entry.nbytes for entry in session.directory.entries.values() if entry.spilled is not None)
 
 
-def _tenant(tenant: Tenant, controller: Reported, now: float) -> dict[str, Any]:
+def _tenant(tenant: Tenant, controller: ReportSource, now: float) -> dict[str, Any]:
     """What it is set to, and what it has. A quota of 0 is none."""
     own = [session for session in controller.sessions.values() if session.tenant is tenant]
     settings: dict[str, Any] = msgspec.to_builtins(without_tokens(tenant.settings))
@@ -236,7 +236,7 @@ def _tenant(tenant: Tenant, controller: Reported, now: float) -> dict[str, Any]:
     }
 
 
-def _waits_of(controller: Reported, island: int, viewer: Tenant | None) -> list[Wait]:
+def _waits_of(controller: ReportSource, island: int, viewer: Tenant | None) -> list[Wait]:
     sessions = controller.sessions
     return [
         wait
@@ -245,7 +245,7 @@ def _waits_of(controller: Reported, island: int, viewer: Tenant | None) -> list[
     ]
 
 
-def _gangs(controller: Reported, waits: Mapping[int, list[Wait]], viewer: Tenant | None) -> list[dict[str, Any]]:
+def _gangs(controller: ReportSource, waits: Mapping[int, list[Wait]], viewer: Tenant | None) -> list[dict[str, Any]]:
     """Counts of gangs by island and tenant."""
     waiting: Counter[tuple[int, str]] = Counter()
     for island, some in waits.items():
@@ -279,7 +279,7 @@ def _histogram(histogram: Histogram) -> dict[str, Any]:
     return {"counts": list(histogram.counts), "seconds": round(histogram.total, 6)}
 
 
-def _waits(controller: Reported, waits: Mapping[int, list[Wait]]) -> list[dict[str, Any]]:
+def _waits(controller: ReportSource, waits: Mapping[int, list[Wait]]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for island, some in waits.items():
         for wait in some:
@@ -312,7 +312,7 @@ _TEXTS = {
 }
 
 
-def _why(controller: Reported, island: int, wait: Wait) -> tuple[Reason, str]:
+def _why(controller: ReportSource, island: int, wait: Wait) -> tuple[Reason, str]:
     if wait.reason is Reason.ISLAND:
         return wait.reason, f"island {island}, which is {controller.resources.islands[island].state}"
     node: Any = wait.first.node

@@ -17,11 +17,11 @@ from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.protocol.events import Load
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotStruct(msgspec.Struct, frozen=True, kw_only=True):
     """The base of what a snapshot has."""
 
 
-class Device(Part, frozen=True):
+class DeviceSnapshot(SnapshotStruct, frozen=True):
     """A physical device. A `memory_bytes` of 0 is not known."""
 
     id: int
@@ -32,16 +32,16 @@ class Device(Part, frozen=True):
     peak_bytes: int = 0
 
 
-class Host(Part, frozen=True):
+class HostSnapshot(SnapshotStruct, frozen=True):
     id: int
     pid: int = 0
     machine: str = ""
     state: str = ""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[DeviceSnapshot, ...] = ()
     sandbox: Mechanisms | None = None
 
 
-class Island(Part, frozen=True):
+class IslandSnapshot(SnapshotStruct, frozen=True):
     """`busy_ms` is the work in flight, as it is expected; `started` counts gangs."""
 
     id: int
@@ -56,10 +56,10 @@ class Island(Part, frozen=True):
     busy_ms: float = 0.0
     started: int = 0
     window: int = 0
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[HostSnapshot, ...] = ()
 
 
-class Machine(Part, frozen=True):
+class MachineSnapshot(SnapshotStruct, frozen=True):
     name: str
     address: str = ""
     group: str = ""
@@ -68,7 +68,7 @@ class Machine(Part, frozen=True):
     state: str = ""
 
 
-class Slice(Part, frozen=True):
+class SliceSnapshot(SnapshotStruct, frozen=True):
     id: int
     shape: tuple[int, ...]
     island: int
@@ -76,7 +76,7 @@ class Slice(Part, frozen=True):
     physical: tuple[int, ...]
 
 
-class Session(Part, frozen=True):
+class SessionSnapshot(SnapshotStruct, frozen=True):
     id: int
     tenant: str = DEFAULT_NAME
     pid: int = 0
@@ -87,13 +87,13 @@ class Session(Part, frozen=True):
     functions: int = 0
     launches: int = 0
     in_flight: int = 0
-    slices: tuple[Slice, ...] = ()
+    slices: tuple[SliceSnapshot, ...] = ()
     moved: dict[str, int] = {}
     state: str = ""  # "" where it runs: being suspended, say
     spilled_bytes: int = 0  # of `bytes`, what is in host memory or on disk instead of on devices
 
 
-class Tenant(Part, frozen=True):
+class TenantSnapshot(SnapshotStruct, frozen=True):
     """What a tenant is set to, as in `cluster.tenant_settings.TenantSettings`, and what it has and took.
 
     Quotas of 0 are none. `device_bytes` is by the numbers of devices.
@@ -125,14 +125,14 @@ class Tenant(Part, frozen=True):
     suspended_seconds: float = 0.0  # until it may launch and compile again: see `scheduling.offenses`
 
 
-class Viewer(Part, frozen=True):
+class Viewer(SnapshotStruct, frozen=True):
     """Whose view it is: a tenant's who sees its own alone, or an operator's."""
 
     tenant: str = ""
     role: str = "operator"
 
 
-class HistogramView(Part, frozen=True):
+class HistogramView(SnapshotStruct, frozen=True):
     """`counts` of the buckets of `scheduling.tallies.BOUNDS`; `seconds` is the sum of what was observed."""
 
     counts: tuple[int, ...] = ()
@@ -143,7 +143,7 @@ class HistogramView(Part, frozen=True):
         return sum(self.counts)
 
 
-class Transfers(Part, frozen=True):
+class Transfers(SnapshotStruct, frozen=True):
     """`kind` is put, get, move, send or receive."""
 
     kind: str
@@ -151,7 +151,7 @@ class Transfers(Part, frozen=True):
     bytes: int = 0
 
 
-class Gangs(Part, frozen=True):
+class Gangs(SnapshotStruct, frozen=True):
     """Of one tenant on one island. `failed` ones had started."""
 
     island: int
@@ -165,7 +165,7 @@ class Gangs(Part, frozen=True):
     transfers: tuple[Transfers, ...] = ()
 
 
-class Wait(Part, frozen=True):
+class Wait(SnapshotStruct, frozen=True):
     """The gangs of a session that wait for an island, and what the first of them waits for."""
 
     session: int
@@ -177,7 +177,7 @@ class Wait(Part, frozen=True):
     text: str = ""
 
 
-class Event(Part, frozen=True):
+class Event(SnapshotStruct, frozen=True):
     """What happened; an `island` of -1 and a `session` of 0 are none."""
 
     number: int
@@ -189,7 +189,7 @@ class Event(Part, frozen=True):
     tenant: str = ""
 
 
-class EventCount(Part, frozen=True):
+class EventCount(SnapshotStruct, frozen=True):
     kind: str
     island: int
     count: int
@@ -201,23 +201,23 @@ class ControllerLoad(Load, frozen=True):
     lags: HistogramView = HistogramView()
 
 
-class Functions(Part, frozen=True):
+class Functions(SnapshotStruct, frozen=True):
     compiled: int = 0
     cached: int = 0
     seconds: float = 0.0
 
 
-class Snapshot(Part, frozen=True):
+class Snapshot(SnapshotStruct, frozen=True):
     """A cluster, at `seconds` of its controller's clock."""
 
     version: str = ""
     topology: str = ""
     wait_seconds: float = 0.0
     seconds: float = 0.0
-    islands: tuple[Island, ...] = ()
-    machines: tuple[Machine, ...] = ()
-    sessions: tuple[Session, ...] = ()
-    tenants: tuple[Tenant, ...] = ()
+    islands: tuple[IslandSnapshot, ...] = ()
+    machines: tuple[MachineSnapshot, ...] = ()
+    sessions: tuple[SessionSnapshot, ...] = ()
+    tenants: tuple[TenantSnapshot, ...] = ()
     viewer: Viewer = Viewer()
     gangs: tuple[Gangs, ...] = ()
     waits: tuple[Wait, ...] = ()
@@ -232,7 +232,7 @@ class Snapshot(Part, frozen=True):
         return sum(len(host.devices) for island in self.islands for host in island.hosts)
 
     @property
-    def there(self) -> tuple[Island, ...]:
+    def there(self) -> tuple[IslandSnapshot, ...]:
         """The islands that were not drained."""
         return tuple(island for island in self.islands if island.state != IslandState.DRAINED)
 

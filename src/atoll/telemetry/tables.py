@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from atoll.quantities import human_bytes
-from atoll.telemetry.snapshot import HistogramView, Host, Island, Snapshot
+from atoll.telemetry.snapshot import HistogramView, HostSnapshot, IslandSnapshot, Snapshot
 from atoll.telemetry.watch import Watch, quantile
 
 _BUSY_SECONDS = 5.0
@@ -49,7 +49,7 @@ def island_rows(snapshot: Snapshot) -> list[IslandRow]:
     ]
 
 
-def _fullest(hosts: Iterable[Host]) -> str:
+def _fullest(hosts: Iterable[HostSnapshot]) -> str:
     """That of the device with the most in use."""
     devices = [device for host in hosts for device in host.devices]
     if not devices:
@@ -62,7 +62,7 @@ def memory_text(used: int, limit: int) -> str:
     return human_bytes(used) + (f" of {human_bytes(limit)}" if limit else "")
 
 
-def _note(island: Island) -> str:
+def _note(island: IslandSnapshot) -> str:
     if island.waits_for:
         return island.waits_for
     if island.last_failure and island.state != "drained":

@@ -20,7 +20,7 @@ from typing import Any, Literal, Union
 import msgspec
 
 from atoll.errors import AccessError, AtollError, ConnectError, FrameError, StatusError
-from atoll.protocol.messages import OWN_NUMBERS
+from atoll.protocol.messages import INTERNAL_FEEDS
 from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, Room
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Alive, Liveness, Probe
@@ -233,7 +233,10 @@ class DataChannel:
         self._socket.send(Passed(), descriptor=sock.fileno())
 
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
-        ways = self._choices if feed < OWN_NUMBERS else self._between_hosts if feed < FIRST_IN_PLACE else self._in_place
+        if feed < INTERNAL_FEEDS:
+            ways = self._choices
+        else:
+            ways = self._between_hosts if feed < FIRST_IN_PLACE else self._in_place
         for takes, send in ways:
             if takes(contents):
                 try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError
-from atoll.protocol.messages import OWN_NUMBERS
+from atoll.protocol.messages import INTERNAL_FEEDS
 from atoll.transfers.failed_feeds import FailedFeeds
 from atoll.transfers.receive_window import Admission
 from atoll.transfers.transfer_engine import nothing_to_release
@@ -61,7 +61,7 @@ class Inbox:
         `launch` is the same for feeds of a client that are needed together; 0: it is needed alone.
         """
         with self._lock:
-            launch = (launch or feed) if feed < OWN_NUMBERS else 0
+            launch = (launch or feed) if feed < INTERNAL_FEEDS else 0
             self._admissions[session].request(feed, nbytes, launch, grant)
             granted = self._admit(session)
         _call(granted)
@@ -99,7 +99,7 @@ class Inbox:
             admission = self._admissions[session]
             if not unwanted and admission.unasked > MAX_INBOX_BYTES and not admission.is_landing(feed):
                 text = f"{admission.held} bytes of session {session} wait at this data port"
-                if feed < OWN_NUMBERS:
+                if feed < INTERNAL_FEEDS:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
                 # All sessions share the connections between hosts: this must not end one.
                 self._failed[session].add(feed, 1, Status(Code.RESOURCE_EXHAUSTED, text))
@@ -116,13 +116,13 @@ class Inbox:
         (done if unwanted else before)()
         if then is not None:
             then()
-        if feed < OWN_NUMBERS:
+        if feed < INTERNAL_FEEDS:
             self._on_arrival(session, feed)
 
     def put_failed(self, session: int, feed: int, status: Status) -> None:
         """A feed has arrived without its bytes: who takes it gets `status`."""
         self.fail(session, feed, 1, status)
-        if feed < OWN_NUMBERS:
+        if feed < INTERNAL_FEEDS:
             self._on_arrival(session, feed)
 
     def fail(self, session: int, first: int, count: int, status: Status) -> None:

@@ -28,7 +28,7 @@ _Span = tuple[int, int, int]
 _Item = TypeVar("_Item")
 
 
-class Endings:
+class CompletionReporter:
     """For the executor's thread. `occupancy` sends messages to the controller, from any thread; `now` is the clock, in
     nanoseconds.
     """
@@ -49,7 +49,7 @@ class Endings:
         self._readers = readers
         # A thread for each that waits for its client: the controller sends few at a time.
         self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
-        steps.on_report = lambda sequence, value: report(m.Reported(sequence, value))
+        steps.on_report = lambda sequence, value: report(m.ValueReported(sequence, value))
         self.completed: deque[_Span] = deque()  # units that completed at once: see `report_completed`
         self._rows: deque[m.RowsMoved] = deque()  # of them
         self._reporting = threading.Lock()  # what is known of a unit's rows is sent ahead of its end

@@ -45,7 +45,7 @@ class ExecutorThread:
         self.plan_executor = PlanExecutor(
             steps, inbox, occupancy, watcher, readers, lambda: self._queue.put(_Wake()), spill_store
         )
-        self.units = Units(self.plan_executor.endings, occupancy, self._delegated_runs)
+        self.units = Units(self.plan_executor.reporter, occupancy, self._delegated_runs)
         self._delegated_runs.execute, self._delegated_runs.await_feeds = self.plan_executor.handle, inbox.await_all
         steps.on_outcome = self.submit
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
@@ -55,10 +55,10 @@ class ExecutorThread:
         self._queue.put(message)
 
     def _work(self) -> None:
-        executor, endings = self.plan_executor, self.plan_executor.endings
+        executor, reporter = self.plan_executor, self.plan_executor.reporter
         while True:
-            if endings.completed and (len(endings.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
-                endings.report_completed()
+            if reporter.completed and (len(reporter.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
+                reporter.report_completed()
             message = self._queue.get()
             if type(message) is _Wake:
                 executor.resume_parked()

@@ -80,7 +80,7 @@ class HostGroup:
             self._relay.ended(message.host, message.runs)
         elif type(message) is m.MemberFailed:
             self._relay.failed(message)
-        elif type(message) is m.Piece:
+        elif type(message) is m.RelayedPiece:
             whole = self._pieces.add(message.content, message.is_last, MAX_FRAME)
             if whole is not None:
                 self.receive(whole)

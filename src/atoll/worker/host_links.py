@@ -126,7 +126,7 @@ class _Link:
             if self._is_lost or self._unsent:
                 return ""
             piece, is_last = self._large.take()
-        return self._send(_encode(m.Piece(bytes(piece), is_last)))
+        return self._send(_encode(m.RelayedPiece(bytes(piece), is_last)))
 
     def _send(self, content: bytes) -> str:
         """Why it cannot be sent, or ""."""

@@ -25,7 +25,7 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.collective_order import CollectiveOrder
-from atoll.worker.completion_reporter import Endings
+from atoll.worker.completion_reporter import CompletionReporter
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.future_arrays import Outcome
@@ -41,7 +41,7 @@ _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.Dr
 
 
 class PlanExecutor:
-    """Owns the stores. `handle` takes messages and outcomes in order; what came of them goes to `endings`.
+    """Owns the stores. `handle` takes messages and outcomes in order; what came of them goes to `reporter`.
 
     `wake` is called on any thread once bytes that a parked unit awaited are here: `resume_parked` is to be called then.
     """
@@ -64,7 +64,7 @@ class PlanExecutor:
         self._wake = wake
         self._spill_store = spill_store
         self._now = now
-        self.endings = Endings(steps, occupancy, watcher, readers, now)
+        self.reporter = CompletionReporter(steps, occupancy, watcher, readers, now)
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
@@ -110,7 +110,7 @@ class PlanExecutor:
         plan = self._plans.get(run.plan)
         if plan is None:
             if run.session not in self._stores:
-                self.endings.report_dropped(run.sequence)
+                self.reporter.report_dropped(run.sequence)
                 return
             self._report(m.Failed(run.sequence, Status(Code.INTERNAL, f"plan {run.plan} is not on this host")))
             return
@@ -123,7 +123,7 @@ class PlanExecutor:
         for sequence, segments in dispatch.units:
             plan_run = self._plan_runs.get(dispatch.run)
             if plan_run is None:  # its session has ended
-                self.endings.report_dropped(sequence)
+                self.reporter.report_dropped(sequence)
             else:
                 self._add_unit(plan_run, sequence, segments)
 
@@ -187,7 +187,7 @@ class PlanExecutor:
                 self._stores.pop(session, None)
                 self._inbox.drop_session(session)
                 for unit in self._aside.pop(session, ()):
-                    self.endings.report_dropped(unit.sequence)
+                    self.reporter.report_dropped(unit.sequence)
                 for run in [run for run, each in self._plan_runs.items() if each.run.session == session]:
                     del self._plan_runs[run]
                 self._steps.release_memory()
@@ -199,7 +199,7 @@ class PlanExecutor:
         run, plan = plan_run.run, plan_run.plan
         store = self._stores.get(run.session)
         if store is None:
-            self.endings.report_dropped(unit.sequence)
+            self.reporter.report_dropped(unit.sequence)
             return True
         if plan_run.failure is not None:
             self._leave_out(unit, plan_run.failure)
@@ -245,7 +245,7 @@ class PlanExecutor:
             self._plan_runs.pop(run.sequence, None)
         if run.acknowledge:
             self._report(m.Enqueued(unit.sequence))
-        self.endings.watch(unit)
+        self.reporter.watch(unit)
         return True
 
     def _stand_aside(self, unit: DispatchUnit, store: Store) -> bool:
@@ -273,7 +273,7 @@ class PlanExecutor:
         unit.plan_run.failure = status
         unit.plan_run.values = None
         self._leave(unit)
-        self.endings.start_reads(unit)  # they hold what they read
+        self.reporter.start_reads(unit)  # they hold what they read
         self._report_failed(unit, status)
 
     def _leave_out(self, unit: DispatchUnit, failure: Status) -> None:
@@ -282,7 +282,7 @@ class PlanExecutor:
         if unit.place:
             self._report_failed(unit, failure)
         else:
-            self.endings.report_dropped(unit.sequence)
+            self.reporter.report_dropped(unit.sequence)
 
     def _report_failed(self, unit: DispatchUnit, failure: Status) -> None:
         if unit.place:
@@ -299,7 +299,7 @@ class PlanExecutor:
         feeds = [run.host_feeds + feed for feed in step.feeds]
         if self._inbox.await_all(run.session, feeds, self._wake, unit.sequence):
             return True
-        self.endings.start_reads(unit)  # the other hosts may wait for them
+        self.reporter.start_reads(unit)  # the other hosts may wait for them
         return False
 
     def _end_futures(self, outcome: Outcome) -> None:
@@ -326,4 +326,4 @@ class PlanExecutor:
             self._report(m.Failed(unit.sequence, status))
         else:
             if not unit.futures:
-                self.endings.watch(unit)
+                self.reporter.watch(unit)

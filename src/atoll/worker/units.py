@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.worker.completion_reporter import Endings
+from atoll.worker.completion_reporter import CompletionReporter
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
 from atoll.worker.occupancy import Occupancy
 
@@ -10,10 +10,10 @@ from atoll.worker.occupancy import Occupancy
 class Units:
     """Any thread may call all of this, also while the executor's thread is inside a unit that lasts."""
 
-    def __init__(self, endings: Endings, occupancy: Occupancy, delegated_runs: DelegatedRunDispatcher) -> None:
+    def __init__(self, reporter: CompletionReporter, occupancy: Occupancy, delegated_runs: DelegatedRunDispatcher) -> None:
         self._occupancy = occupancy
         self._delegated_runs = delegated_runs
-        self.report_completed = endings.report_completed
+        self.report_completed = reporter.report_completed
 
     def running(self) -> tuple[int, ...]:
         """Return the gangs that keep this host's devices busy."""

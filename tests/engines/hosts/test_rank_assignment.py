@@ -6,7 +6,7 @@ import pytest
 
 from atoll.cluster.topology import Seat
 from atoll.engines.agent.launcher_environment import seat_of
-from atoll.engines.hosts.rank_assignment import Candidate, choose, wait_text
+from atoll.engines.hosts.rank_assignment import Candidate, choose, pending_reason
 from atoll.errors import SettingsError
 
 
@@ -40,7 +40,7 @@ def test_an_island_gets_machines_that_fit(machines: list[Candidate], chosen: lis
 
 def test_what_an_island_waits_for_names_who_is_missing_and_who_is_not_for_it() -> None:
     machines = [free("a"), free("b", 7, 7)]
-    text = wait_text(choose(0, [0, 1, 2], machines), machines[1:])
+    text = pending_reason(choose(0, [0, 1, 2], machines), machines[1:])
     assert text == (
         "waits for 2 of 3 hosts: ranks 1, 2 (rank 0 would be a); b is free, but asks for rank 7 of island 7"
     )

@@ -115,7 +115,7 @@ def test_a_run_is_one_launch_of_one_call_and_the_program_is_registered_once(rig:
     program, launch = rig.take_launch()
     argument = ArraySpec(*SHARD, Sharding((0,), Even((4,))))
     assert (program.arguments, node_of(program)) == ((argument,), Call(function, (0,), (OUTPUT,), (0,)))
-    assert (launch.arguments, launch.results, launch.context) == ((1,), (5,), STACK)
+    assert (launch.arguments, launch.results, launch.traceback_id) == ((1,), (5,), STACK)
     rig.ask("execute", executable=handle, arguments=[5], results=[6])
     (again,) = rig.take()
     assert (again.program, again.arguments, again.results) == (launch.program, (5,), (6,))

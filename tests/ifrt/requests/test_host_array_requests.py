@@ -50,7 +50,7 @@ def test_a_buffer_goes_to_the_hosts_of_its_array_whichever_comes_first(rig: Rig,
     assert response.make_array_from_host_buffer.array == 5
     program, launch = rig.take_launch()
     assert node_of(program) == HostToDevice((HostBuffer(0, (4,), None, None),), (SPEC,))
-    assert (launch.arguments, launch.results, launch.context) == ((), (5,), STACK)
+    assert (launch.arguments, launch.results, launch.traceback_id) == ((), (5,), STACK)
     assert rig.cluster.uploads == [((0, 1), launch.feeds[0], b"0123456789abcdef")]
     assert rig.session.arrays.get(5).ready  # it fails with its request, or not at all
     assert rig.session.buffers.nbytes == 0

@@ -33,7 +33,7 @@ def test_a_copy_moves_each_shard(rig: Rig, fields, target, donate):
     assert list(response.meta.destroyed_user_context_ids) == []  # the array keeps its stack
     program, launch = rig.take_launch()
     assert (program.name, node_of(program)) == ("device_put", Transfer((0,), (target,), donate))
-    assert (launch.arguments, launch.results, launch.context) == ((1,), (5,), STACK)
+    assert (launch.arguments, launch.results, launch.traceback_id) == ((1,), (5,), STACK)
     assert rig.session.arrays.spec(5) == target
     assert rig.ask("is_array_deleted", array=1).is_array_deleted.deleted == donate
 

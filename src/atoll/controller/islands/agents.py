@@ -32,7 +32,7 @@ class Agents:
         for agent in sorted(self._agents):
             self._outbox.send(agent, m.TellAgent(agent, content, close=True))
 
-    def wait_of(self, island: int) -> str:
+    def pending_reason(self, island: int) -> str:
         """What the island waits for, as far as the engine knows; "" where it waits for nothing."""
         return dict(self.report.waits).get(island, "")
 

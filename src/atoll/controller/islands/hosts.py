@@ -12,7 +12,7 @@ from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.registry import ProgramRegistry
 from atoll.protocol import messages as m
-from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.session import Session
 from atoll.telemetry.tracing import Tracing
 
@@ -25,7 +25,7 @@ class Hosts:
         state: ClusterState,
         launcher: Launcher,
         programs: ProgramRegistry,
-        memory: Ledger,
+        memory: MemoryLedger,
         tracing: Tracing,
         overruns: Overruns,
         others: Mapping[type[Any], Callable[[int, Any], None]],
@@ -46,7 +46,7 @@ class Hosts:
             m.Failed: self._failed,
             m.Pong: self._pong,
             m.Enqueued: self._enqueued,
-            m.Reported: self._reported,
+            m.ValueReported: self._reported,
             m.FeedsLost: self._feeds_lost,
             **others,
         }
@@ -58,7 +58,7 @@ class Hosts:
     def _enqueued(self, host: int, message: m.Enqueued) -> None:
         self._launcher.enqueued(message.sequence)
 
-    def _reported(self, host: int, message: m.Reported) -> None:
+    def _reported(self, host: int, message: m.ValueReported) -> None:
         self._launcher.control_flow.reported(host, message.sequence, message.value)
 
     def join(self, ready: m.WorkerReady, hello: m.Hello) -> None:

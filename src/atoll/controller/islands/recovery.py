@@ -44,7 +44,7 @@ class _AtLoss(NamedTuple):
 
 
 class Recovery:
-    """Decides that an island has failed, and restarts it. `wait_of(island)` says why an island that starts waits."""
+    """Decides that an island has failed, and restarts it. `pending_reason(island)` is why its start waits."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Recovery:
         failures: Failures,
         compilation: Compilation,
         queries: Queries,
-        wait_of: Callable[[int], str],
+        pending_reason: Callable[[int], str],
         departure_of: Callable[[int], str],
         broken: Mapping[int, str],
     ) -> None:
@@ -71,7 +71,7 @@ class Recovery:
         self._failures = failures
         self._compilation = compilation
         self._queries = queries
-        self._wait_of = wait_of
+        self._pending_reason = pending_reason
         self._departure_of = departure_of
         self._hosts = state.connections.hosts
         self._divided: dict[tuple[str, str], float] = {}  # when two machines did not hear each other, by name
@@ -226,7 +226,7 @@ class Recovery:
         restarting = [each.number for each in islands if each.state is IslandState.RESTARTING]
         for island, seconds in self._restarting.update(now, restarting).items():
             if seconds > self._start_seconds:
-                wait = self._wait_of(island)
+                wait = self._pending_reason(island)
                 self.remove(island, f"it was not up again within {self._start_seconds:.0f} s{wait and f': {wait}'}")
                 self._outbox.to_engine(m.EndIsland(island))
 
@@ -339,9 +339,9 @@ class Recovery:
                     session.has_errors = True
                     self._launcher.memory.release(entry)
                     if not entry.ready:
-                        self._launcher.settle(session, handle, status.within(entry.maker))
+                        self._launcher.settle(session, handle, status.within(entry.producer))
                     elif entry.error is None:
-                        entry.error = status.within(entry.maker)
+                        entry.error = status.within(entry.producer)
         impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}
         self._compilation.give_up(hosts, status, impatient)
         self._queries.give_up(hosts, status, impatient)

@@ -45,8 +45,8 @@ class _Start:
 class Operators:
     """Handles operators' requests; an operator is known by its connection.
 
-    `forget_hosts(island)` is called when the workers of an island have ended. `wait_of(island)` says what a new one
-    waits for.
+    `forget_hosts(island)` is called when the workers of an island have ended. `pending_reason(island)` says what a new
+    one waits for.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Operators:
         suspensions: Suspensions,
         launcher: Launcher,
         forget_hosts: Callable[[int], object],
-        wait_of: Callable[[int], str],
+        pending_reason: Callable[[int], str],
     ) -> None:
         self._sessions = state.sessions
         self._connections = state.connections
@@ -70,7 +70,7 @@ class Operators:
         self._migrations = migrations
         self._suspensions = suspensions
         self._launcher = launcher
-        self._wait_of = wait_of
+        self._pending_reason = pending_reason
         self._starting: dict[int, _Start] = {}  # by island
         self._start_times: Durations[int] = Durations()  # islands
         self.drains = Drains(state, migrations, suspensions, forget_hosts, self._reply)
@@ -95,7 +95,7 @@ class Operators:
         for island, seconds in self._start_times.update(now, self._starting).items():
             if seconds > self._starting[island].seconds:
                 text = f"it was not up within {self._starting[island].seconds:.0f} s"
-                wait = self._wait_of(island)
+                wait = self._pending_reason(island)
                 self._lifecycle.remove(island, Status(Code.DEADLINE_EXCEEDED, text + (f": {wait}" if wait else "")))
         self.drains.tick(now)
 

@@ -22,7 +22,7 @@ from atoll.protocol.permissions import Scope, scope_of
 from atoll.scheduling.estimates import expectations
 from atoll.scheduling.tenants import Tenant
 from atoll.telemetry.checks import Checks
-from atoll.telemetry.report import Reported, report
+from atoll.telemetry.report import ReportSource, report
 from atoll.telemetry.tracing import Tracing
 
 
@@ -36,7 +36,7 @@ class OperatorService:
 
     def __init__(
         self,
-        controller: Reported,
+        controller: ReportSource,
         state: ClusterState,
         operators: Operators,
         checks: Checks,

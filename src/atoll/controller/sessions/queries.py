@@ -14,7 +14,7 @@ from atoll.controller.state import ClusterState
 from atoll.errors import Status, not_found
 from atoll.protocol import messages as m
 from atoll.scheduling.checks import island_problem
-from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.session import Session
 
 
@@ -25,7 +25,7 @@ class Queries:
         self,
         state: ClusterState,
         location_of: Callable[[Session, int], DeviceLocation],
-        memory: Ledger,
+        memory: MemoryLedger,
     ) -> None:
         self._resources = state.resources
         self._sessions = state.sessions

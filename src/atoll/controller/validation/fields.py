@@ -12,8 +12,8 @@ from atoll.protocol import messages as m
 # Numbers that clients choose, for programs, functions, waits and the like. Negative ones are the controller's own.
 MAX_NUMBER = 1 << 62
 # Handles of one message.
-# Handles from `m.FIRST_OWN_HANDLE` to here are the controller's own.
-_OWN_HANDLES_END = 2 * m.OWN_HANDLES
+# Handles from `m.FIRST_INTERNAL_HANDLE` to here are the controller's own.
+_OWN_HANDLES_END = 2 * m.INTERNAL_HANDLES
 _MAX_HANDLE = 1 << 63
 
 _MAX_PAYLOADS = 16
@@ -72,7 +72,7 @@ def check_seconds(message: Any, field: str) -> None:
 
 def is_client_handle(handle: int) -> bool:
     """Whether a client may name an array like this."""
-    return 0 <= handle < m.FIRST_OWN_HANDLE or _OWN_HANDLES_END <= handle < _MAX_HANDLE
+    return 0 <= handle < m.FIRST_INTERNAL_HANDLE or _OWN_HANDLES_END <= handle < _MAX_HANDLE
 
 
 def check_handles(message: Any, field: str) -> None:
@@ -82,7 +82,7 @@ def check_handles(message: Any, field: str) -> None:
         return
     check_count(message, field, m.MAX_HANDLES)
     # Almost always all of them are small.
-    if min(handles) >= 0 and max(handles) < m.FIRST_OWN_HANDLE:
+    if min(handles) >= 0 and max(handles) < m.FIRST_INTERNAL_HANDLE:
         return
     for handle in handles:
         if not is_client_handle(handle):

@@ -168,5 +168,5 @@ HOSTS: Mapping[type[Any], _Validator] = {
 }
 # Their numbers are looked up, and unknown ones are ignored; what the engine and agents tell each other is not read.
 NOTHING_FROM_HOSTS = frozenset(
-    {m.FeedsArrived, m.Enqueued, m.PlanRegistered, m.Reported, m.RunsRevoked, m.AgentSays, m.TellAgent}
+    {m.FeedsArrived, m.Enqueued, m.PlanRegistered, m.ValueReported, m.RunsRevoked, m.AgentSays, m.TellAgent}
 )

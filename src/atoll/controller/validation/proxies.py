@@ -45,7 +45,7 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         check_number(message, "program")
     if len(message.arguments) > m.MAX_HANDLES:
         check_handles(message, "arguments")
-    first_own, entries, results = m.FIRST_OWN_HANDLE, session.directory.entries, message.results
+    first_own, entries, results = m.FIRST_INTERNAL_HANDLE, session.directory.entries, message.results
     for handle in message.arguments:
         if not 0 <= handle < first_own:
             check_handles(message, "arguments")
@@ -58,7 +58,7 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         check_count(message, "results", MAX_RESULTS)
         check_new_handles(message, "results", entries)
     if message.feeds:
-        check_numbers(message, "feeds", m.OWN_NUMBERS)
+        check_numbers(message, "feeds", m.INTERNAL_FEEDS)
     released = message.released
     if len(released) > m.MAX_RELEASED:
         check_count(message, "released", m.MAX_RELEASED)
@@ -75,7 +75,7 @@ def register_function(session: Session, message: m.RegisterFunction, topology: T
     if len(session.functions) >= MAX_FUNCTIONS:
         raise violation(message, "function", message.function, f"at most {MAX_FUNCTIONS} functions in a session")
     check_text(message, "content", _MAX_CONTENT)
-    check_number(message, "feed", m.OWN_NUMBERS)
+    check_number(message, "feed", m.INTERNAL_FEEDS)
     rows = message.assignment
     if not rows or not rows[0] or len({len(row) for row in rows}) != 1:
         raise violation(message, "assignment", rows, "rows of devices, all of one length")
@@ -173,15 +173,15 @@ def query(session: Session, message: m.Query, topology: Topology) -> None:
 
 def recompile(session: Session, message: m.Recompile, topology: Topology) -> None:
     check_number(message, "function")
-    check_number(message, "feed", m.OWN_NUMBERS)
+    check_number(message, "feed", m.INTERNAL_FEEDS)
 
 
 def failure_acknowledged(session: Session, message: m.FailureAcknowledged, topology: Topology) -> None:
     check_numbers(message, "hosts", most=topology.host_count)
-    check_numbers(message, "unsent", m.OWN_NUMBERS, m.MOST_FEEDS_NAMED)
+    check_numbers(message, "unsent", m.INTERNAL_FEEDS, m.MOST_FEEDS_NAMED)
     check_count(message, "resent", m.MOST_FEEDS_NAMED)
     for host, feed in message.resent:
-        if not (0 <= host < topology.host_count and 0 <= feed < m.OWN_NUMBERS):
+        if not (0 <= host < topology.host_count and 0 <= feed < m.INTERNAL_FEEDS):
             raise violation(message, "resent", (host, feed), "hosts of the cluster and feeds")
 
 

@@ -22,7 +22,7 @@ from atoll.engines.engine_interface import AgentTaker, HostEnd, HostProcess, Hos
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.host_agents import Agent
 from atoll.engines.hosts.machine_drains import Drains
-from atoll.engines.hosts.rank_assignment import Candidate, choose, wait_text
+from atoll.engines.hosts.rank_assignment import Candidate, choose, pending_reason
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
 from atoll.protocol import messages as m
@@ -170,7 +170,7 @@ class HostsEngine:
             free, chosen = self._free(starts[0]), self._chosen(starts)
             idle = [each for each in self._agents.values() if each.is_free]
             problems = [problem for each in idle if (problem := _problem(each, starts[0]))]
-            text = wait_text(chosen, [each for each in free if each not in chosen])
+            text = pending_reason(chosen, [each for each in free if each not in chosen])
             away = [each.name for each in self._agents.values() if each.connection is None]
             if away:
                 text += f"; {', '.join(away)} cannot be heard now"

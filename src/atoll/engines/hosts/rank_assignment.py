@@ -47,7 +47,7 @@ def choose(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -> list
     return chosen
 
 
-def wait_text(chosen: Sequence[Candidate | None], others: Sequence[Candidate]) -> str:
+def pending_reason(chosen: Sequence[Candidate | None], others: Sequence[Candidate]) -> str:
     """What an island waits for that has these machines, and why the others that are free are none for it."""
     have = [f"rank {rank} would be {each.machine}" for rank, each in enumerate(chosen) if each is not None]
     missing = [rank for rank, each in enumerate(chosen) if each is None]

@@ -135,7 +135,7 @@ class NullHost:
             now,
         )
         self._dispatcher.execute, self._dispatcher.await_feeds = self._executor.handle, inbox.await_all
-        self._endings = self._executor.endings
+        self._reporter = self._executor.reporter
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
             self.backend,
@@ -143,7 +143,7 @@ class NullHost:
             self.port,
             self._dispatcher.handle,
             renew,
-            Units(self._endings, occupancy, self._dispatcher),
+            Units(self._reporter, occupancy, self._dispatcher),
             report,
             recorder,
             spill_store,
@@ -157,14 +157,14 @@ class NullHost:
 
     def _handle(self, message: Any) -> bool:
         goes_on = self._handler.handle(message)
-        if self._endings.completed:
-            self._endings.report_completed()
+        if self._reporter.completed:
+            self._reporter.report_completed()
         return goes_on
 
     def _units_ended(self, ended: UnitsEnded) -> None:
         self._dispatcher.handle(ended)
-        self._endings.report_completed()
+        self._reporter.report_completed()
 
     def _resume_parked(self) -> None:
         self._executor.resume_parked()
-        self._endings.report_completed()
+        self._reporter.report_completed()

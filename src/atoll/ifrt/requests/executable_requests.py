@@ -234,11 +234,11 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     if options.fill_status:
         status_handle = session.add_future(handle=request.status_handle)
         completed = [session.cluster.mint() for _ in range(completions)]
-        session.launch(program, arguments, (*handles, *completed), context=pending.context)
+        session.launch(program, arguments, (*handles, *completed), traceback_id=pending.context)
         session.cluster.wait(executable.awaited(handles, completed), session.resolver(status_handle))
         session.cluster.release(completed)
     else:
-        session.launch(program, arguments, handles, context=pending.context)
+        session.launch(program, arguments, handles, traceback_id=pending.context)
     for position in executable.donated:
         if position not in preserved:
             records[position].memory.delete()

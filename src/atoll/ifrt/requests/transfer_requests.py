@@ -60,7 +60,7 @@ def _transfer(
     sources = tuple(session.arrays.spec(handle) for handle in inputs)
     node = Transfer(tuple(range(len(inputs))), tuple(targets), donate, reshard)
     program = session.cluster.programs.number((name, sources, node), lambda: single(name, sources, node))
-    session.launch(program, inputs, handles, context=pending.context)
+    session.launch(program, inputs, handles, traceback_id=pending.context)
     if donate:
         for handle in inputs:
             session.arrays.get(handle).memory.delete()

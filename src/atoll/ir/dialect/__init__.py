@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.ir import Dialect
 from xdsl.parser import Parser
 
-from atoll.ir.dialect.attributes import Buffers, DeviceLocations, Mappings, Numbers, Strides
+from atoll.ir.dialect.attributes import DeviceLocations, HostBuffers, Mappings, Numbers, Strides
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, PutOp, RearrangeOp, ReportOp, ReturnOp, TransferOp
 from atoll.ir.dialect.rows import ReceiveRowsOp, RouteOp, SendRowsOp, UnrouteOp
@@ -43,7 +43,7 @@ Atoll = Dialect(
         Numbers,
         Strides,
         DeviceLocations,
-        Buffers,
+        HostBuffers,
         Mappings,
     ],
 )

@@ -79,7 +79,7 @@ class DeviceLocations(Bare[tuple[DeviceLocation, ...]]):
 
 
 @irdl_attr_definition
-class Buffers(Bare[tuple[HostBuffer, ...]]):
+class HostBuffers(Bare[tuple[HostBuffer, ...]]):
     """What a put takes from the client: `[feed 0 [4, 4] strides [16, 4]]`, `[feeds 0:2 [2] -> [0:2]]`.
 
     `feed` fills all positions named (or is the whole array, where none is named); of `feeds`, each fills one.

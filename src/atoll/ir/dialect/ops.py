@@ -30,7 +30,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from atoll.ir.dialect.attributes import Bare, Buffers, DeviceLocations, Mappings, Numbers, Strides
+from atoll.ir.dialect.attributes import Bare, DeviceLocations, HostBuffers, Mappings, Numbers, Strides
 from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 from atoll.ir.types import NUMBERS, ArraySpec, Replicated
 
@@ -290,12 +290,12 @@ class PutOp(Node):
     """`%0 = atoll.put [feed 0 [4, 4]] : ...`: makes one array out of the client's host buffers."""
 
     name = "atoll.put"
-    buffers = prop_def(Buffers)
+    buffers = prop_def(HostBuffers)
     value = result_def(AnyAttr())
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
-        properties["buffers"] = Buffers(Buffers.parse_bare(parser))
+        properties["buffers"] = HostBuffers(HostBuffers.parse_bare(parser))
 
     def print_facts(self, printer: Printer) -> None:
         printer.print_string(f" {self.buffers.text()}")

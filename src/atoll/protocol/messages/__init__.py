@@ -26,12 +26,12 @@ from atoll.protocol.messages.operators import FromOperator
 from atoll.protocol.messages.proxies import *  # noqa: F403
 from atoll.protocol.messages.proxies import FromProxy
 from atoll.protocol.messages.relays import *  # noqa: F403
-from atoll.protocol.messages.relays import FromRelay, MemberDone, MemberFailed, Piece
+from atoll.protocol.messages.relays import FromRelay, MemberDone, MemberFailed, RelayedPiece
 from atoll.protocol.messages.spill_messages import *  # noqa: F403
 from atoll.protocol.messages.standbys import *  # noqa: F403
 from atoll.protocol.messages.workers import *  # noqa: F403
 from atoll.protocol.messages.workers import FromWorker, ToWorker
 
 # What one host of a group sends to another: the relay what the controller has sent, and to it what has ended.
-InGroup = ToWorker | MemberDone | MemberFailed | Piece
+InGroup = ToWorker | MemberDone | MemberFailed | RelayedPiece
 ToController = Hello | FromWorker | FromRelay | FromProxy | FromEngine | FromOperator | AgentSays

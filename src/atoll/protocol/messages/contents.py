@@ -51,8 +51,8 @@ class FunctionOutputs(msgspec.Struct, frozen=True, array_like=True):
 class MemoryHolder(msgspec.Struct, frozen=True, array_like=True):
     """Buffers on one device that one program made for one stack of the client; sizes in bytes."""
 
-    context: int  # the client's number for the stack; 0: not its own, or not known
-    maker: str
+    traceback_id: int  # the client's number for the stack; 0: not its own, or not known
+    producer: str
     ready: int
     ready_bytes: int
     unready: int

@@ -12,11 +12,11 @@ from atoll.errors import Status
 PROTOCOL = 26
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
-OWN_NUMBERS = 1 << 48
-# Handles from here up to twice `OWN_HANDLES` are the controller's: first what loops carry, then copies of arrays that
-# move. Clients have all others.
-FIRST_OWN_HANDLE = 1 << 60
-OWN_HANDLES = 1 << 61
+INTERNAL_FEEDS = 1 << 48
+# Handles from here up to twice `INTERNAL_HANDLES` are the controller's: first the values that loops carry, then copies
+# of arrays that move. Clients have all others.
+FIRST_INTERNAL_HANDLE = 1 << 60
+INTERNAL_HANDLES = 1 << 61
 
 DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"
 

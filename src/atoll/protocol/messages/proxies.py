@@ -91,7 +91,7 @@ class Launch(Message, frozen=True, tag=44):
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
-    context: int = 0  # the client's number for the Python stack of its request
+    traceback_id: int = 0  # the client's number for the Python stack of its request
     credits: int = 1  # that it takes of its session's window until it has ended
     released: tuple[int, ...] = ()  # handles that the client needs no more, after this
 

@@ -78,7 +78,7 @@ class MemberFailed(Message, frozen=True, tag=51):
 # ---- relay -> host of its group
 
 
-class Piece(Message, frozen=True, tag=54):
+class RelayedPiece(Message, frozen=True, tag=54):
     """A part of an encoded message, which what is sent later may overtake; pieces of two messages do not mix."""
 
     content: bytes

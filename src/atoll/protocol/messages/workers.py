@@ -112,7 +112,7 @@ class PlanRegistered(Message, frozen=True, tag=53):
     plan: int
 
 
-class Reported(Message, frozen=True, tag=55):
+class ValueReported(Message, frozen=True, tag=55):
     """What the number is that a dispatch unit was to report. Comes beside the unit's end, not instead of it."""
 
     sequence: int
@@ -385,7 +385,7 @@ FromWorker = (
     | FeedsLost
     | PeerSilent
     | PlanRegistered
-    | Reported
+    | ValueReported
     | RowsMoved
     | SpillReply
     | SendSpilledFailed

@@ -19,9 +19,9 @@ def client_payload(key: str, value: bytes) -> tuple[str, bytes]:
     report = msgspec.msgpack.decode(value, type=MemoryReport)
     proto = status_pb2.ObjectStoreDump(device=report.device, dump_timestamp_ns=time.time_ns())
     for holder in report.holders:
-        stack = proto.dump.per_error_context.add(error_context_id=holder.context)
+        stack = proto.dump.per_error_context.add(error_context_id=holder.traceback_id)
         stack.per_creator.add(
-            creator=holder.maker,
+            creator=holder.producer,
             ready_obj_count=holder.ready,
             ready_total_size=holder.ready_bytes,
             not_ready_obj_count=holder.unready,

@@ -10,7 +10,7 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
 
 
-class OwnPrograms:
+class InternalPrograms:
     """Makes, launches and drops them. They call no functions."""
 
     def __init__(self, programs: Programs, launches: Launches, out: Out) -> None:

@@ -12,7 +12,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.dependencies.delegated_runs import DelegatedRuns
 from atoll.dependencies.dependency_tracker import DependencyTracker
 from atoll.dependencies.sequential import SequentialDispatch
-from atoll.dispatch.buffers import Buffers
+from atoll.dispatch.buffer_releases import BufferReleases
 from atoll.dispatch.large_launches import LARGE_NODES
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
@@ -35,7 +35,7 @@ from atoll.telemetry.trace import Trace
 _ENTRIES_PER_STEP = 4
 
 
-class Endings:
+class LaunchCompletion:
     """The gangs that are in flight, until they end; and the launches that fail.
 
     `on_program_idle(program)` is called when the last gang of a released program has started, or will not. `sequential`
@@ -50,7 +50,7 @@ class Endings:
         scheduler: Scheduler[GangRun],
         dependencies: DependencyTracker[GangRun],
         memory: Reservations,
-        buffers: Buffers,
+        buffers: BufferReleases,
         quarantine: Quarantine,
         on_program_idle: Callable[[RegisteredProgram], None],
         sequential: SequentialDispatch[GangRun] | None,
@@ -254,7 +254,7 @@ class Endings:
         for node in launch.nodes:
             node.end()
         launch.nodes, launch.pending = [], 0
-        launch.begun.clear()
+        launch.hosts_started.clear()
         return [gang for gang in gangs if not gang.run.started]
 
     def fail(self, launch: Launch, status: Status) -> None:
@@ -274,8 +274,8 @@ class Endings:
         for gang in gangs:
             self._fail_incoming(gang, status)
         for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
-            if host in launch.begun and not self._resources.has_failed(host):
-                self._outbox.to_host(host, m.DropRun(launch.session, launch.begun[host]))
+            if host in launch.hosts_started and not self._resources.has_failed(host):
+                self._outbox.to_host(host, m.DropRun(launch.session, launch.hosts_started[host]))
         for gang in unstarted:
             gang.run.started = True
             self.gang_left(gang)

@@ -18,7 +18,7 @@ from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.spilled_arrays import SpilledArray
 
 
-class Buffers:
+class BufferReleases:
     """Releases, deletes, and settles the buffers of sessions."""
 
     def __init__(self, memory: Reservations, outbox: Outbox) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement
-from atoll.scheduling.cells import Cells
+from atoll.scheduling.grouped_counts import GroupedCounts
 from atoll.scheduling.usage import Account
 
 # Requirements whose devices are remembered: each program has a few.
@@ -29,14 +29,14 @@ class Block:
 
     requirement: MemoryRequirement
     users: int = 1
-    owner: Ledger | None = None  # that of the tenant who has it, where those are counted
+    owner: MemoryLedger | None = None  # that of the tenant who has it, where those are counted
     account: Account | None = None  # of who had it made
     views: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """That of each device of a cell."""
+    """That of each device of a group."""
 
     capacity: int | None = None  # where it is known
     used: int = 0
@@ -45,7 +45,7 @@ class _Memory:
 
 @dataclass(slots=True, frozen=True)
 class _Part:
-    """What a requirement takes on each device of a cell; `device` is the first of them."""
+    """What a requirement takes on each device of a group; `device` is the first of them."""
 
     memory: _Memory
     nbytes: int
@@ -53,7 +53,7 @@ class _Part:
     devices: int
 
 
-class Ledger:
+class MemoryLedger:
     """Bytes in use, by (host, ordinal).
 
     Hosts learn later what was released here. Until then they have it, too: memory `is_tight` where what was taken may
@@ -62,13 +62,13 @@ class Ledger:
 
     def __init__(self) -> None:
         self.capacity: dict[HostDevice, int] = {}  # of the devices that have a known one
-        self._cells: Cells[HostDevice, _Memory] = Cells(replace, astuple)
+        self._groups: GroupedCounts[HostDevice, _Memory] = GroupedCounts(replace, astuple)
         # By identity: to hash thousands of devices takes as long as to count them. The requirement keeps its identity.
         self._known: dict[int, tuple[MemoryRequirement, tuple[_Part, ...]]] = {}
         self._version = 0
         self.total = 0  # bytes in use on all devices
         self.is_tight = False
-        self._unnamed = 0  # bytes that were released, and that hosts may have yet: at most so many on a device
+        self._unpublished_bytes = 0  # on a device, at most: bytes that were released, and that hosts may still have
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():  # not its dictionary: see `journal.snapshots`
@@ -81,27 +81,27 @@ class Ledger:
     def declare(self, device: HostDevice, capacity: int) -> None:
         """The device exists; a `capacity` of 0 is not known."""
         known = capacity if capacity > 0 else None
-        for cell in self._cells.of((device,), partial(_Memory, known)):
+        for group in self._groups.of((device,), partial(_Memory, known)):
             if known is not None:
-                cell.count.capacity = known
+                group.count.capacity = known
         if known is not None:
             self.capacity[device] = known
 
     @property
     def used(self) -> dict[HostDevice, int]:
-        return {device: memory.used for device, memory in self._cells.items()}
+        return {device: memory.used for device, memory in self._groups.items()}
 
     @property
     def peak(self) -> dict[HostDevice, int]:
-        return {device: memory.peak for device, memory in self._cells.items()}
+        return {device: memory.peak for device, memory in self._groups.items()}
 
     def free(self, device: HostDevice) -> int:
-        memory = self._cells.get(device)
+        memory = self._groups.get(device)
         return 1 << 62 if memory is None or memory.capacity is None else memory.capacity - memory.used
 
     def statistics(self, device: HostDevice) -> dict[str, int]:
         """By jax's names for what `Device.memory_stats` gives, in bytes; no limit where the size is not known."""
-        memory = self._cells.get(device) or _Memory()
+        memory = self._groups.get(device) or _Memory()
         known = {"bytes_in_use": memory.used, "peak_bytes_in_use": memory.peak}
         return known if memory.capacity is None else known | {"bytes_limit": memory.capacity}
 
@@ -121,7 +121,7 @@ class Ledger:
             return None
         wanted = [each for each in requirements if each]
         parts = [self._parts(each) for each in wanted]
-        parts = [self._parts(each) for each in wanted]  # the later ones may have changed cells of the others
+        parts = [self._parts(each) for each in wanted]  # the later ones may have changed groups of the others
         sums: dict[_Memory, int] = {}
         for each in parts:
             for part in each:
@@ -135,7 +135,7 @@ class Ledger:
     def take(
         self,
         requirement: MemoryRequirement,
-        owner: Ledger | None = None,
+        owner: MemoryLedger | None = None,
         account: Account | None = None,
         users: int = 1,
     ) -> Block:
@@ -155,7 +155,7 @@ class Ledger:
             used = memory.used = memory.used + part.nbytes
             if used > memory.peak:
                 memory.peak = used
-            if memory.capacity is not None and used > memory.capacity - self._unnamed:
+            if memory.capacity is not None and used > memory.capacity - self._unpublished_bytes:
                 self.is_tight = True
             nbytes += part.nbytes * part.devices
         self.total += nbytes
@@ -165,7 +165,7 @@ class Ledger:
         nbytes = 0
         for part in self._parts(requirement):
             part.memory.used -= part.nbytes
-            self._unnamed += part.nbytes
+            self._unpublished_bytes += part.nbytes
             nbytes += part.nbytes * part.devices
         self.total -= nbytes
         return nbytes
@@ -182,12 +182,12 @@ class Ledger:
             block.account.hold(-nbytes)
         return True
 
-    def all_named(self) -> None:
+    def frees_published(self) -> None:
         """Hosts will know of all that was released before anything else is sent to them."""
-        self.is_tight, self._unnamed = False, 0
+        self.is_tight, self._unpublished_bytes = False, 0
 
     def _parts(self, requirement: MemoryRequirement) -> tuple[_Part, ...]:
-        if self._version == self._cells.version:
+        if self._version == self._groups.version:
             known = self._known.get(id(requirement))
             if known is not None:
                 return known[1]
@@ -197,14 +197,16 @@ class Ledger:
         by_size: dict[int, list[HostDevice]] = {}
         for device, nbytes in wanted.items():
             by_size.setdefault(nbytes, []).append(device)
-        sizes = {nbytes: self._cells.of(devices, _Memory) for nbytes, devices in by_size.items()}
+        sizes = {nbytes: self._groups.of(devices, _Memory) for nbytes, devices in by_size.items()}
         parts = tuple(
-            _Part(cell.count, nbytes, next(device for device in by_size[nbytes] if device in cell.keys), len(cell.keys))
-            for nbytes, cells in sizes.items()
-            for cell in cells
+            _Part(
+                group.count, nbytes, next(device for device in by_size[nbytes] if device in group.keys), len(group.keys)
+            )
+            for nbytes, groups in sizes.items()
+            for group in groups
         )
-        if self._version != self._cells.version or len(self._known) >= _MOST_KNOWN:
-            self._version = self._cells.version
+        if self._version != self._groups.version or len(self._known) >= _MOST_KNOWN:
+            self._version = self._groups.version
             self._known.clear()
         self._known[id(requirement)] = requirement, parts
         return parts
