@@ -10,7 +10,9 @@ from atoll.worker.occupancy import Occupancy
 class Units:
     """Any thread may call all of this, also while the executor's thread is inside a unit that lasts."""
 
-    def __init__(self, reporter: CompletionReporter, occupancy: Occupancy, delegated_runs: DelegatedRunDispatcher) -> None:
+    def __init__(
+        self, reporter: CompletionReporter, occupancy: Occupancy, delegated_runs: DelegatedRunDispatcher
+    ) -> None:
         self._occupancy = occupancy
         self._delegated_runs = delegated_runs
         self.report_completed = reporter.report_completed
