@@ -164,7 +164,7 @@ LAUNCH: Picture = (
             635,
             400,
             "8  run the plan",
-            ("segment by segment; parked while bytes are missing", "worker/plan_executor.py", "worker/step_runner.py"),
+            ("segment by segment; blocked while bytes are missing", "worker/plan_executor.py", "worker/step_runner.py"),
             GREEN,
         ),
         Box(480, 520, 400, "9  completion", ("reported many in one message", "worker/completions.py"), GREEN),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.controller_process import leader_fence
-from atoll.controller_process.leader_fence import Hearing, Silence
+from atoll.controller_process.leader_fence import LeaderFence, Reachability
 from atoll.controller_process.takeover import LEASE_SECONDS
 
 HOSTS = (1, 2, 3)
@@ -40,21 +40,23 @@ class Scene:
 
     def __init__(self) -> None:
         self.peers = {number: Peer(number) for number in (*HOSTS, ENGINE, PROXY)}
-        self.in_doubt = False
+        self.in_takeover_suspicion = False
         self.now = 100.0
         self.hosts: tuple[int, ...] = HOSTS
         connections: Any = self
-        self.silence = Silence(lambda: "nothing is heard" if self.in_doubt else "", lambda: self.hosts, connections)
+        self.silence = LeaderFence(
+            lambda: "nothing is heard" if self.in_takeover_suspicion else "", lambda: self.hosts, connections
+        )
 
     def all(self) -> list[Peer]:
         return list(self.peers.values())
 
-    def hears(self, *numbers: int, after: float = 0.0) -> None:
+    def is_reachable(self, *numbers: int, after: float = 0.0) -> None:
         """Time passes, and something comes of these peers."""
         self.now += after
         for number in numbers:
             self.peers[number].bytes_in += 1
-        self.silence._cork_or_not(self.now)
+        self.silence._fence_or_unfence(self.now)
 
     @property
     def fenced(self) -> list[int]:
@@ -73,33 +75,33 @@ def play() -> Callable[[Callable[[Scene], None]], None]:
 
 
 def test_who_is_silent_for_the_lease_is_not_heard():
-    hearing = Hearing()
-    hearing.counted(100, {1: 5, 2: 5})
-    hearing.counted(101, {1: 5, 2: 6})
-    assert hearing.hears(101, 1)
-    assert not hearing.hears(100 + LATER, 1)
-    assert hearing.hears(100 + LATER, 2)
-    assert not hearing.hears(101, 3), "it never was there"
+    reachability = Reachability()
+    reachability.counted(100, {1: 5, 2: 5})
+    reachability.counted(101, {1: 5, 2: 6})
+    assert reachability.is_reachable(101, 1)
+    assert not reachability.is_reachable(100 + LATER, 1)
+    assert reachability.is_reachable(100 + LATER, 2)
+    assert not reachability.is_reachable(101, 3), "it never was there"
 
 
 @pytest.mark.parametrize(("hosts", "silent", "lacks"), [(1, 1, True), (2, 1, False), (3, 1, False), (3, 2, True)])
 def test_a_controller_lacks_most_hosts_where_a_standby_could_have_them(hosts, silent, lacks):
-    hearing = Hearing()
+    reachability = Reachability()
     everybody = range(hosts)
-    hearing.counted(100, dict.fromkeys(everybody, 0))
-    hearing.counted(100 + LATER, {each: int(each >= silent) for each in everybody})
-    assert hearing.lacks_most(100 + LATER, everybody, ()) == lacks
+    reachability.counted(100, dict.fromkeys(everybody, 0))
+    reachability.counted(100 + LATER, {each: int(each >= silent) for each in everybody})
+    assert reachability.lost_majority(100 + LATER, everybody, ()) == lacks
 
 
 def test_it_falls_silent_where_it_hears_neither_its_standby_nor_most_of_its_hosts(play):
     def scene(play: Scene) -> None:
-        play.hears(*HOSTS, ENGINE, PROXY)
-        play.hears(1, ENGINE, after=LATER)
+        play.is_reachable(*HOSTS, ENGINE, PROXY)
+        play.is_reachable(1, ENGINE, after=LATER)
         assert play.fenced == [], "the standby is heard"
-        play.in_doubt = True
-        play.hears(1, 2, ENGINE, PROXY, after=0.5)
+        play.in_takeover_suspicion = True
+        play.is_reachable(1, 2, ENGINE, PROXY, after=0.5)
         assert play.fenced == [], "most hosts are heard: the standby has not got them"
-        play.hears(1, ENGINE, after=LATER)
+        play.is_reachable(1, ENGINE, after=LATER)
         assert play.fenced == [1, ENGINE, PROXY], "whom it does not hear it goes on asking"
 
     play(scene)
@@ -107,13 +109,13 @@ def test_it_falls_silent_where_it_hears_neither_its_standby_nor_most_of_its_host
 
 def test_it_speaks_again_when_enough_hosts_answer(play):
     def scene(play: Scene) -> None:
-        play.hears(*HOSTS)
-        play.in_doubt = True
-        play.hears(1, after=LATER)
+        play.is_reachable(*HOSTS)
+        play.in_takeover_suspicion = True
+        play.is_reachable(1, after=LATER)
         assert 1 in play.fenced
-        play.hears(ENGINE, after=2 * LATER)
+        play.is_reachable(ENGINE, after=2 * LATER)
         assert play.fenced == [1, ENGINE, PROXY], "of one to whom nothing is said nothing is expected"
-        play.hears(2)
+        play.is_reachable(2)
         assert play.fenced == []
 
     play(scene)
@@ -121,12 +123,12 @@ def test_it_speaks_again_when_enough_hosts_answer(play):
 
 def test_it_speaks_again_when_there_is_no_doubt_any_more(play):
     def scene(play: Scene) -> None:
-        play.in_doubt = True
-        play.hears(after=LATER)
-        play.hears(after=LATER)
+        play.in_takeover_suspicion = True
+        play.is_reachable(after=LATER)
+        play.is_reachable(after=LATER)
         assert play.fenced == [ENGINE, PROXY]
-        play.in_doubt = False
-        play.hears()
+        play.in_takeover_suspicion = False
+        play.is_reachable()
         assert play.fenced == []
 
     play(scene)
@@ -134,9 +136,9 @@ def test_it_speaks_again_when_there_is_no_doubt_any_more(play):
 
 def test_without_hosts_there_is_nobody_whom_a_standby_could_have(play):
     def scene(play: Scene) -> None:
-        play.hosts, play.in_doubt = (), True
-        play.hears(after=LATER)
-        play.hears(after=LATER)
+        play.hosts, play.in_takeover_suspicion = (), True
+        play.is_reachable(after=LATER)
+        play.is_reachable(after=LATER)
         assert play.fenced == []
 
     play(scene)
@@ -144,9 +146,9 @@ def test_without_hosts_there_is_nobody_whom_a_standby_could_have(play):
 
 def test_where_another_has_taken_over_what_it_had_to_say_is_not_said(play):
     def scene(play: Scene) -> None:
-        play.in_doubt = True
-        play.hears(after=LATER)
-        play.hears(after=LATER)
+        play.in_takeover_suspicion = True
+        play.is_reachable(after=LATER)
+        play.is_reachable(after=LATER)
         play.silence.stop()
         assert play.fenced == [ENGINE, PROXY]
 
@@ -160,15 +162,15 @@ def test_it_looks_for_as_long_as_there_may_be_another_and_more_often_while_peers
 
     async def main() -> None:
         play = Scene()
-        play.in_doubt = True
+        play.in_takeover_suspicion = True
         play.silence.begin()
         async with asyncio.timeout(30):
             while not play.fenced:
                 await asyncio.sleep(0.001)
-            play.in_doubt = False
+            play.in_takeover_suspicion = False
             while play.fenced:
                 await asyncio.sleep(0.001)
-            play.in_doubt = True
+            play.in_takeover_suspicion = True
             while not play.fenced:
                 await asyncio.sleep(0.001)
         play.silence.end()

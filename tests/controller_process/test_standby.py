@@ -13,7 +13,7 @@ import pytest
 from atoll.cluster.topology import Topology
 from atoll.controller_process import standby_replication
 from atoll.controller_process.controller_options import ControllerOptions
-from atoll.controller_process.journal_recovery import Predecessor
+from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
 from atoll.errors import ConnectError
@@ -46,7 +46,7 @@ class Pair:
         self.running: asyncio.Task[ControllerShell | None]
 
     async def start(self) -> None:
-        Predecessor(str(self.directory / "journal"), restarts=False).hand_over(self.shell)
+        JournalRecovery(str(self.directory / "journal"), restarts=False).hand_over(self.shell)
         self.servers = [
             (await listen(self.first, self.shell.accept))[0],
             (await listen(self.second, self.standby.accept))[0],
@@ -66,7 +66,7 @@ class Pair:
         for connection in self.shell._connections.values():
             transport = connection._transport if isinstance(connection, ResumableConnection) else connection
             transport._transport.abort()
-        standby = self.shell._following._standby
+        standby = self.shell._replication._standby
         assert standby is not None
         assert standby._transport is not None
         standby._transport.abort()
@@ -150,7 +150,7 @@ def test_a_snapshot_arrives_whole_also_where_its_last_part_is_small(play, monkey
     monkeypatch.setattr(Journal, "payload", payload)
 
     async def scene(pair: Pair) -> None:
-        assert pair.standby._is_based
+        assert pair.standby._has_snapshot
 
     play(scene)
 
@@ -162,7 +162,7 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
         pair.servers[0].close()
         for each in (pair.worker, pair.proxy):  # as if silent for too long
             each.connection.drop("the test")
-        standby = pair.shell._following._standby
+        standby = pair.shell._replication._standby
         assert standby is not None
         standby.abort()
         shell = await asyncio.wait_for(pair.running, 10)
@@ -182,16 +182,16 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
 
 
 def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over_nevertheless(play, monkeypatch):
-    monkeypatch.setattr(standby_replication, "_DOUBT_SECONDS", 0.1)
+    monkeypatch.setattr(standby_replication, "_SUSPICION_SECONDS", 0.1)
 
     async def scene(pair: Pair) -> None:
         beside = await Peer.open(pair.first, "proxy")  # as an engine on the machine that is cut off
         await beside.next_of(WELCOME)
-        standby = pair.shell._following._standby
+        standby = pair.shell._replication._standby
         assert standby is not None
         # Peers may know nothing that the standby lacks: it refuses those that do.
         await until(pair.is_followed_closely)
-        pair.shell._following._drop(standby, "the test")
+        pair.shell._replication._drop(standby, "the test")
         pair.freeze()
         await until(lambda: pair.shell.resumable.alternate_addresses == ())
         worker = pair.worker.connection
@@ -213,7 +213,7 @@ def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over
 
 async def cut_off(pair: Pair, is_cut_off: bool = True) -> None:
     """The controller hears its standby and its host no more, and its proxy only; or all of them again."""
-    standby, worker = pair.shell._following._standby, pair.shell.resumable.all()[0]._transport
+    standby, worker = pair.shell._replication._standby, pair.shell.resumable.all()[0]._transport
     for each in (standby, worker):
         assert each is not None
         assert each._transport is not None
@@ -221,7 +221,7 @@ async def cut_off(pair: Pair, is_cut_off: bool = True) -> None:
             each._transport.pause_reading()
         else:
             each._transport.resume_reading()
-    await until(lambda: bool(pair.shell._following._silence._fenced) == is_cut_off)
+    await until(lambda: bool(pair.shell._replication._leader_fence._fenced) == is_cut_off)
 
 
 def ready_of(peer: Peer) -> list[int]:
@@ -250,7 +250,7 @@ def test_a_controller_that_is_cut_off_answers_when_it_hears_again(play):
 def test_what_a_controller_that_was_cut_off_has_heard_its_standby_hears_again_and_nothing_is_lost(play):
     async def scene(pair: Pair) -> None:
         await cut_off(pair)
-        pair.shell._following.send = lambda turn: None  # type: ignore[method-assign]  # nothing gets there
+        pair.shell._replication.send = lambda turn: None  # type: ignore[method-assign]  # nothing gets there
         pair.proxy.connection.send(m.Await(7, ()))
         await asyncio.sleep(0.3)
         pair.kill()
@@ -270,9 +270,9 @@ def test_while_hosts_reach_the_controller_a_standby_that_does_not_serves_nobody(
         pair.standby._takeover.lost()
         pair.proxy.connection._addresses._address = pair.second  # type: ignore[union-attr]
         pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
-        await until(lambda: pair.standby._takeover._asked != {})
+        await until(lambda: pair.standby._takeover._resume_attempts != {})
         pair.standby._takeover.lost()
-        pair.standby._look()
+        pair.standby._check_takeover()
         assert not pair.standby._is_over.done()
         pair.proxy.connection._addresses._address = pair.first  # type: ignore[union-attr]
         pair.proxy.connection.send(m.Await(8, ()))
@@ -315,19 +315,20 @@ def test_a_standby_that_is_silent_is_none_any_more(play, monkeypatch):
 
 
 def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play, monkeypatch):
-    monkeypatch.setattr(standby_replication, "_DOUBT_SECONDS", 0.5)
+    monkeypatch.setattr(standby_replication, "_SUSPICION_SECONDS", 0.5)
 
     async def scene(pair: Pair) -> None:
         pair.running.cancel()
         pair.servers[1].close()
-        await until(lambda: pair.shell._following._standby is None)
+        await until(lambda: pair.shell._replication._standby is None)
         pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
         pair.proxy.connection.send(m.Await(8, ()))
         assert (
-            pair.shell._following.doubt() == f"the standby at {pair.second} may have taken over: nothing is heard of it"
+            pair.shell._replication.takeover_suspicion()
+            == f"the standby at {pair.second} may have taken over: nothing is heard of it"
         )
         assert (await pair.proxy.next_of(READY))[1] == 8
-        assert pair.shell._following.doubt() == ""
+        assert pair.shell._replication.takeover_suspicion() == ""
         pair.shell.stop()
 
     play(scene)
@@ -335,12 +336,12 @@ def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play, 
 
 def test_what_waited_in_a_socket_is_no_sign_of_the_standby(play):
     async def scene(pair: Pair) -> None:
-        of_the_controller = pair.shell._following
+        of_the_controller = pair.shell._replication
         of_the_controller._heard -= 3.0
         answered = of_the_controller._answered
         of_the_controller._link(Acknowledge(1, answered))
-        assert "may have taken over" in of_the_controller.doubt()
-        await until(lambda: of_the_controller.doubt() == "")
+        assert "may have taken over" in of_the_controller.takeover_suspicion()
+        await until(lambda: of_the_controller.takeover_suspicion() == "")
         pair.shell.stop()
 
     play(scene)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from atoll.controller_process.journal_recovery import Predecessor
+from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.wire.address import Address
 from tests.controller_process.test_resumption import Peer, Process
 
@@ -17,7 +17,7 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
         process = Process(address)
         shell = process.shell
         del shell.controller.handle  # type: ignore[attr-defined]
-        Predecessor(str(tmp_path / "journal"), restarts=False).hand_over(shell)
+        JournalRecovery(str(tmp_path / "journal"), restarts=False).hand_over(shell)
         await process.listen()
         peer = await Peer.open(address, "worker")
         while not peer.connection.can_resume:  # type: ignore[union-attr]

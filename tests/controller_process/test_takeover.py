@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.controller_process.takeover import ASKED_SECONDS, KNOWS_SECONDS, LEASE_SECONDS, Takeover, next_term
+from atoll.controller_process.takeover import KNOWS_SECONDS, LEASE_SECONDS, RESUME_ATTEMPT_SECONDS, Takeover, next_term
 
 HOSTS = (11, 12, 13)
 
@@ -18,11 +18,11 @@ def heard_at(now: float) -> Takeover:
 def test_more_than_half_of_the_hosts_decide():
     takeover = heard_at(100)
     takeover.lost()
-    takeover.asked(100.1, 11)
+    takeover.on_resume_attempt(100.1, 11)
     assert not takeover.is_due(100.1, HOSTS)
-    takeover.asked(100.2, 11)
+    takeover.on_resume_attempt(100.2, 11)
     assert not takeover.is_due(100.2, HOSTS)
-    takeover.asked(100.3, 13)
+    takeover.on_resume_attempt(100.3, 13)
     assert takeover.is_due(100.3, HOSTS)
     assert not takeover.is_due(100.3, (*HOSTS, 14)), "two of four are not more than half"
     assert not takeover.is_due(100.3, ()), "nobody decides"
@@ -32,14 +32,14 @@ def test_others_than_hosts_have_no_say():
     takeover = heard_at(100)
     takeover.lost()
     for proxy in (21, 22, 23):
-        takeover.asked(100.1, proxy)
+        takeover.on_resume_attempt(100.1, proxy)
     assert not takeover.is_due(100.1, HOSTS)
 
 
 def test_while_the_controller_is_heard_nobody_takes_over():
     takeover = heard_at(100)
     for host in HOSTS:
-        takeover.asked(100.1, host)
+        takeover.on_resume_attempt(100.1, host)
     assert not takeover.is_due(100 + LEASE_SECONDS - 0.1, HOSTS)
     assert takeover.is_due(100 + LEASE_SECONDS, HOSTS)
     takeover.heard(103)
@@ -50,9 +50,9 @@ def test_a_host_that_came_once_and_not_again_is_with_the_controller():
     takeover = heard_at(100)
     takeover.lost()
     for host in HOSTS:
-        takeover.asked(100.1, host)
-    assert takeover.is_due(100.1 + ASKED_SECONDS, HOSTS)
-    assert not takeover.is_due(100.2 + ASKED_SECONDS, HOSTS)
+        takeover.on_resume_attempt(100.1, host)
+    assert takeover.is_due(100.1 + RESUME_ATTEMPT_SECONDS, HOSTS)
+    assert not takeover.is_due(100.2 + RESUME_ATTEMPT_SECONDS, HOSTS)
 
 
 def test_what_a_standby_knows_is_of_use_for_a_while_only():
@@ -60,14 +60,14 @@ def test_what_a_standby_knows_is_of_use_for_a_while_only():
     takeover.lost()
     for now, is_due in ((100 + KNOWS_SECONDS, True), (100.1 + KNOWS_SECONDS, False)):
         for host in HOSTS:
-            takeover.asked(now, host)
+            takeover.on_resume_attempt(now, host)
         assert takeover.is_due(now, HOSTS) is is_due
 
 
 def test_who_has_never_heard_a_controller_does_not_take_over():
     takeover = Takeover()
     for host in HOSTS:
-        takeover.asked(1, host)
+        takeover.on_resume_attempt(1, host)
     assert not takeover.is_due(1, HOSTS)
 
 

@@ -170,7 +170,7 @@ class Machine:
 
 
 def used_memory(nbytes: int, written: Iterable[tuple[int, int]]) -> np.ndarray:
-    """As `LandingMemory.take_zeros`: what the caller writes is anything before."""
+    """As `ReceiveBufferPool.take_zeros`: what the caller writes is anything before."""
     content = np.zeros(nbytes, np.uint8)
     for start, stop in written:
         assert 0 <= start <= stop <= nbytes

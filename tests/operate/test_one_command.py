@@ -11,7 +11,7 @@ from atoll.operate import command
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "spare_collector", lambda: None)  # of the process that runs the tests
+    monkeypatch.setattr(command, "freeze_gc", lambda: None)  # of the process that runs the tests
     monkeypatch.setattr(command.app, "registered_commands", command.app.registered_commands)
     monkeypatch.setattr(command.app, "registered_groups", command.app.registered_groups)
 

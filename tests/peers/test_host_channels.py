@@ -41,12 +41,12 @@ def hosts(addresses: list[str]) -> Iterator[HostChannels]:
 
 
 def test_a_channel_is_opened_once_and_again_after_it_has_ended(hosts: HostChannels) -> None:
-    assert not hosts.takes_at_once(0, 1)
+    assert not hosts.can_send_nowait(0, 1)
     channel = hosts.to(0)
     assert hosts.to(0) is channel
-    assert hosts.takes_at_once(0, 1)
+    assert hosts.can_send_nowait(0, 1)
     channel.close()
-    assert not hosts.takes_at_once(0, 1)
+    assert not hosts.can_send_nowait(0, 1)
     assert hosts.to(0) is not channel
 
 
@@ -99,7 +99,7 @@ def test_a_host_that_answers_late_holds_up_neither_the_control_thread_nor_other_
         thread.start()
     assert dialing.acquire(timeout=SECONDS)
     assert not hosts.to(1).is_closed
-    assert not hosts.takes_at_once(0, 1)
+    assert not hosts.can_send_nowait(0, 1)
     hosts.set_hosts(enumerate(addresses), SECRET)
     hosts.set_hosts(((1, addresses[1]),), SECRET)  # without the host that is being dialed
     answers.set()

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.outgoing_messages import Outgoing
-from atoll.session.session_interfaces import CallTaker, OnBroken, OnFeed, Unreached
+from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
 
 WINDOW = 4
 
@@ -37,7 +37,7 @@ class FakeCluster:
         self.disconnected: list[int] = []
         self.kept: list[tuple[int, int]] = []  # host and feed of uploads that are sent again
         self.answers: list[tuple[int, bytes]] = []  # feed, contents
-        self.calls: CallTaker | None = None
+        self.calls: CallbackHandler | None = None
         self.awaits: Callable[[], bool] = lambda: False
         self.closed = False
         self._sent: list[Any] = []

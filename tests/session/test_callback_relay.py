@@ -24,7 +24,7 @@ from atoll.host_services.calls.call_messages import (
     encode,
     first_call,
 )
-from atoll.session.callback_relay import CallbackPort, Relay
+from atoll.session.callback_relay import CallbackPort, CallbackRelay
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster
@@ -42,14 +42,14 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[Relay]:
+def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[CallbackRelay]:
     port = CallbackPort(lambda: Address(path=str(short_directory / "calls")))
     yield port.relay(SESSION, cluster.session)
     port.close_relay(SESSION)
     port.close()
 
 
-def connected(relay: Relay) -> DataChannel:
+def connected(relay: CallbackRelay) -> DataChannel:
     where = relay.where
     channel = DataChannel.connect(parse_address(where.address), where.session, where.secret)
     until(lambda: relay._channel is not None)
@@ -76,7 +76,7 @@ def piece(message: Any) -> bytes:
     return b"".join(bytes(part) for part in encode(message))
 
 
-def give(relay: Relay, feed: int, message: Any) -> None:
+def give(relay: CallbackRelay, feed: int, message: Any) -> None:
     given_back = threading.Event()
     relay.call(feed, piece(message), given_back.set)
     assert given_back.is_set()
@@ -86,7 +86,7 @@ def answers(cluster: FakeCluster) -> list[tuple[int, Any]]:
     return [(feed, decode(content)[0]) for feed, content in cluster.answers]
 
 
-def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeCluster, relay: Relay):
+def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeCluster, relay: CallbackRelay):
     channel = connected(relay)
     receiver = listening(channel)
     give(relay, first_call(1) + 5, Call(3, ()))
@@ -102,7 +102,7 @@ def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeClust
     assert answers(cluster) == [(first_call(1) + 5, Returned(()))]
 
 
-def test_a_hosts_own_way_to_the_client_is_passed_on(relay: Relay):
+def test_a_hosts_own_way_to_the_client_is_passed_on(relay: CallbackRelay):
     channel = connected(relay)
     passed: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     receiving = threading.Thread(target=channel.receive, args=(lambda *_: None,), kwargs={"on_socket": passed.put})
@@ -117,7 +117,7 @@ def test_a_hosts_own_way_to_the_client_is_passed_on(relay: Relay):
     receiving.join(SECONDS)
 
 
-def test_a_hosts_own_way_ends_where_there_is_no_client(relay: Relay):
+def test_a_hosts_own_way_ends_where_there_is_no_client(relay: CallbackRelay):
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -126,7 +126,7 @@ def test_a_hosts_own_way_ends_where_there_is_no_client(relay: Relay):
         assert ours.recv(1) == b""
 
 
-def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: Relay):
+def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: CallbackRelay):
     give(relay, first_call(0) + 1, Call(3, ()))
     ((feed, answer),) = answers(cluster)
     assert feed == first_call(0) + 1
@@ -134,7 +134,7 @@ def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: Relay)
     assert answer.cancelled
 
 
-def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, relay: Relay):
+def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, relay: CallbackRelay):
     channel = connected(relay)
     receiver = listening(channel)
     give(relay, first_call(0) + 1, Call(3, ()))
@@ -147,7 +147,7 @@ def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, re
 
 
 def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unanswered(
-    cluster: FakeCluster, relay: Relay
+    cluster: FakeCluster, relay: CallbackRelay
 ):
     old = connected(relay)
     receiver = listening(old)
@@ -162,14 +162,14 @@ def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unansw
     assert [feed for feed, _ in answers(cluster)] == [first_call(0) + 1]
 
 
-def test_who_does_not_know_the_secret_gets_no_calls(relay: Relay):
+def test_who_does_not_know_the_secret_gets_no_calls(relay: CallbackRelay):
     for session, secret in ((SESSION, "wrong"), (SESSION + 1, relay.where.secret)):
         stranger = DataChannel.connect(parse_address(relay.where.address), session, secret)
         assert Receiver(stranger).join() is None, "it was closed"
         stranger.close()
 
 
-def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_their_function(relay: Relay):
+def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_their_function(relay: CallbackRelay):
     channel = connected(relay)
     receiver = listening(channel)
     for host in (0, 1, 2):
@@ -186,7 +186,7 @@ def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_t
     receiver.join()
 
 
-def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them(relay: Relay):
+def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them(relay: CallbackRelay):
     channel = connected(relay)
     receiver = listening(channel)
     relay.compiled((4, 5), (0,))

@@ -35,7 +35,7 @@ class FakeChannel:
         self.sent.append((feed, [bytes(view) for view in contents.views()]))
         on_end(None)
 
-    def takes_at_once(self, nbytes: int) -> bool:
+    def can_send_nowait(self, nbytes: int) -> bool:
         return True
 
     def receive(self, on_piece: Any, on_failure: Any = None, on_socket: Any = None) -> None:

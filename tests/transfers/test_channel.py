@@ -232,11 +232,11 @@ def test_memory_for_pieces_is_aligned_for_a_cpu_device():
 
 def test_a_channel_that_is_closed_or_sends_takes_nothing_at_once(unix_ends):
     channel = unix_ends[0]
-    assert channel.takes_at_once(100)
+    assert channel.can_send_nowait(100)
     with channel._socket._send_lock:
-        assert not channel.takes_at_once(100)
+        assert not channel.can_send_nowait(100)
     channel.close()
-    assert not channel.takes_at_once(100)
+    assert not channel.can_send_nowait(100)
 
 
 def test_a_socket_that_nobody_takes_is_closed(unix_ends):

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.transfers import receive_buffer_pool
-from atoll.transfers.receive_buffer_pool import LEAST_BLOCK_BYTES, LEAST_ZEROS_BYTES, LandingMemory, Range
+from atoll.transfers.receive_buffer_pool import LEAST_BLOCK_BYTES, LEAST_ZEROS_BYTES, Range, ReceiveBufferPool
 
 
 @pytest.fixture
-def memory() -> Iterator[LandingMemory]:
-    memory = LandingMemory()
+def memory() -> Iterator[ReceiveBufferPool]:
+    memory = ReceiveBufferPool()
     memory.open()
     yield memory
     memory.close()
 
 
 def test_memory_that_is_used_no_more_is_used_again_and_never_while_it_is_read() -> None:
-    memory = LandingMemory()
+    memory = ReceiveBufferPool()
     memory.open()
     first = memory.take(8 << 20)
     address = first.ctypes.data
@@ -42,7 +42,7 @@ def test_memory_that_is_used_no_more_is_used_again_and_never_while_it_is_read() 
 
 def test_free_memory_is_kept_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive_buffer_pool, "KEPT_BYTES", 20 << 20)
-    memory = LandingMemory()
+    memory = ReceiveBufferPool()
     memory.open()
     taken = [memory.take(8 << 20) for _ in range(4)]
     taken.clear()
@@ -52,7 +52,7 @@ def test_free_memory_is_kept_within_its_bound(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_comes_back_while_nobody_takes_any_is_bounded(monkeypatch):
     monkeypatch.setattr(receive_buffer_pool, "KEPT_BYTES", 4 * LEAST_BLOCK_BYTES)
-    memory = LandingMemory()
+    memory = ReceiveBufferPool()
     memory.open()
     taken = [memory.take(LEAST_BLOCK_BYTES) for _ in range(12)]
     taken.clear()
@@ -60,7 +60,7 @@ def test_what_comes_back_while_nobody_takes_any_is_bounded(monkeypatch):
     memory.close()
 
 
-def written(memory: LandingMemory, nbytes: int, ranges: list[Range]) -> np.ndarray:
+def written(memory: ReceiveBufferPool, nbytes: int, ranges: list[Range]) -> np.ndarray:
     """Bytes that are not zeros in these ranges."""
     content = memory.take_zeros(nbytes, ranges)
     for start, stop in ranges:
@@ -79,7 +79,7 @@ def uses(draw: st.DrawFn) -> tuple[int, list[Range]]:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(uses(), st.booleans()), min_size=2, max_size=8))
 def test_memory_that_is_used_again_is_zeros_outside_of_what_is_written(steps: list) -> None:
-    memory = LandingMemory()
+    memory = ReceiveBufferPool()
     memory.open()
     kept = []
     for (nbytes, ranges), is_resolved in steps:
@@ -96,7 +96,7 @@ def test_memory_that_is_used_again_is_zeros_outside_of_what_is_written(steps: li
     memory.close()
 
 
-def test_what_any_piece_has_landed_in_is_cleared_for_zeros(memory: LandingMemory) -> None:
+def test_what_any_piece_has_landed_in_is_cleared_for_zeros(memory: ReceiveBufferPool) -> None:
     piece = memory.take(8 << 20)
     piece[:] = 7
     address = piece.ctypes.data
@@ -107,7 +107,7 @@ def test_what_any_piece_has_landed_in_is_cleared_for_zeros(memory: LandingMemory
     assert not content[10:].any()
 
 
-def test_memory_of_which_nothing_need_be_zeros_is_not_cleared(memory: LandingMemory) -> None:
+def test_memory_of_which_nothing_need_be_zeros_is_not_cleared(memory: ReceiveBufferPool) -> None:
     piece = memory.take(10 << 20)
     piece[:] = 7
     del piece
@@ -117,7 +117,7 @@ def test_memory_of_which_nothing_need_be_zeros_is_not_cleared(memory: LandingMem
     assert not memory.take_zeros(10 << 20, []).any()
 
 
-def test_of_free_memory_that_is_taken_which_costs_least_to_clear(memory: LandingMemory) -> None:
+def test_of_free_memory_that_is_taken_which_costs_least_to_clear(memory: ReceiveBufferPool) -> None:
     little, much = written(memory, 8 << 20, [(0, 100)]), written(memory, 8 << 20, [(0, 4 << 20)])
     addresses = little.ctypes.data, much.ctypes.data
     del little, much
@@ -125,7 +125,7 @@ def test_of_free_memory_that_is_taken_which_costs_least_to_clear(memory: Landing
     assert memory.take_zeros(8 << 20, [(0, 8 << 20)]).ctypes.data == addresses[1]  # zeros stay for others
 
 
-def test_many_ranges_are_cleared_as_one(memory: LandingMemory) -> None:
+def test_many_ranges_are_cleared_as_one(memory: ReceiveBufferPool) -> None:
     many = [(start, start + 10) for start in range(0, 2000, 20)]
     for ranges in (many, [(3, 8)], many):
         content = written(memory, 8 << 20, ranges)

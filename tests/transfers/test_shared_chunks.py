@@ -11,7 +11,7 @@ from atoll.errors import Code, FrameError, StatusError
 from atoll.host_services.slabs import ArrayContents
 from atoll.protocol.messages import INTERNAL_FEEDS
 from atoll.transfers import shared_memory_pool
-from atoll.transfers.channel import FIRST_IN_PLACE
+from atoll.transfers.channel import FIRST_INLINE_FEED
 from atoll.transfers.piece_contents import Buffers
 from atoll.transfers.shared_chunks import (
     CHUNKED_THRESHOLD,
@@ -64,7 +64,7 @@ def test_many_pieces_that_are_read_together_go_through_a_few_blocks(unix_ends: E
     assert is_bounded == (together == CHUNKED_TOGETHER)
 
 
-@pytest.mark.parametrize("feed", [1, FIRST_IN_PLACE])
+@pytest.mark.parametrize("feed", [1, FIRST_INLINE_FEED])
 def test_what_clients_send_and_what_may_not_wait_goes_whole(unix_ends: Ends, feed: int) -> None:
     sender, receiver = unix_ends[0], Receiver(unix_ends[1])
     sender.send(1, feed, [content(CHUNKED_THRESHOLD)])

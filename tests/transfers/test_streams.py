@@ -17,7 +17,7 @@ from atoll.transfers import receive_buffers
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.piece_contents import Buffers, FileContents, as_views
-from atoll.transfers.receive_buffer_pool import LANDING
+from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.transfers.send_queue import SendQueue
 from atoll.transfers.stream_frames import CHUNK_BYTES
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
@@ -272,7 +272,7 @@ def test_a_host_without_memory_fails_the_one_piece_by_name(port: Port, monkeypat
     def take(nbytes: int) -> Any:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(LANDING, "take", take)
+    monkeypatch.setattr(RECEIVE_BUFFERS, "take", take)
     with pytest.raises(StatusError, match="no memory for a piece"):
         port.channel.send(5, 1, [content(CHUNK_BYTES)])
     port.wait(1)

@@ -11,19 +11,19 @@ from atoll.worker.collective_order import CollectiveOrder
 def test_one_that_is_parked_holds_up_those_after_it_and_none_before():
     order = CollectiveOrder()
     first, second, third = order.came(), order.came(), order.came()
-    order.park(second)
-    order.park(third)
+    order.block(second)
+    order.block(third)
     assert order.may_start(first)
     assert order.may_start(second)
     assert not order.may_start(third)
-    order.unpark(second)
+    order.unblock(second)
     assert order.may_start(third)
 
 
 def test_one_that_was_left_out_holds_up_later_ones_until_it_has_ended_everywhere():
     order = CollectiveOrder()
     first, second = order.came(), order.came()
-    order.leave_out(70, first)
+    order.skip(70, first)
     assert not order.may_start(second)
     assert not order.ended(71)
     assert not order.may_start(second)
@@ -35,34 +35,34 @@ def test_one_that_was_left_out_holds_up_later_ones_until_it_has_ended_everywhere
 def test_one_that_was_parked_and_is_left_out_then_still_holds_up_later_ones():
     order = CollectiveOrder()
     first, second = order.came(), order.came()
-    order.park(first)
-    order.leave_out(70, first)
-    order.unpark(first)
+    order.block(first)
+    order.skip(70, first)
+    order.unblock(first)
     assert not order.may_start(second)
 
 
 @given(st.lists(st.sampled_from(["comes", "starts", "is left out", "ends"]), max_size=40), st.data())
 def test_what_starts_is_never_before_what_waits(steps: list[str], data: st.DataObject) -> None:
     order = CollectiveOrder()
-    waiting: list[int] = []  # parked or left out
+    waiting: list[int] = []  # blocked or left out
     left_out: dict[int, int] = {}
     for number, step in enumerate(steps):
         if step == "comes":
-            place = order.came()
-            assert order.may_start(place) == (not waiting)
+            index = order.came()
+            assert order.may_start(index) == (not waiting)
             if waiting or data.draw(st.booleans()):
-                order.park(place)
-                waiting.append(place)
+                order.block(index)
+                waiting.append(index)
         elif step == "starts" and waiting and waiting[0] not in left_out.values():
             assert order.may_start(waiting[0])
             assert not any(map(order.may_start, waiting[1:]))
-            order.unpark(waiting.pop(0))
+            order.unblock(waiting.pop(0))
         elif step == "is left out" and waiting:
-            place = data.draw(st.sampled_from(waiting))
-            if place not in left_out.values():
-                order.leave_out(number, place)
-                order.unpark(place)
-                left_out[number] = place
+            index = data.draw(st.sampled_from(waiting))
+            if index not in left_out.values():
+                order.skip(number, index)
+                order.unblock(index)
+                left_out[number] = index
         elif step == "ends" and left_out:
             sequence = data.draw(st.sampled_from(sorted(left_out)))
             assert order.ended(sequence)

@@ -17,7 +17,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
 from atoll.worker.host_functions import Functions
 from atoll.worker.type_keys import TypeKeys
-from tests.devices.null.test_moments import HandClock
+from tests.devices.null.test_sim_events import HandClock
 
 ALICE, BOB = 1, 2
 

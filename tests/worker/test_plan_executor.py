@@ -1,4 +1,4 @@
-"""How plans are run: segment by segment, in order, parked while bytes are awaited, dropped with their session."""
+"""How plans are run: segment by segment, in order, blocked while bytes are awaited, dropped with their session."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def it_starts_no_collective_while_others_may_wait_in_one_that_it_left_out(rig: R
     rig.session = before
     report, _ = rig.call(name, a, a)
     assert report.runs[0][0] != other, "what computes nothing together goes on"
-    assert len(rig.executor.plan_executor._collectives._parked) == 1
+    assert len(rig.executor.plan_executor._collectives._blocked) == 1
     rig.executor.submit(m.CollectiveEnded(sequence))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == other
     rig.executor.submit(m.CloseStore(session))
@@ -120,20 +120,20 @@ def it_starts_no_collective_while_others_may_wait_in_one_that_it_left_out(rig: R
 def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
     name = rig.function(add, spec(), spec())
     a = rig.ones()
-    parked = []
+    blocked = []
     for _ in range(2):  # sessions, each with something to compute together behind bytes that are awaited
         feed, plan, sequence = rig.fresh(), rig.fresh(), rig.fresh()
         receive = p.Segment(0, (p.Receive(0, local(0), copying(1)),))
         call = p.Segment(1, (p.Execute(name, (0, 0), 1, (), (), False),), (1,), (0,), collective=True)
-        rig.executor.submit(m.OpenStore(rig.session + 1000 * len(parked), "secret"))
-        session = rig.session + 1000 * len(parked)
+        rig.executor.submit(m.OpenStore(rig.session + 1000 * len(blocked), "secret"))
+        session = rig.session + 1000 * len(blocked)
         rig.executor.submit(m.RegisterPlan(plan, p.Plan("train_step", (), (receive, call), (1,))))
         rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (), feed))
         rig.executor.submit(m.Dispatch(session, sequence, ((sequence + 500, 1),)))
-        parked.append((session, feed, sequence))
-    while len(rig.executor.plan_executor._collectives._parked) < 2:
+        blocked.append((session, feed, sequence))
+    while len(rig.executor.plan_executor._collectives._blocked) < 2:
         time.sleep(0.001)
-    (_, feed, first), (other, failing, second) = parked
+    (_, feed, first), (other, failing, second) = blocked
     rig.inbox.fail(other, failing, 1, Status(Code.DATA_LOSS, "gone"))
     failed = [rig.reports.get(timeout=SECONDS).sequence for _ in range(2)]
     assert failed == [second, second + 500]
@@ -144,7 +144,7 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
     assert ended == [first, first + 500]
     report, _ = rig.call(name, a, a)
     assert isinstance(report, m.Done)
-    assert not rig.executor.plan_executor._collectives._parked
+    assert not rig.executor.plan_executor._collectives._blocked
     rig.executor.submit(m.CollectiveEnded(second + 500))
 
 
@@ -172,7 +172,7 @@ def it_runs_what_follows_a_receive_before_its_bytes_are_here_unless_that_needs_t
     while ended < 3:
         ended += len(rig.reports.get(timeout=SECONDS).runs)
     assert [rig.shard(handle)[0] for handle in (expected, doubled, after)] == [3, 6, 2]
-    assert rig.executor.plan_executor._aside == rig.executor.plan_executor._parked == {}
+    assert rig.executor.plan_executor._aside == rig.executor.plan_executor._blocked == {}
 
 
 @BEHAVIOURS.add

@@ -37,7 +37,7 @@ def call_python(rig: Rig, *arguments: int, function: str = "f", results: int = 1
 
 
 def settled(rig: Rig) -> None:
-    """All that was submitted has been done, or is parked."""
+    """All that was submitted has been done, or is blocked."""
     rig.ones()
 
 
@@ -174,7 +174,7 @@ def it_drops_a_python_function_in_the_order_of_its_session(rig: Rig) -> None:
     rig.start([p.Receive(0, local(0), copying(1)), p.Move((0,), (1,), (local(0),), False)], host_feeds=feed)
     call_python(rig)
     rig.executor.submit(m.DropFunction("g"))
-    while len(rig.executor.plan_executor._parked.get(rig.session, ())) < 3:
+    while len(rig.executor.plan_executor._blocked.get(rig.session, ())) < 3:
         pass
     assert dropped == []
     rig.inbox.put(rig.session, feed, np.ones(16, np.uint8))

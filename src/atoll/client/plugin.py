@@ -23,7 +23,7 @@ def initialize() -> None:
     if _GOOGLES_PLATFORM in str(jax.config.jax_platforms).split(","):
         from atoll.client import proxy_clients
 
-        proxy_clients.watch()
+        proxy_clients.patch_google_proxy_client()
 
 
 def _make_client() -> Any:

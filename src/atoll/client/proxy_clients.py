@@ -13,8 +13,8 @@ from typing import Any
 from atoll.client.plugin_programs import is_atoll
 
 
-def watch() -> None:
-    """From now on, what jaxlib connects to an `atoll proxy` gets the patches. Once for all; called by the plug-in."""
+def patch_google_proxy_client() -> None:
+    """Patch JAX in processes whose jaxlib client connects to an `atoll proxy`. The plug-in calls it; idempotent."""
     from jax.extend.backend import ifrt_proxy
 
     connect = ifrt_proxy.get_client

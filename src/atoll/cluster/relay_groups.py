@@ -1,4 +1,4 @@
-"""Which hosts of an island form a group, of which one relays the controller's messages: see `worker.relay`."""
+"""Which hosts of an island form a group, of which one relays the controller's messages: see `worker.group_relay`."""
 
 from __future__ import annotations
 

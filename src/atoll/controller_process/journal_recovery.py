@@ -22,7 +22,7 @@ from atoll.journal.snapshots import unpickled
 _log = logging.getLogger(__name__)
 
 
-class Nobody:
+class NoRecovery:
     """There is no journal: the controller begins, and nobody goes on after it."""
 
     term = 0
@@ -34,10 +34,10 @@ class Nobody:
         shell.start()
 
 
-NOBODY = Nobody()
+NO_RECOVERY = NoRecovery()
 
 
-class Predecessor(Nobody):
+class JournalRecovery(NoRecovery):
     """What a directory has of the controller before this one; nothing where it does not go on with anything.
 
     Raises JournalError where there is to be something, and none can be read.

@@ -20,45 +20,48 @@ _LOOK_SECONDS = 0.5
 _FENCED_LOOK_SECONDS = 0.1  # while peers wait for what is kept
 
 
-class Hearing:
-    """Whom a controller hears. Pure: times come in, in seconds of one clock."""
+class Reachability:
+    """Which connections of a controller are alive. Pure: the caller passes times, in seconds of one clock."""
 
     def __init__(self) -> None:
         self._heard: dict[int, tuple[int, float]] = {}  # bytes, and when the last came, by connection
 
     def counted(self, now: float, received: Mapping[int, int]) -> None:
-        """So many bytes have come until now, by connection. Those that are not there any more are forgotten."""
+        """Update the count of received bytes per connection. Forget connections that are not in `received`."""
         heard = {}
         for connection, nbytes in received.items():
             before = self._heard.get(connection)
             heard[connection] = before if before is not None and before[0] == nbytes else (nbytes, now)
         self._heard = heard
 
-    def hears(self, now: float, connection: int) -> bool:
+    def is_reachable(self, now: float, connection: int) -> bool:
         _, when = self._heard.get(connection, (0, -math.inf))
         return now - when <= LEASE_SECONDS
 
-    def lacks_most(self, now: float, hosts: Collection[int], fenced: Collection[int]) -> bool:
+    def lost_majority(self, now: float, hosts: Collection[int], fenced: Collection[int]) -> bool:
         """Return whether more than half of the hosts are silent. The hosts that are `fenced` do not count as silent."""
-        silent = [each for each in hosts if each not in fenced and not self.hears(now, each)]
+        silent = [each for each in hosts if each not in fenced and not self.is_reachable(now, each)]
         return 2 * len(silent) > len(hosts)
 
 
-class Silence:
-    """Corks the connections of a controller that is in doubt. `doubt()` is empty where its standby has not taken over;
-    `hosts()` are the connections of those who would decide that.
+class LeaderFence:
+    """Fences the connections of a controller whose standby may have taken over.
 
-    It looks for as long as there is a standby, or a doubt: `begin` says that there is one.
+    `takeover_suspicion()` returns the reason for that suspicion, or "". `hosts()` returns the connections of the hosts
+    that decide about a takeover. The fence checks both from `begin` to `end`.
     """
 
     def __init__(
-        self, doubt: Callable[[], str], hosts: Callable[[], Collection[int]], connections: ResumableConnections
+        self,
+        takeover_suspicion: Callable[[], str],
+        hosts: Callable[[], Collection[int]],
+        connections: ResumableConnections,
     ) -> None:
-        self._doubt = doubt
+        self._takeover_suspicion = takeover_suspicion
         self._hosts = hosts
         self._connections = connections
         self._loop = asyncio.get_running_loop()
-        self._hearing = Hearing()
+        self._reachability = Reachability()
         self._fenced: set[int] = set()
         self._looks: asyncio.TimerHandle | None = None
 
@@ -67,34 +70,36 @@ class Silence:
             self._look()
 
     def end(self) -> None:
-        """There is no standby any more, nor a doubt."""
+        """Stop, and unfence all connections: there is no standby and no suspicion."""
         self.stop()
-        self._uncork()
-        self._hearing = Hearing()
+        self._unfence()
+        self._reachability = Reachability()
 
     def stop(self) -> None:
-        """This controller is none any more: what it had to say is of no use."""
+        """Stop without unfencing: another controller has taken over."""
         if self._looks is not None:
             self._looks.cancel()
             self._looks = None
 
     def _look(self) -> None:
-        self._cork_or_not(self._loop.time())
+        self._fence_or_unfence(self._loop.time())
         self._looks = self._loop.call_later(_FENCED_LOOK_SECONDS if self._fenced else _LOOK_SECONDS, self._look)
 
-    def _cork_or_not(self, now: float) -> None:
-        hearing, hosts = self._hearing, set(self._hosts())
+    def _fence_or_unfence(self, now: float) -> None:
+        reachability, hosts = self._reachability, set(self._hosts())
         connections = self._connections.all()
-        hearing.counted(now, {each.number: each.statistics().bytes_in for each in connections})
-        if not self._doubt() or not hearing.lacks_most(now, hosts, self._fenced):
-            self._uncork()
+        reachability.counted(now, {each.number: each.statistics().bytes_in for each in connections})
+        if not self._takeover_suspicion() or not reachability.lost_majority(now, hosts, self._fenced):
+            self._unfence()
             return
         for each in connections:
-            if each.number not in self._fenced and (each.number not in hosts or hearing.hears(now, each.number)):
+            if each.number not in self._fenced and (
+                each.number not in hosts or reachability.is_reachable(now, each.number)
+            ):
                 self._fenced.add(each.number)
                 each.fence()
 
-    def _uncork(self) -> None:
+    def _unfence(self) -> None:
         fenced, self._fenced = self._fenced, set()
         for each in self._connections.all() if fenced else ():
             if each.number in fenced:

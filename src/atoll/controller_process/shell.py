@@ -24,7 +24,7 @@ from atoll.controller_process.controller_options import CHARGED, FAILED, READY, 
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.persist_sessions import persist_sessions
 from atoll.controller_process.shell_state import ShellState
-from atoll.controller_process.standby_replication import Following, is_standby
+from atoll.controller_process.standby_replication import StandbyReplication, is_standby
 from atoll.controller_process.step_budget import StepBudget
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.journal import Journal
@@ -106,8 +106,10 @@ class ControllerShell:
         self.resumable.on_superseded = self._end_superseded
         self._own = (options.advertise or options.listen,) if options.standby else ()  # not the one that peers dialed
         self.resumable.alternate_addresses = self._own
-        self._following = Following(self.controller, lambda: self.journal, self._report, self._announce, self.resumable)
-        self.resumable.doubt = self._following.doubt
+        self._replication = StandbyReplication(
+            self.controller, lambda: self.journal, self._report, self._announce, self.resumable
+        )
+        self.resumable.takeover_suspicion = self._replication.takeover_suspicion
         self._resumes = grace_seconds > 0
         self.failure = ""  # the bug by which it has failed: it does nothing any more
         self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
@@ -165,8 +167,8 @@ class ControllerShell:
         if self.journal is not None:
             self.journal.leave()
             self.journal = None
-        self._following.drop()
-        there = self._following.successor
+        self._replication.drop()
+        there = self._replication.successor
         for connection in list(self._connections.values()):
             if isinstance(connection, AcceptedConnection):
                 connection.hand_over(there)
@@ -184,7 +186,7 @@ class ControllerShell:
             connection.on_message = on_message
             if self._resumes and is_standby(message):
                 on_lost("it follows this controller, and is none of its peers")
-                self._following.serve(connection, clean(message))
+                self._replication.serve(connection, clean(message))
                 return
             on_message(message)
             if not self.controller.connections.is_admitted(number):
@@ -257,7 +259,7 @@ class ControllerShell:
         """Ask workers to end. Return the state to persist, once all decided messages have been sent."""
         self._handle(e.StopAsked(self._clock(), persist))
         self._flush()
-        self._following.end()
+        self._replication.end()
         if self.joiners is not None:
             self.joiners.close()
         return persist_sessions(self.controller, self.state(), self.resumable, self._to_persist)
@@ -390,10 +392,10 @@ class ControllerShell:
             for connection in self._to_acknowledge:
                 connection.acknowledge()
             self._to_acknowledge = []
-        if self.journal is not None and (self.journal.wants_snapshot or self._following.wants_snapshot):
+        if self.journal is not None and (self.journal.wants_snapshot or self._replication.wants_snapshot):
             self.commit()
             self.journal.snapshot()
-            self._following.begin(self.journal)
+            self._replication.begin(self.journal)
         self.collector.turn_ended(now)
 
     def flush_now(self) -> None:
@@ -412,7 +414,7 @@ class ControllerShell:
         if self.journal is not None and self._uncommitted:
             turn, self._uncommitted = self._uncommitted, []
             self.journal.append(turn)
-            self._following.send(turn)
+            self._replication.send(turn)
 
     def _announce(self, addresses: tuple[str, ...]) -> None:
         """To all peers: a controller may be found there, too."""

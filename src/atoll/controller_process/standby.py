@@ -23,7 +23,7 @@ from atoll.journal.journal import Journal
 from atoll.journal.records import decode_events
 from atoll.journal.snapshots import unpickled
 from atoll.protocol import messages as m
-from atoll.protocol.messages.standbys import STANDBY, BasisPart, Pulse, ToStandby, TurnPart
+from atoll.protocol.messages.standbys import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
 from atoll.security.access import token_for
 from atoll.security.enrollment import Renewal
 from atoll.security.roles import Role
@@ -77,11 +77,11 @@ class Standby:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._parts: list[bytes] = []  # of a snapshot
+        self._chunks: list[bytes] = []  # of a snapshot
         self._early: list[bytes] = []  # turns that came before all of it
         self._turn: list[bytes] = []  # parts of one
-        self._turns = self._pulses = 0
-        self._is_based = False
+        self._turns = self._heartbeats = 0
+        self._has_snapshot = False
 
     async def run(self) -> ControllerShell | None:
         """The shell that goes on, in its term; None where there is none to go on with. Raises ConnectError at first."""
@@ -111,15 +111,15 @@ class Standby:
                     reason = await lost
                 finally:  # it has ended, or this one has taken over, and hears nothing of it any more
                     connection.abort()
-                if not has_followed and not self._is_based:
+                if not has_followed and not self._has_snapshot:
                     raise ConnectError(f"cannot follow the controller at {self._address}: {reason}")
                 _log.warning("the controller at %s is not followed any more: %s", self._address, reason)
             except ConnectError:
-                if not has_followed and not self._is_based:
+                if not has_followed and not self._has_snapshot:
                     raise
             has_followed = True
             self._takeover.lost()
-            self._look()
+            self._check_takeover()
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _connect(self, lost: asyncio.Future[str]) -> Connection:
@@ -149,36 +149,36 @@ class Standby:
         return connection
 
     def _handle(self, connection: Connection, message: Any) -> None:
-        if not self._is_based:
+        if not self._has_snapshot:
             self._forget()  # what another connection has said: the controller went on since
         self._takeover.heard(self._loop.time())
         match message:
-            case TurnPart(content=content, is_last=is_last):
+            case LogBatchChunk(content=content, is_last=is_last):
                 self._turn.append(content)
                 if is_last:
                     turn, self._turn = b"".join(self._turn), []
                     self._turns += 1
-                    self._replay(turn) if self._is_based else self._early.append(turn)
-            case BasisPart(content=content, term=term, is_last=is_last):
-                self._parts.append(content)
+                    self._replay(turn) if self._has_snapshot else self._early.append(turn)
+            case SnapshotChunk(content=content, term=term, is_last=is_last):
+                self._chunks.append(content)
                 if is_last:
-                    self._base(b"".join(self._parts), term)
+                    self._load_snapshot(b"".join(self._chunks), term)
                     self._acknowledge(connection)
-            case Pulse(acknowledged=acknowledged, is_relied_on=is_relied_on):
-                self._pulses += 1
-                if self._is_based and self._shell is not None:
+            case Heartbeat(acknowledged=acknowledged, is_relied_on=is_relied_on):
+                self._heartbeats += 1
+                if self._has_snapshot and self._shell is not None:
                     self._prune(self._shell, acknowledged)
                 if is_relied_on and not self._is_relied_on:
                     self._is_relied_on = True
                     self._report(FOLLOWS)
                 self._acknowledge(connection)
 
-    def _base(self, payload: bytes, term: int) -> None:
+    def _load_snapshot(self, payload: bytes, term: int) -> None:
         """All that was before the turns is there."""
         controller, state = unpickled(payload)
         self._shell, self._term = self._make_shell(term=term, controller=controller, state=state), term
-        self._is_based = True
-        self._parts = []
+        self._has_snapshot = True
+        self._chunks = []
         early, self._early = self._early, []
         for turn in early:
             self._replay(turn)
@@ -186,7 +186,7 @@ class Standby:
 
     def _acknowledge(self, connection: Connection) -> None:
         """The snapshot, and all turns until now."""
-        connection.send_link(Acknowledge(self._turns + 1 if self._is_based else 0, self._pulses))
+        connection.send_link(Acknowledge(self._turns + 1 if self._has_snapshot else 0, self._heartbeats))
 
     def _forget(self) -> None:
         self._shell, self._is_relied_on = None, False
@@ -214,7 +214,7 @@ class Standby:
             if isinstance(message, Resume):
                 connection.send_link(ResumeRefused("it stands by, and has not taken over", False))
                 connection.close()
-                self._asked(message)
+                self._on_resume_attempt(message)
 
         connection = Connection(
             m.ToController, refuse, lambda reason: None, name="a peer", unauthenticated=self._unauthenticated
@@ -222,14 +222,14 @@ class Standby:
         connection.on_link = on_link
         return connection
 
-    def _asked(self, message: Resume) -> None:
+    def _on_resume_attempt(self, message: Resume) -> None:
         shell = self._shell
         if shell is not None and message.term <= self._term and shell.resumable.is_secret_of(message):
-            self._takeover.asked(self._loop.time(), message.number)
+            self._takeover.on_resume_attempt(self._loop.time(), message.number)
             # Where this process was late, what the controller has said waits to be read: it is no silence.
-            self._loop.call_later(_LATE_SECONDS, self._look)
+            self._loop.call_later(_LATE_SECONDS, self._check_takeover)
 
-    def _look(self) -> None:
+    def _check_takeover(self) -> None:
         shell = self._shell
         if shell is None or not self._is_relied_on or self._is_over.done():
             return
@@ -247,10 +247,12 @@ class Standby:
         shell.resume(term)
         self._has_taken_over = True
         self._report(RUNS)
-        self._telling = self._loop.create_task(self._tell(Resume(0, shell.resumable.secret(0), term, 0, 0, 1)))
+        self._telling = self._loop.create_task(
+            self._announce_takeover(Resume(0, shell.resumable.secret(0), term, 0, 0, 1))
+        )
         return shell
 
-    async def _tell(self, word: Resume) -> None:
+    async def _announce_takeover(self, announcement: Resume) -> None:
         """The earlier controller, which may run on where it is not heard, learns that it is none any more."""
         pause = _RETRY_SECONDS
         while True:
@@ -265,7 +267,7 @@ class Standby:
                     self._address, Any, done, done, name="the earlier controller", identity=self._own_identity
                 )
                 connection.on_link = done
-                connection.send_link(word)
+                connection.send_link(announcement)
                 async with asyncio.timeout(_MOST_RETRY_SECONDS):
                     await answer
                 connection.abort()

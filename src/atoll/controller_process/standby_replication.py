@@ -16,13 +16,13 @@ from itertools import chain
 from atoll._version import __version__
 from atoll.controller.core import Controller
 from atoll.controller_process.controller_options import ALONE, FOLLOWED
-from atoll.controller_process.leader_fence import Silence
+from atoll.controller_process.leader_fence import LeaderFence
 from atoll.controller_process.takeover import LEASE_SECONDS
 from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
 from atoll.journal.records import join_records
 from atoll.protocol import messages as m
-from atoll.protocol.messages.standbys import STANDBY, BasisPart, Pulse, TurnPart
+from atoll.protocol.messages.standbys import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk
 from atoll.security.roles import may_say
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
@@ -31,20 +31,20 @@ from atoll.wire.resumption.resumable_connections import ResumableConnections
 
 _log = logging.getLogger(__name__)
 
-PULSE_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 # For a standby that is silent: then it is none any more, and the engine starts the controller again by itself. One that
 # has yet to catch up, with a large snapshot or on a busy machine, is relied on by nobody, and has more time.
 _SILENT_SECONDS = 5.0
 _CATCH_UP_SECONDS = 60.0
 # After its loss: if it has taken over, because this process was frozen, say, it says so by then (`standby`).
-_DOUBT_SECONDS = 6.0
+_SUSPICION_SECONDS = 6.0
 _PART_BYTES = 1 << 20
 # Of a snapshot, in this process's memory at a time; and until it is looked again whether the standby has taken some.
 MOST_QUEUED = 16 << 20
 _FULL_SECONDS = 0.01
 
 
-class Following:
+class StandbyReplication:
     """One standby at a time. `journal()` is the controller's, `report` tells its engine whether it is followed.
 
     `announce(addresses)` tells all peers where else they find a controller; these have the `connections`.
@@ -63,20 +63,20 @@ class Following:
         self._report = report
         self._announce = announce
         self._connections = connections
-        self._silence = Silence(self.doubt, lambda: controller.connections.deciders, connections)
+        self._leader_fence = LeaderFence(self.takeover_suspicion, lambda: controller.connections.deciders, connections)
         self._loop = asyncio.get_running_loop()
         self._standby: Connection | None = None
         self._address = ""  # of the standby
-        self._basis = 0  # number of the snapshot that it begins with; 0: that is to be taken yet
-        self._has_basis = False  # that is there, and on its way
+        self._snapshot_number = 0  # number of the snapshot that it begins with; 0: that is to be taken yet
+        self._has_snapshot = False  # that is there, and on its way
         self._stands_by = False  # it has the snapshot, and handles what comes
         self._announced = ""  # the address that all peers know
         self._is_followed = False  # it is the standby that goes on where this process ends
         self._relied_on = ""  # the address of the last for which that was so
-        self._pulses: deque[float] = deque()  # when those were sent that it has not answered
-        self._answered = 0  # pulses
+        self._heartbeats: deque[float] = deque()  # when those were sent that it has not answered
+        self._answered = 0  # heartbeats
         self._heard = 0.0  # when that was sent which it has answered: what waits in a socket is no news
-        self._doubts_until = 0.0
+        self._suspected_until = 0.0
 
     def serve(self, connection: Connection, hello: m.Hello) -> None:
         """A standby has said Hello."""
@@ -91,11 +91,11 @@ class Following:
         connection.name = f"the standby at {hello.label}"
         connection.on_lost, connection.on_link = self._lost, self._link
         self._standby, self._address = connection, hello.label
-        self._basis, self._has_basis, self._stands_by = 0, False, False
-        self._pulses.clear()
+        self._snapshot_number, self._has_snapshot, self._stands_by = 0, False, False
+        self._heartbeats.clear()
         self._answered = 0
         self._heard = self._loop.time()
-        self._pulse(connection)
+        self._heartbeat(connection)
 
     def _refusal(self, connection: Connection, hello: m.Hello) -> Status | None:
         if not may_say(connection.peer_role, hello.role) or not self._tokens.are_right(hello.role, hello.token):
@@ -118,13 +118,13 @@ class Following:
         """
         return (self._relied_on,) if self._relied_on else ()
 
-    def doubt(self) -> str:
+    def takeover_suspicion(self) -> str:
         """Why peers that come back are not served for now: the standby may have taken over; "" where that is excluded.
 
         Those that are here have not gone there.
         """
         now = self._loop.time()
-        if now < self._doubts_until or (self._is_followed and now - self._heard > LEASE_SECONDS):
+        if now < self._suspected_until or (self._is_followed and now - self._heard > LEASE_SECONDS):
             return f"the standby at {self._address} may have taken over: nothing is heard of it"
         return ""
 
@@ -134,22 +134,27 @@ class Following:
     def wants_snapshot(self) -> bool:
         """Whether one is to be begun, between two turns."""
         journal = self._journal()
-        return self._standby is not None and not self._basis and journal is not None and not journal.is_snapshotting
+        return (
+            self._standby is not None
+            and not self._snapshot_number
+            and journal is not None
+            and not journal.is_snapshotting
+        )
 
     def begin(self, journal: Journal) -> None:
         """A snapshot has been begun: all that comes from now on is for a standby that waits for one."""
-        self._basis = self._basis or journal.number
+        self._snapshot_number = self._snapshot_number or journal.number
 
     def send(self, turn: Sequence[bytes]) -> None:
         """A turn that has been handled. When this returns the kernel has it, unless the standby does not read."""
         standby = self._standby
-        if standby is None or not self._basis:
+        if standby is None or not self._snapshot_number:
             return
         for part, is_last in _parts(join_records(turn)):
-            standby.send(TurnPart(part, is_last))
+            standby.send(LogBatchChunk(part, is_last))
         standby.flush()
 
-    def _pulse(self, standby: Connection) -> None:
+    def _heartbeat(self, standby: Connection) -> None:
         if self._standby is not standby:
             return
         silent = self._loop.time() - self._heard
@@ -158,31 +163,36 @@ class Following:
             self._drop(standby, f"nothing was heard of it for {most:.0f} s")
             return
         journal = self._journal()
-        if journal is not None and self._basis and not self._has_basis and not self._begin_basis(standby, journal):
+        if (
+            journal is not None
+            and self._snapshot_number
+            and not self._has_snapshot
+            and not self._begin_snapshot(standby, journal)
+        ):
             self._drop(standby, "there is no snapshot for it")  # it dials again
             return
         if self._stands_by and not self._is_followed and silent < LEASE_SECONDS:  # else it is behind still
             self._rely_on(standby)
-        self._send_pulse(standby)
-        self._loop.call_later(PULSE_SECONDS, self._pulse, standby)
+        self._send_heartbeat(standby)
+        self._loop.call_later(HEARTBEAT_SECONDS, self._heartbeat, standby)
 
-    def _send_pulse(self, standby: Connection) -> None:
-        self._pulses.append(self._loop.time())
+    def _send_heartbeat(self, standby: Connection) -> None:
+        self._heartbeats.append(self._loop.time())
         acknowledged = ((each.number, *each.retransmit_buffer.acknowledged) for each in self._connections.all())
-        standby.send(Pulse(tuple(acknowledged) if self._basis else (), self._is_followed))
+        standby.send(Heartbeat(tuple(acknowledged) if self._snapshot_number else (), self._is_followed))
 
-    def _begin_basis(self, standby: Connection, journal: Journal) -> bool:
+    def _begin_snapshot(self, standby: Connection, journal: Journal) -> bool:
         """Sends the snapshot, where it is there; False where it will not be."""
-        parts = journal.payload(self._basis)
+        parts = journal.payload(self._snapshot_number)
         try:
             first = next(parts)
         except (AtollError, OSError):
             return journal.is_snapshotting
-        self._has_basis = True
-        self._send_basis(standby, journal.term, chain([first], parts))
+        self._has_snapshot = True
+        self._send_snapshot(standby, journal.term, chain([first], parts))
         return True
 
-    def _send_basis(self, standby: Connection, term: int, parts: Iterator[tuple[bytes, bool]]) -> None:
+    def _send_snapshot(self, standby: Connection, term: int, parts: Iterator[tuple[bytes, bool]]) -> None:
         """One part a turn of the loop, which has other things to do, and no more than the standby takes."""
         if self._standby is not standby:
             return
@@ -193,24 +203,24 @@ class Following:
             except (AtollError, OSError) as error:
                 self._drop(standby, f"its snapshot cannot be read: {error}")
                 return
-            standby.send_in_pieces(encode(BasisPart(part, term, is_last)))
+            standby.send_in_pieces(encode(SnapshotChunk(part, term, is_last)))
             if is_last:
                 return
             pause = 0.0
-        self._loop.call_later(pause, self._send_basis, standby, term, parts)
+        self._loop.call_later(pause, self._send_snapshot, standby, term, parts)
 
     # ---- what it says
 
     def _link(self, message: AnyLinkMessage) -> None:
-        """It acknowledges pulses, as what comes in pieces; and once it stands by, turns."""
+        """It acknowledges heartbeats, as what comes in pieces; and once it stands by, turns."""
         if isinstance(message, Acknowledge):
-            while self._pulses and self._answered < message.pieced:
+            while self._heartbeats and self._answered < message.pieced:
                 self._answered += 1
-                self._heard = self._pulses.popleft()
+                self._heard = self._heartbeats.popleft()
             self._stands_by = self._stands_by or message.whole > 0
 
     def _rely_on(self, standby: Connection) -> None:
-        """From one pulse to the next: peers know of it before this process is not started again.
+        """From one heartbeat to the next: peers know of it before this process is not started again.
 
         Should this process end in here, both it and the standby go on, and terms decide; not neither.
         """
@@ -219,8 +229,8 @@ class Following:
             self._announce((self._address,))
             return
         self._is_followed, self._relied_on = True, self._address
-        self._silence.begin()
-        self._send_pulse(standby)
+        self._leader_fence.begin()
+        self._send_heartbeat(standby)
         standby.flush()
         _log.warning("a standby at %s follows this controller", self._address)
         self._report(FOLLOWED)
@@ -236,23 +246,23 @@ class Following:
             return
         _log.warning("the standby at %s does not follow any more: %s", self._address, reason)
         self._is_followed = False
-        self._doubts_until = self._loop.time() + _DOUBT_SECONDS
+        self._suspected_until = self._loop.time() + _SUSPICION_SECONDS
         self._report(ALONE)
         # Where it has taken over, peers that come here meanwhile are to find it.
-        self._loop.call_later(_DOUBT_SECONDS, self._forget)
+        self._loop.call_later(_SUSPICION_SECONDS, self._forget)
 
     def _forget(self) -> None:
         """It has not taken over: peers need not look for it, unless there is another one."""
         if self._standby is not None:
             return
-        self._silence.end()
+        self._leader_fence.end()
         if self._announced:
             self._announced = ""
             self._announce(())
 
     def end(self) -> None:
         """The cluster ends, and nobody is to go on."""
-        self._silence.end()
+        self._leader_fence.end()
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.send_link(Close())
@@ -260,7 +270,7 @@ class Following:
 
     def drop(self) -> None:
         """Another controller has taken over."""
-        self._silence.stop()
+        self._leader_fence.stop()
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.abort()

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-# Without a word of the controller, whose pulse comes twice a second, it may be gone.
+# Without a word of the controller, whose heartbeat comes twice a second, it may be gone.
 LEASE_SECONDS = 2.0
 # That a host's coming counts for: where it finds nobody, it comes again within a few seconds.
-ASKED_SECONDS = 5.0
+RESUME_ATTEMPT_SECONDS = 5.0
 # After which what a standby knows is too old to go on with: the controller has told its peers to do without it by then.
 KNOWS_SECONDS = 20.0
 # Between the terms of a standby and of the controller before it, which may have been started again unseen.
@@ -29,7 +29,7 @@ class Takeover:
     def __init__(self) -> None:
         self._heard = -math.inf
         self._is_lost = True
-        self._asked: dict[int, float] = {}  # when, by connection
+        self._resume_attempts: dict[int, float] = {}  # when, by connection
 
     def heard(self, now: float) -> None:
         """Something of the controller."""
@@ -39,16 +39,16 @@ class Takeover:
         """The connection to the controller has ended."""
         self._is_lost = True
 
-    def asked(self, now: float, connection: int) -> None:
+    def on_resume_attempt(self, now: float, connection: int) -> None:
         """A peer has come, to go on with its connection here."""
-        self._asked[connection] = now
+        self._resume_attempts[connection] = now
 
     def is_due(self, now: float, hosts: Collection[int]) -> bool:
         """Whether to take over now; `hosts` are the connections of those that the controller had."""
         silent = now - self._heard
         if silent > KNOWS_SECONDS or not (self._is_lost or silent >= LEASE_SECONDS):
             return False
-        there = [each for each in hosts if now - self._asked.get(each, -math.inf) <= ASKED_SECONDS]
+        there = [each for each in hosts if now - self._resume_attempts.get(each, -math.inf) <= RESUME_ATTEMPT_SECONDS]
         return 2 * len(there) > len(hosts)
 
 

@@ -77,7 +77,7 @@ class Engine(Protocol):
     """
 
     @property
-    def agents(self) -> AgentTaker | None:
+    def agents(self) -> AgentHandler | None:
         """What takes the host agents that connect; None where the engine has none, and starts workers itself."""
 
     def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
@@ -110,7 +110,7 @@ class Engine(Protocol):
         """
 
 
-class AgentTaker(Protocol):
+class AgentHandler(Protocol):
     """What an engine does with host agents. All methods are called on the event loop, and none may block."""
 
     def begin(self, send: Callable[[Message], None]) -> None:

@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from atoll.cluster.processes.holders import watch_holder
+from atoll.cluster.processes.adopted_process import watch_holder
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_runtime import read_options, run_loop, start_logging, write_ready
 from atoll.cluster.sandbox.isolation import mechanisms_here

@@ -14,7 +14,8 @@ from atoll.cluster.settings import ClusterSettings
 class EngineOptions(msgspec.Struct, frozen=True):
     """How to start a cluster. `parent` is the process that it must not outlive; 0 for a cluster that stays.
 
-    With a `note` (see `cluster.processes.holders`) another process may take the parent's place within the grace time.
+    With a `note` (see `cluster.processes.adopted_process`) another process may take the parent's place within the grace
+    time.
     """
 
     settings: ClusterSettings

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.processes.local_process import describe_exit
-from atoll.cluster.processes.starting import StartingProcess
+from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.settings import OnOff
 from atoll.devices.accelerators import DeviceShares, devices
-from atoll.engines.engine_interface import AgentTaker, HostEnd, HostProcess, HostStart
+from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.worker_command import WorkerPlace, check_kinds, worker_command, worker_environment
 from atoll.wire.address import Address, parse_address
@@ -28,7 +28,7 @@ class LocalEngine:
             self._shares.check(platform, sum(each.hosts * each.devices for each in shapes))
 
     @property
-    def agents(self) -> AgentTaker | None:
+    def agents(self) -> AgentHandler | None:
         return None
 
     def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:

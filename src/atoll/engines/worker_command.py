@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 
 from atoll.cluster.directories import key_file, state_directory
-from atoll.cluster.processes.process_runtime import command, for_arrays
+from atoll.cluster.processes.process_runtime import command, with_malloc_tuning
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.cluster.tenant_settings import TENANTS_VARIABLE
@@ -133,4 +133,4 @@ def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0)
     env["JAX_ENABLE_X64"] = "1"
     env.update(visible(names, platform, count))
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return for_arrays(env)
+    return with_malloc_tuning(env)

@@ -11,7 +11,7 @@ import msgspec
 
 from atoll.errors import Status, invalid
 from atoll.executables.compile_requests import CompileJob
-from atoll.executables.loaded_executable import MPMD_ERROR, NO_LAYOUTS, Loaded
+from atoll.executables.loaded_executable import MPMD_ERROR, NO_LAYOUTS, LoadedExecutable
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
@@ -40,7 +40,7 @@ def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(identity)).hexdigest().encode()
 
 
-class Executable(Loaded):
+class Executable(LoadedExecutable):
     """A compiled function of the session."""
 
     def __init__(self, function: int, info: FunctionInfo, job: CompileJob) -> None:

@@ -22,7 +22,7 @@ NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA reports no layouts where there are 
 MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is no MPMD executable")
 
 
-class Loaded(abc.ABC):
+class LoadedExecutable(abc.ABC):
     """What a session can run by a handle: a compiled function, or a program of several.
 
     `functions` are those that the session keeps for as long as it has this, each once. A run may also give completions,
@@ -60,7 +60,7 @@ class Loaded(abc.ABC):
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         """The program that runs it; the caller keeps the `preserved` of `donated`."""
 
-    def run_beside(
+    def run_on_host(
         self, cluster: ClusterSession, handles: Sequence[int], context: int
     ) -> Coroutine[Any, Any, None] | None:
         """Runs it beside the session's launches, where it has no `program`; None where it has one.
@@ -113,7 +113,7 @@ class Loaded(abc.ABC):
         )
 
 
-class Answer(Loaded):
+class ImmediateExecutable(LoadedExecutable):
     """Bytes for the client, and the devices that they are about: to JAX an executable, which is never run.
 
     A plug-in program is the one request of jaxlib's client that carries any bytes, and an executable is its only reply.

@@ -16,7 +16,7 @@ import msgspec
 
 from atoll.errors import StatusError, invalid, not_found
 from atoll.executables.json_requests import beginnings, read_request, reading
-from atoll.executables.loaded_executable import Loaded
+from atoll.executables.loaded_executable import LoadedExecutable
 from atoll.executables.program_executables import metadata_reply
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import HostBuffer, HostToDevice, Program, single
@@ -68,7 +68,7 @@ class _Request(msgspec.Struct, frozen=True, rename="camel"):
 PROFILE_REQUESTS = beginnings(_Request)
 
 
-class ProfileExecutable(Loaded):
+class ProfileExecutable(LoadedExecutable):
     """Starts a profile of some hosts at its first run, and ends it at its second. Runs beside the session's launches.
 
     With `xprofTraceOptions` each run gives one string: the directory in which the hosts' files are, or will be.
@@ -99,7 +99,7 @@ class ProfileExecutable(Loaded):
         place = ArraySpec("string", (1,), Sharding(self.devices, Replicated()))
         self.outputs = () if request.xprof_trace_options is None else (place,)
 
-    def run_beside(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
+    def run_on_host(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
         self._make_outputs(cluster, handles, context)
         return self._run(cluster)
 

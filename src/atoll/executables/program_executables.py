@@ -10,7 +10,7 @@ import msgspec
 from atoll.errors import Code, Status, invalid, unimplemented
 from atoll.executables.arguments import Arguments
 from atoll.executables.compiled_executables import Executable
-from atoll.executables.loaded_executable import MPMD_ERROR, NO_LAYOUTS, Loaded
+from atoll.executables.loaded_executable import MPMD_ERROR, NO_LAYOUTS, LoadedExecutable
 from atoll.executables.program_checks import ProgramChecker
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
@@ -26,7 +26,7 @@ _NOTHING_RUNS = "staged arguments wait for their program; nothing runs here"
 _ASK_THE_FUNCTIONS = "a program has no cost of its own: ask the functions that it calls (Compiled.cost_analysis() does)"
 
 
-def read(data: bytes, loaded: Iterable[Loaded], cluster: ClusterSession) -> Loaded:
+def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSession) -> LoadedExecutable:
     """What a client has submitted, checked. Raises INVALID_ARGUMENT where it makes no sense.
 
     `loaded` are the session's executables, which programs may name by their fingerprints.
@@ -37,10 +37,10 @@ def read(data: bytes, loaded: Iterable[Loaded], cluster: ClusterSession) -> Load
     return ProgramExecutable(submission, loaded, cluster)
 
 
-class ProgramExecutable(Loaded):
+class ProgramExecutable(LoadedExecutable):
     """A traced program of the session. Raises INVALID_ARGUMENT from the constructor."""
 
-    def __init__(self, submission: Submission, loaded: Iterable[Loaded], cluster: ClusterSession) -> None:
+    def __init__(self, submission: Submission, loaded: Iterable[LoadedExecutable], cluster: ClusterSession) -> None:
         super().__init__()
         known = {each.fingerprint: each for each in loaded if isinstance(each, Executable)}
         functions = []
@@ -116,7 +116,7 @@ class ProgramExecutable(Loaded):
         return sharding_to(spec.sharding, spec.shape, self._op_shardings[self.definition.results[position]])
 
 
-class StagingExecutable(Loaded):
+class StagingExecutable(LoadedExecutable):
     """Keeps its arguments for the program that is run next; see `atoll.protocol.submission`."""
 
     def __init__(self, submission: Staging, cluster: ClusterSession) -> None:

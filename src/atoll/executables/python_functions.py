@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.executables.arguments import Arguments
-from atoll.executables.loaded_executable import Loaded
+from atoll.executables.loaded_executable import LoadedExecutable
 from atoll.executables.program_checks import describe
 from atoll.executables.program_executables import metadata_reply
 from atoll.executables.session_arrays import ArrayRecord
@@ -42,7 +42,7 @@ _NO_SETTINGS = ClientSettings()
 _NO_ESTIMATES = "a Python function has no cost that could be known before it runs"
 
 
-class PythonExecutable(Loaded):
+class PythonExecutable(LoadedExecutable):
     """A call of Python beside its devices. Raises INVALID_ARGUMENT or UNIMPLEMENTED from the constructor.
 
     The client is told the output shardings `announced`, in the protocol's form.

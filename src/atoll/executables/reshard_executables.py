@@ -12,7 +12,7 @@ import msgspec
 
 from atoll.errors import invalid
 from atoll.executables.json_requests import beginnings, read_request
-from atoll.executables.loaded_executable import Loaded
+from atoll.executables.loaded_executable import LoadedExecutable
 from atoll.executables.program_executables import ProgramExecutable, metadata_reply
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Program, Transfer
@@ -54,7 +54,7 @@ class _Request(msgspec.Struct, frozen=True, rename="camel"):
 RESHARD_REQUESTS = beginnings(_Request)
 
 
-class ReshardExecutable(Loaded):
+class ReshardExecutable(LoadedExecutable):
     """Gives arrays other shardings. Raises INVALID_ARGUMENT from the constructor."""
 
     def __init__(self, payload: bytes, cluster: ClusterSession) -> None:

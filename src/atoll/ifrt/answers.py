@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.errors import invalid, not_found, unimplemented
 from atoll.executables.compiled_executables import Executable
-from atoll.executables.loaded_executable import Answer
+from atoll.executables.loaded_executable import ImmediateExecutable
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.protocol import profiles
@@ -33,30 +33,30 @@ def answer(pending: PendingRequest, payload: bytes) -> None:
     pending.reply_loaded_later(_answer(pending.session, read_question(bytes(payload))))
 
 
-async def _answer(session: IfrtSession, question: Question) -> Answer:
+async def _answer(session: IfrtSession, question: Question) -> ImmediateExecutable:
     match question:
         case MemoryQuestion(device=device):
             if device >= len(session.cluster.welcome.devices):
                 raise invalid(f"device {device} does not exist")
-            return Answer("memory statistics", (device,), await session.cluster.inquire("memory", device))
+            return ImmediateExecutable("memory statistics", (device,), await session.cluster.inquire("memory", device))
         case SourceQuestion(fingerprint=fingerprint):
             return _source(session, fingerprint)
         case ProfileQuestion(request=request):
             return await _profile(session, request)
         case IslandsQuestion(leaves=leaves):
-            return Answer("islands", (0,), msgspec.json.encode(session.cluster.devices_away(leaves)))
+            return ImmediateExecutable("islands", (0,), msgspec.json.encode(session.cluster.devices_away(leaves)))
 
 
-async def _profile(session: IfrtSession, request: profiles.Request) -> Answer:
+async def _profile(session: IfrtSession, request: profiles.Request) -> ImmediateExecutable:
     if isinstance(request, profiles.Collect) and request.directory:
         raise invalid("a profile goes to the client that asks for it")
     hosts = hosts_of(session.cluster)
     missing = await ask_hosts(session.cluster, hosts, request)
     content = MissingHosts({host: status.message for host, status in missing.items()})
-    return Answer("profile", tuple(hosts.values())[:1], msgspec.json.encode(content))
+    return ImmediateExecutable("profile", tuple(hosts.values())[:1], msgspec.json.encode(content))
 
 
-def _source(session: IfrtSession, fingerprint: bytes) -> Answer:
+def _source(session: IfrtSession, fingerprint: bytes) -> ImmediateExecutable:
     for each in session.executables.values():
         if isinstance(each, Executable) and each.fingerprint == fingerprint:
             each.loss.raise_if_error()
@@ -65,5 +65,5 @@ def _source(session: IfrtSession, fingerprint: bytes) -> Answer:
             encoded = session.cluster.source(each.function)
             source = msgspec.msgpack.decode(encoded, type=FunctionSource)
             content = CompiledSource(source.program, source.options, each.assignment)
-            return Answer(f"source of {each.name}", each.devices, msgspec.msgpack.encode(content))
+            return ImmediateExecutable(f"source of {each.name}", each.devices, msgspec.msgpack.encode(content))
     raise not_found("no executable of this session has that fingerprint")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Status, invalid, not_found, unimplemented
-from atoll.executables.loaded_executable import Answer, Loaded
+from atoll.executables.loaded_executable import ImmediateExecutable, LoadedExecutable
 from atoll.executables.python_functions import PythonFunctions
 from atoll.executables.session_arrays import ArrayRecord, Arrays, Memory, Origin
 from atoll.ifrt.host_buffer_store import HostBuffers
@@ -21,7 +21,7 @@ from atoll.ifrt.responses import ResponseStream
 from atoll.ir.types import ArraySpec
 from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
-from atoll.session.callback_relay import Relay
+from atoll.session.callback_relay import CallbackRelay
 from atoll.session.cluster_session import ClusterSession
 
 # Handles that the session mints start far above those that the client chooses.
@@ -49,13 +49,13 @@ class IfrtSession:
         self.responses = ResponseStream(write)
         self.arrays = Arrays(self.responses.ended_contexts)
         self.buffers = HostBuffers()
-        self.executables: dict[int, Loaded] = {}
+        self.executables: dict[int, LoadedExecutable] = {}
         self.compiled: dict[str, FunctionInfo] = {}  # by the content of what was compiled last
         self.python = PythonFunctions(cluster)
         self.staged: list[int] = []  # arguments of the program that runs next, by handle
         self.layouts: dict[Any, bytes] = {}
-        self.open_relay: Callable[[], Relay] | None = None  # has calls into the client's Python go to it
-        self._relay: Relay | None = None
+        self.open_relay: Callable[[], CallbackRelay] | None = None  # has calls into the client's Python go to it
+        self._relay: CallbackRelay | None = None
         self.deletions: dict[int, Status] = {}  # by the future that the client asks about once
         self._futures: dict[int, asyncio.Future[Status]] = {}
         self._loop = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class IfrtSession:
         if len(self.compiled) > _MOST_REMEMBERED:
             del self.compiled[next(iter(self.compiled))]
 
-    def load(self, loaded: Loaded) -> int:
+    def load(self, loaded: LoadedExecutable) -> int:
         """A handle for something that can be run; the functions that it needs are the session's from now on."""
         handle = self.cluster.mint()
         self.executables[handle] = loaded
@@ -177,19 +177,19 @@ class IfrtSession:
             self.cluster.release_program(program)
         self.cluster.drop_functions(loaded.functions)
 
-    def executable(self, handle: int) -> Loaded:
+    def executable(self, handle: int) -> LoadedExecutable:
         """Raises NOT_FOUND."""
         executable = self.executables.get(handle)
         if executable is None:
             raise not_found(f"unknown executable handle {handle}")
         return executable
 
-    def take_calls(self) -> Loaded:
+    def callback_loader(self) -> LoadedExecutable:
         """The client wants to be called back: the reply says where. Raises UNIMPLEMENTED where that cannot be."""
         if self.open_relay is None:
             raise unimplemented(CALLBACK_ADVICE)
         self._relay = self.open_relay()
-        return Answer("the place of callbacks", (0,), msgspec.json.encode(self._relay.where))
+        return ImmediateExecutable("the place of callbacks", (0,), msgspec.json.encode(self._relay.where))
 
     # ---- futures
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from atoll.errors import OK, Status, StatusError, status_of
-from atoll.executables.loaded_executable import Loaded
+from atoll.executables.loaded_executable import LoadedExecutable
 from atoll.executables.session_arrays import ArrayRecord, Memory
 from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE, IfrtSession
 from atoll.protocol.ifrt import session_pb2
@@ -68,11 +68,11 @@ class PendingRequest:
         """Answers when `work` is done, with the response that it returns or the error that it raises."""
         self.session.spawn(self._answer(work, with_stack))
 
-    def reply_loaded(self, loaded: Loaded) -> None:
+    def reply_loaded(self, loaded: LoadedExecutable) -> None:
         """The reply of a compile request: a handle for what can be run, or asked, from now on."""
         self.reply(self._loaded(loaded))
 
-    def reply_loaded_later(self, work: Coroutine[Any, Any, Loaded]) -> None:
+    def reply_loaded_later(self, work: Coroutine[Any, Any, LoadedExecutable]) -> None:
         """As `reply_loaded`, when `work` is done. Its error has no stack: JAX raises it from the call."""
 
         async def load() -> Any:
@@ -80,7 +80,7 @@ class PendingRequest:
 
         self.reply_later(load(), with_stack=False)
 
-    def _loaded(self, loaded: Loaded) -> Any:
+    def _loaded(self, loaded: LoadedExecutable) -> Any:
         response = self.response()
         response.compile.CopyFrom(loaded.compile_reply(self.session.load(loaded), self.session.add_future(OK)))
         return response

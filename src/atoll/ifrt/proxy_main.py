@@ -8,7 +8,7 @@ import os
 import shutil
 
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.process_runtime import read_options, run_loop, spare_collector, start_logging, write_ready
+from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, start_logging, write_ready
 from atoll.errors import AtollError
 from atoll.grpc import GrpcServer
 from atoll.ifrt.ifrt_service import Service
@@ -68,7 +68,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         write_ready(options.ready_fd, Ready(error=type(error).__name__, message=str(error)))
         return
     write_ready(options.ready_fd, Ready(address=where))
-    spare_collector()
+    freeze_gc()
     await stop.wait()
     service.close()
     await server.close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.slice_requests import MAGIC, SliceInfo, read_request
-from atoll.executables.loaded_executable import Answer
+from atoll.executables.loaded_executable import ImmediateExecutable
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import ClusterSession
 
 
-class SliceExecutable(Answer):
+class SliceExecutable(ImmediateExecutable):
     """Stands for a slice: its devices are those of the slice, and its fingerprint carries the rest."""
 
     def __init__(self, added: m.SliceAdded, island: int) -> None:

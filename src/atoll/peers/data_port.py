@@ -171,7 +171,7 @@ class DataPort:
             def on_failure(piece: Piece, status: Status) -> None:
                 self.inbox.put_failed(session or piece.session, piece.feed, status)
 
-            channel.receive(on_piece, on_failure, room=_InboxRoom(self, session))
+            channel.receive(on_piece, on_failure, budget=_InboxBudget(self, session))
         except (AtollError, EOFError, OSError, MemoryError) as error:
             if not has_opened:
                 raise  # the listener logs it
@@ -260,14 +260,14 @@ class DataPort:
         """The channel to another host's data port, opened at first use. Raises ConnectError."""
         return self._hosts.to(host)
 
-    def takes_at_once(self, session: int, nbytes: int) -> bool:
+    def can_send_nowait(self, session: int, nbytes: int) -> bool:
         """Whether so much could be sent to the session's proxy without waiting."""
         channel = self._channels.get(session)
-        return channel is not None and channel.takes_at_once(nbytes)
+        return channel is not None and channel.can_send_nowait(nbytes)
 
-    def host_takes_at_once(self, host: int, nbytes: int) -> bool:
+    def can_send_to_host_nowait(self, host: int, nbytes: int) -> bool:
         """The same for another host; False where there is no channel to it yet."""
-        return self._hosts.takes_at_once(host, nbytes)
+        return self._hosts.can_send_nowait(host, nbytes)
 
     # ---- the end
 
@@ -289,8 +289,8 @@ class DataPort:
         )
 
 
-class _InboxRoom:
-    """Room for what comes on one channel (`session` 0: from another host): see `Inbox.admit`."""
+class _InboxBudget:
+    """The budget of what comes on one channel (`session` 0: from another host): see `Inbox.admit`."""
 
     def __init__(self, port: DataPort, session: int) -> None:
         self._port = port

@@ -129,10 +129,10 @@ class HostChannels:
         if lost:
             self._on_lost(host, lost, str(channel.silence or ""))
 
-    def takes_at_once(self, host: int, nbytes: int) -> bool:
+    def can_send_nowait(self, host: int, nbytes: int) -> bool:
         """Whether so much could be sent to the host without waiting; False where there is no channel to it yet."""
         channel = self.opened(host)
-        return channel is not None and channel.takes_at_once(nbytes)
+        return channel is not None and channel.can_send_nowait(nbytes)
 
     def close(self) -> None:
         self.set_hosts((), "")

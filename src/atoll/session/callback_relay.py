@@ -46,9 +46,9 @@ class CallbackPort:
     def __init__(self, address: Callable[[], Address]) -> None:
         self._address = address
         self._listener: Listener | None = None
-        self._relays: dict[int, Relay] = {}
+        self._relays: dict[int, CallbackRelay] = {}
 
-    def relay(self, number: int, cluster: ClusterSession) -> Relay:
+    def relay(self, number: int, cluster: ClusterSession) -> CallbackRelay:
         """Has the calls of a session go to the client that opens a channel for `number`.
 
         Raises OSError where nothing can listen there.
@@ -57,9 +57,9 @@ class CallbackPort:
             return self._relays[number]
         if self._listener is None:
             self._listener = Listener(self._address(), self._serve, lambda: None)
-        relay = Relay(cluster, CallbackAddress(str(self._listener.address), number, secrets.token_hex(16)))
+        relay = CallbackRelay(cluster, CallbackAddress(str(self._listener.address), number, secrets.token_hex(16)))
         self._relays[number] = relay
-        cluster.serve_calls(relay)
+        cluster.set_callback_handler(relay)
         return relay
 
     def close_relay(self, number: int) -> None:
@@ -85,7 +85,7 @@ class CallbackPort:
             self._listener.close()
 
 
-class Relay:
+class CallbackRelay:
     """Between a session's workers and its client. For any thread."""
 
     def __init__(self, cluster: ClusterSession, where: CallbackAddress) -> None:
@@ -98,7 +98,7 @@ class Relay:
         self._dropped: dict[int, tuple[int, ...]] = {}
         self._lock = threading.Lock()
 
-    # ---- from the hosts: see `session.session_interfaces.CallTaker`
+    # ---- from the hosts: see `session.session_interfaces.CallbackHandler`
 
     def call(self, feed: int, content: Any, done: Callable[[], None]) -> None:
         if is_notice(feed):

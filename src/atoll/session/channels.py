@@ -21,7 +21,7 @@ from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.call_messages import host_of, is_call
 from atoll.session.sent_uploads import SentUploads, Upload
-from atoll.session.session_interfaces import CallTaker, OnBroken, OnFeed, Unreached
+from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.piece_contents import Buffers, FileContents, as_views
 from atoll.transfers.silence_monitor import SILENCE_SECONDS
@@ -68,7 +68,7 @@ class Channels:
         self._controller = controller
         self._on_feed = on_feed
         self._on_broken = on_broken
-        self.calls: CallTaker | None = None
+        self.calls: CallbackHandler | None = None
         self.awaits: Callable[[], bool] = lambda: False
         self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         self._open: dict[int, DataChannel] = {}
@@ -213,7 +213,7 @@ class Channels:
         """Send an upload at once if it is small; otherwise on a thread, since the loop's must not wait for a host."""
         send = partial(self._start, host, feed, upload)
         is_small = upload.file is None and upload.contents.nbytes <= _DIRECT_BYTES
-        if is_small and channel.takes_at_once(_DIRECT_BYTES):
+        if is_small and channel.can_send_nowait(_DIRECT_BYTES):
             self._try(host, channel, send)
         else:
             start_in(self._senders, self._try, host, channel, send)

@@ -21,12 +21,12 @@ from atoll.protocol.questions import DevicesAway
 from atoll.session.call_recorder import CallRecorder
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.downloads import Downloads
-from atoll.session.host_availability import HostsAway
+from atoll.session.host_availability import HostAvailability
 from atoll.session.outgoing_messages import Outgoing
 from atoll.session.registered_programs import ProgramCache
-from atoll.session.session_functions import FunctionTable
+from atoll.session.session_functions import SessionFunctions
 from atoll.session.session_interfaces import (
-    CallTaker,
+    CallbackHandler,
     DataChannels,
     OnBroken,
     OnFeed,
@@ -77,12 +77,12 @@ class ClusterSession:
         self.downloads = Downloads()
         self._channels = open_channels(self.downloads.take, self._lose)
         self._channels.awaits = self.downloads.any
-        self._functions = FunctionTable()
+        self._functions = SessionFunctions()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._split = split = SplitPrograms(self.send, self.number, self.mint, self._hosts.keys())
         self.register_program, self.release_program, self.credits = split.register, split.release, split.credits
         self.programs = ProgramCache(split.register, split.release)
-        self._away = HostsAway(self.send)
+        self._away = HostAvailability(self.send)
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
         self._quiesced = 0  # by so many: each ends with a `_resume`
@@ -313,7 +313,7 @@ class ClusterSession:
 
     # ---- calls into the client's Python
 
-    def serve_calls(self, calls: CallTaker) -> None:
+    def set_callback_handler(self, calls: CallbackHandler) -> None:
         """Has the hosts' calls given to `calls`; each is to be answered by `answer`."""
         self._channels.calls = calls
 

@@ -9,7 +9,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.questions import DevicesAway
 
 
-class HostsAway:
+class HostAvailability:
     """`lost` are not back yet; `leaving` are on machines that are about to go."""
 
     def __init__(self, send: Callable[[Any], None]) -> None:

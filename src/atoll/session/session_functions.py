@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 
-class FunctionTable:
+class SessionFunctions:
     """Functions by number."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class ControlConnection(Protocol):
     def close(self) -> None: ...
 
 
-class CallTaker(Protocol):
+class CallbackHandler(Protocol):
     """Takes hosts' calls into the client's Python. For any thread."""
 
     def call(self, feed: int, content: Any, done: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ class DataChannels(Protocol):
     `calls` takes the hosts' calls into the client's Python; without it nobody answers them.
     """
 
-    calls: CallTaker | None
+    calls: CallbackHandler | None
     awaits: Callable[[], bool]  # whether contents are awaited of any host; on any thread
 
     def connect(

@@ -14,7 +14,7 @@ OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
 OnFailure = Callable[[Piece, Status], None]
 
 
-class Room(Protocol):
+class ReceiveBudget(Protocol):
     """Decides when the bytes of large pieces may come. For any thread; must not block."""
 
     def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
@@ -24,8 +24,8 @@ class Room(Protocol):
         """A piece that was announced to `admit` will not come."""
 
 
-class Everything:
-    """Room for all that comes."""
+class Unlimited:
+    """A budget without a bound."""
 
     def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
         grant()
@@ -37,12 +37,12 @@ class Everything:
 class ChannelArrivals:
     """`engine.Arrivals` by callbacks. Without `on_failure`, a piece that cannot be had ends the channel."""
 
-    def __init__(self, on_piece: OnPiece, on_failure: OnFailure | None, room: Room | None) -> None:
+    def __init__(self, on_piece: OnPiece, on_failure: OnFailure | None, budget: ReceiveBudget | None) -> None:
         self.take = on_piece
         self._on_failure = on_failure
-        self._room = room or Everything()
-        self.admit = self._room.admit
-        self.withdraw = self._room.withdraw
+        self._budget = budget or Unlimited()
+        self.admit = self._budget.admit
+        self.withdraw = self._budget.withdraw
 
     def fail(self, piece: Piece, status: Status) -> None:
         if self._on_failure is None:

@@ -21,7 +21,7 @@ import msgspec
 
 from atoll.errors import AccessError, AtollError, ConnectError, FrameError, StatusError
 from atoll.protocol.messages import INTERNAL_FEEDS
-from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, Room
+from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, ReceiveBudget
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Alive, Liveness, Probe
 from atoll.transfers.piece_contents import Buffers, as_views
@@ -42,9 +42,9 @@ MAX_PIECE = 1 << 40
 PART_BYTES = 8 << 20
 # Pieces of feeds from here on wait for nothing that the peer says, as chunks do for credits: their sender may be the
 # thread that reads another channel, which the peer needs to go on.
-FIRST_IN_PLACE = 1 << 62
+FIRST_INLINE_FEED = 1 << 62
 # Pieces of session 0 with this number are messages between hosts: see `worker.host_links`.
-CONTROL = FIRST_IN_PLACE
+CONTROL = FIRST_INLINE_FEED
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
@@ -236,7 +236,7 @@ class DataChannel:
         if feed < INTERNAL_FEEDS:
             ways = self._choices
         else:
-            ways = self._between_hosts if feed < FIRST_IN_PLACE else self._in_place
+            ways = self._between_hosts if feed < FIRST_INLINE_FEED else self._in_place
         for takes, send in ways:
             if takes(contents):
                 try:
@@ -246,9 +246,9 @@ class DataChannel:
                 return
         raise AssertionError("no kind of transfer takes these contents")
 
-    def takes_at_once(self, nbytes: int) -> bool:
+    def can_send_nowait(self, nbytes: int) -> bool:
         """Whether sending so much would not wait for the peer. So much is small: it goes along the socket."""
-        return self._socket.takes_at_once(nbytes)
+        return self._socket.can_send_nowait(nbytes)
 
     # ---- receiving
 
@@ -266,7 +266,7 @@ class DataChannel:
         on_piece: OnPiece,
         on_failure: OnFailure | None = None,
         on_socket: OnSocket | None = None,
-        room: Room | None = None,
+        budget: ReceiveBudget | None = None,
     ) -> None:
         """Reads until the peer closes. Pieces are given to `on_piece`, those of one feed in order: on this thread, or
         on that of a stream.
@@ -275,7 +275,7 @@ class DataChannel:
         `room` is asked before the bytes of a large piece come. Raises TimeoutError where the peer is silent, FrameError
         where it sends what is no frame, or ends inside of a piece, and AccessError where it does not trust this one.
         """
-        arrivals = ChannelArrivals(on_piece, on_failure, room)
+        arrivals = ChannelArrivals(on_piece, on_failure, budget)
         for engine in self._engines:
             engine.receive_for(arrivals)
         while True:

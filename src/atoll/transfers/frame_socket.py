@@ -86,7 +86,7 @@ class FrameSocket:
                 note()
             self._write(head, payload, descriptor)
 
-    def send_at_once(self, frame: msgspec.Struct) -> bool:
+    def send_nowait(self, frame: msgspec.Struct) -> bool:
         """Sends a frame where that waits neither for the peer nor for another thread; False where it would."""
         if not self._send_lock.acquire(blocking=False):
             return False
@@ -111,7 +111,7 @@ class FrameSocket:
         else:
             self._stream.send((head, *payload))
 
-    def takes_at_once(self, nbytes: int) -> bool:
+    def can_send_nowait(self, nbytes: int) -> bool:
         """Whether sending so much would wait neither for the peer nor for another thread."""
         return not self._send_lock.locked() and self._has_room(nbytes)
 

@@ -14,7 +14,7 @@ from typing import Any
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import INTERNAL_FEEDS
 from atoll.transfers.failed_feeds import FailedFeeds
-from atoll.transfers.receive_window import Admission
+from atoll.transfers.receive_window import ReceiveWindow
 from atoll.transfers.transfer_engine import nothing_to_release
 
 # That one session may have waiting here: transfers in chunks, and files, wait for room. All others together are refused
@@ -50,7 +50,8 @@ class Inbox:
         self._failed: defaultdict[int, FailedFeeds] = defaultdict(lambda: FailedFeeds(MAX_FAILED_FEEDS))  # by session
         self._awaited: dict[int, dict[int, tuple[set[int], Callable[[], None]]]] = {}  # by session, and who awaits
         self._lock = threading.Lock()
-        self._admissions: defaultdict[int, Admission] = defaultdict(lambda: Admission(MAX_INBOX_BYTES))  # by session
+        # by session
+        self._windows: defaultdict[int, ReceiveWindow] = defaultdict(lambda: ReceiveWindow(MAX_INBOX_BYTES))
         self._ended: dict[int, None] = {}  # the sessions that ended last
 
     # ---- arrivals
@@ -62,24 +63,24 @@ class Inbox:
         """
         with self._lock:
             launch = (launch or feed) if feed < INTERNAL_FEEDS else 0
-            self._admissions[session].request(feed, nbytes, launch, grant)
+            self._windows[session].request(feed, nbytes, launch, grant)
             granted = self._admit(session)
         _call(granted)
 
     def withdraw(self, session: int, feed: int) -> None:
         """A transfer for which `admit` was called will not arrive."""
         with self._lock:
-            self._admissions[session].withdraw(feed)
+            self._windows[session].withdraw(feed)
             granted = self._admit(session)
         _call(granted)
 
     def _admit(self, session: int) -> list[Callable[[], None]]:
         """What may land, now that something has changed. The caller has the lock."""
-        admission = self._admissions.get(session)
+        admission = self._windows.get(session)
         if admission is None:
             return []
         if admission.is_empty:
-            del self._admissions[session]
+            del self._windows[session]
             return []
         if not admission.waiting:
             return []
@@ -96,7 +97,7 @@ class Inbox:
         """
         with self._lock:
             unwanted = session in self._ended or feed in self._failed.get(session, ())
-            admission = self._admissions[session]
+            admission = self._windows[session]
             if not unwanted and admission.unasked > MAX_INBOX_BYTES and not admission.is_landing(feed):
                 text = f"{admission.held} bytes of session {session} wait at this data port"
                 if feed < INTERNAL_FEEDS:
@@ -207,7 +208,7 @@ class Inbox:
     def _pop(self, session: int, feed: int) -> tuple[Any, Callable[[], None]] | None:
         found = self._feeds.get(session, {}).pop(feed, None)
         if found is not None:
-            self._admissions[session].taken(feed)
+            self._windows[session].taken(feed)
         return found
 
     # ---- nobody takes them
@@ -230,7 +231,7 @@ class Inbox:
             if len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
             for feed in feeds:
-                self._admissions[session].taken(feed)
+                self._windows[session].taken(feed)
             granted = self._admit(session)  # what is under way lands, and is dropped
         _call(granted)
         for _, done in feeds.values():
@@ -243,7 +244,7 @@ class Inbox:
     def statistics(self) -> InboxStatistics:
         with self._lock:
             feeds = sum(map(len, self._feeds.values()))
-            admissions = self._admissions.values()
+            admissions = self._windows.values()
             held, waiting = sum(each.held for each in admissions), sum(each.waiting for each in admissions)
             return InboxStatistics(len(self._feeds), feeds, held, waiting)
 

@@ -82,7 +82,7 @@ class Liveness:
     def handle(self, frame: Probe | Alive) -> None:
         if isinstance(frame, Probe):
             with contextlib.suppress(OSError):
-                self._socket.send_at_once(
+                self._socket.send_nowait(
                     Alive(self._received)
                 )  # else the peer sees bytes of ours anyway, or asks again
             return
@@ -118,7 +118,7 @@ class Liveness:
 
     def probe(self) -> None:
         with contextlib.suppress(OSError):
-            if self._socket.send_at_once(Probe()):
+            if self._socket.send_nowait(Probe()):
                 self._probed += _PROBE_BYTES
 
     def peer_is_silent(self, seconds: float) -> None:

@@ -50,7 +50,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class LandingStatistics:
+class ReceiveBufferStatistics:
     """What is kept free, and how often memory was used again."""
 
     free_blocks: int
@@ -58,7 +58,7 @@ class LandingStatistics:
     reused: int
 
 
-class LandingMemory:
+class ReceiveBufferPool:
     """For any thread. A block comes back by itself once nothing refers to its array any more."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class LandingMemory:
             starts = not self._trims and not self._unused.is_set()
             self._trims = self._trims or starts
         if starts:
-            threading.Thread(target=self._trim, name="atoll-landing-memory", daemon=True).start()
+            threading.Thread(target=self._trim, name="atoll-receive-buffers", daemon=True).start()
         if best is None:
             return _map(size)
         _, block = best
@@ -160,10 +160,10 @@ class LandingMemory:
                     self._trims = False
                     return
 
-    def statistics(self) -> LandingStatistics:
+    def statistics(self) -> ReceiveBufferStatistics:
         with self._lock:
             self._collect()
-            return LandingStatistics(len(self._free), sum(len(block) for _, block in self._free), self._reused)
+            return ReceiveBufferStatistics(len(self._free), sum(len(block) for _, block in self._free), self._reused)
 
 
 def _cost(block: _Block, written: list[Range]) -> tuple[int, int, int]:
@@ -214,4 +214,4 @@ def _map(size: int) -> mmap.mmap:
 
 
 # The process's own.
-LANDING = LandingMemory()
+RECEIVE_BUFFERS = ReceiveBufferPool()

@@ -1,4 +1,4 @@
-"""Transfers that are landing on one channel: where each chunk goes, and when there is something to hand on.
+"""Transfers that arrive on one channel: where each chunk goes, and when there is something to hand on.
 
 No I/O; for any thread. Nothing that the peer says is trusted: a chunk needs credit, and comes once.
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import FrameError
-from atoll.transfers.receive_buffer_pool import LANDING
+from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.transfers.stream_frames import StreamPiece, chunk_count
 from atoll.transfers.transfer_engine import nothing_to_release
 
@@ -28,8 +28,8 @@ _REMEMBERED = 1024
 Delivery = tuple[Any, bool, Callable[[], None]]
 
 
-class Landing:
-    """One transfer. All methods are called under the lock of its `Landings`."""
+class ReceiveBuffer:
+    """One transfer. All methods are called under the lock of its `ReceiveBuffers`."""
 
     __slots__ = (
         "_chunk_bytes",
@@ -77,7 +77,7 @@ class Landing:
             start = number * self._per_part
             count = min(self._per_part, self.chunks - start)
             nbytes = min(self.piece.nbytes, (start + count) * self._chunk_bytes) - start * self._chunk_bytes
-            part = self._parts[number] = LANDING.take(nbytes)
+            part = self._parts[number] = RECEIVE_BUFFERS.take(nbytes)
             self._missing[number] = count
         return part
 
@@ -127,89 +127,89 @@ class Landing:
         return credit
 
 
-class Landings:
+class ReceiveBuffers:
     """`give_credit(transfer, chunks)` is called on any thread, and must not block."""
 
     def __init__(self, give_credit: Callable[[int, int], None], chunk_bytes: int) -> None:
         self._give_credit = give_credit
         self._chunk_bytes = chunk_bytes
         self._lock = threading.Lock()
-        self._landings: dict[int, Landing] = {}
-        self._dropped: dict[int, Landing] = {}
+        self._receive_buffers: dict[int, ReceiveBuffer] = {}
+        self._dropped: dict[int, ReceiveBuffer] = {}
         self._last = 0
 
-    def announce(self, piece: StreamPiece) -> Landing:
+    def announce(self, piece: StreamPiece) -> ReceiveBuffer:
         """The peer has announced a transfer: it waits for `admit`. Raises FrameError."""
         if not 0 <= piece.part * self._chunk_bytes <= MAX_PART_BYTES or not piece.nbytes:
             raise FrameError(f"a transfer of {piece.nbytes} bytes in parts of {piece.part} chunks")
         with self._lock:
             if piece.transfer <= self._last:
                 raise FrameError(f"transfer {piece.transfer} was announced after {self._last}")
-            if len(self._landings) >= MAX_TRANSFERS:
+            if len(self._receive_buffers) >= MAX_TRANSFERS:
                 raise FrameError(f"more than {MAX_TRANSFERS} transfers at a time")
             self._last = piece.transfer
-            landing = self._landings[piece.transfer] = Landing(piece, self._chunk_bytes)
-            return landing
+            buffer = self._receive_buffers[piece.transfer] = ReceiveBuffer(piece, self._chunk_bytes)
+            return buffer
 
-    def admit(self, landing: Landing) -> None:
+    def admit(self, buffer: ReceiveBuffer) -> None:
         """There is room for it. Raises MemoryError where there is none after all."""
         with self._lock:
-            if landing.piece.transfer not in self._landings:
+            if buffer.piece.transfer not in self._receive_buffers:
                 return
-            credit = landing.admit()
-        self._give_credit(landing.piece.transfer, credit)
+            credit = buffer.admit()
+        self._give_credit(buffer.piece.transfer, credit)
 
-    def target(self, transfer: int, index: int) -> tuple[Landing, memoryview]:
+    def target(self, transfer: int, index: int) -> tuple[ReceiveBuffer, memoryview]:
         """Where a chunk goes; `landed` is to be called when it is there. Raises FrameError for one without credit."""
         with self._lock:
-            landing = self._landings.get(transfer) or self._dropped.get(transfer)
-            if landing is None:
+            buffer = self._receive_buffers.get(transfer) or self._dropped.get(transfer)
+            if buffer is None:
                 raise FrameError(f"a chunk came of transfer {transfer}, which is not known")
-            return landing, landing.target(index)
+            return buffer, buffer.target(index)
 
-    def landed(self, landing: Landing, index: int, deliver: Callable[[StreamPiece, Delivery], None]) -> bool:
+    def landed(self, buffer: ReceiveBuffer, index: int, deliver: Callable[[StreamPiece, Delivery], None]) -> bool:
         """The chunk is there: hands on what is complete, in order. True where that was all of its transfer."""
         with self._lock:
-            landing.landed(index)
-            if landing.is_delivering:  # by another stream's thread, which goes on with this
+            buffer.landed(index)
+            if buffer.is_delivering:  # by another stream's thread, which goes on with this
                 return False
-            landing.is_delivering = True
+            buffer.is_delivering = True
         while True:
             with self._lock:
-                part = landing.next_part()
+                part = buffer.next_part()
                 if part is None:
-                    landing.is_delivering = False
-                    return not landing.left and self._landings.pop(landing.piece.transfer, None) is not None
-                more = landing.delivered < landing.parts or landing.piece.more
-            deliver(landing.piece, (part, more, self._part_read(landing) if landing.piece.part else nothing_to_release))
+                    buffer.is_delivering = False
+                    return not buffer.left and self._receive_buffers.pop(buffer.piece.transfer, None) is not None
+                more = buffer.delivered < buffer.parts or buffer.piece.more
+            deliver(buffer.piece, (part, more, self._part_read(buffer) if buffer.piece.part else nothing_to_release))
 
-    def _part_read(self, landing: Landing) -> Callable[[], None]:
+    def _part_read(self, buffer: ReceiveBuffer) -> Callable[[], None]:
         def done() -> None:
             with self._lock:
-                credit = landing.extend()
+                credit = buffer.extend()
             if credit is not None:
-                self._give_credit(landing.piece.transfer, credit)
+                self._give_credit(buffer.piece.transfer, credit)
 
         return done
 
     def drop(self, transfer: int) -> StreamPiece | None:
         """The transfer ends unfinished; None where it is not known."""
         with self._lock:
-            landing = self._landings.pop(transfer, None)
-            if landing is None:
+            buffer = self._receive_buffers.pop(transfer, None)
+            if buffer is None:
                 return None
-            landing.drop()
-            self._dropped[transfer] = landing  # chunks may be on their way on other streams
+            buffer.drop()
+            self._dropped[transfer] = buffer  # chunks may be on their way on other streams
             if len(self._dropped) > _REMEMBERED:
                 del self._dropped[next(iter(self._dropped))]
-        return landing.piece
+        return buffer.piece
 
     def close(self) -> list[StreamPiece]:
         """Frees everything; returns what has not landed."""
         with self._lock:
-            pieces = [landing.piece for landing in self._landings.values()]
-            self._landings.clear()
+            pieces = [buffer.piece for buffer in self._receive_buffers.values()]
+            self._receive_buffers.clear()
             return pieces
 
     def __len__(self) -> int:
-        return len(self._landings)
+        return len(self._receive_buffers)

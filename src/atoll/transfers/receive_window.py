@@ -1,7 +1,7 @@
 """Which transfers of a session may land at a host: room is given, not refused.
 
 A transfer waits, without a byte sent, while what its session has here is at the bound. Some never wait, since what has
-arrived could wait for them: what a parked plan awaits, and the feeds of the session's oldest launch. So a session has
+arrived could wait for them: what a blocked plan awaits, and the feeds of the session's oldest launch. So a session has
 the bound here, or the feeds of one launch where these are more.
 
 Pure: its callers hold a lock, and call what it returns without it.
@@ -27,7 +27,7 @@ class _Here:
     unasked: int  # bytes
 
 
-class Admission:
+class ReceiveWindow:
     """Of one session. `held` bytes are those that have landed, or may: its callers say so by feed."""
 
     def __init__(self, bound: int) -> None:
@@ -45,7 +45,7 @@ class Admission:
     def admitted(
         self, is_awaited: Callable[[int], bool] = lambda feed: False, everything: bool = False
     ) -> list[Callable[[], None]]:
-        """What may land from now on: the calls that tell so. For feeds that are awaited, a plan is parked."""
+        """What may land from now on: the calls that tell so. For feeds that are awaited, a plan is blocked."""
         granted = []
         if not self._waiting:
             return []

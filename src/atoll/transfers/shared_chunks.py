@@ -100,11 +100,11 @@ class SharedChunksEngine(StreamEngine):
         memory = self._peer_blocks.get(chunk.block)
         if memory is None:
             raise FrameError(f"block {chunk.block} is not known")
-        landing, target = self._landings.target(chunk.transfer, chunk.index)
+        buffer, target = self._receive_buffers.target(chunk.transfer, chunk.index)
         with memoryview(memory) as view:
             copy(view[: target.nbytes], target)
         self._say(ChunkRead(chunk.block))
-        self._chunk_landed(landing, chunk.index)
+        self._chunk_landed(buffer, chunk.index)
 
     def close(self) -> None:
         super().close()

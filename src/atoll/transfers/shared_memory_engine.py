@@ -126,7 +126,7 @@ class SharedMemoryEngine(TransferEngine):
     def _return(self, number: int) -> None:
         """Gives a block back. It does not block: its caller may be the thread that serves all sessions."""
         with contextlib.suppress(OSError):
-            if not self._socket.send_at_once(BlockReturned(number)):
+            if not self._socket.send_nowait(BlockReturned(number)):
                 # The peer does not read, or a large piece is on its way. There are no more such threads than blocks.
                 threading.Thread(target=self._return_later, args=(number,), name="atoll-return", daemon=True).start()
 

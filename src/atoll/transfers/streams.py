@@ -24,8 +24,8 @@ import msgspec
 from atoll.errors import AtollError, Code, FrameError, Status, StatusError
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Liveness
-from atoll.transfers.receive_buffer_pool import LANDING
-from atoll.transfers.receive_buffers import Landing, Landings
+from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
+from atoll.transfers.receive_buffers import ReceiveBuffer, ReceiveBuffers
 from atoll.transfers.send_queue import OnEnd, Outgoing, SendQueue
 from atoll.transfers.stream_frames import CHUNK_BYTES, Chunk, Credit, GivenUp, Landed, MoreStreams, NoRoom, StreamPiece
 from atoll.transfers.transfer_engine import Arrivals, Contents, Piece, Received, TransferEngine
@@ -46,7 +46,7 @@ class StreamStatistics:
 
     streams: int
     sending: int
-    landing: int
+    buffer: int
 
 
 class StreamEngine(TransferEngine):
@@ -69,7 +69,9 @@ class StreamEngine(TransferEngine):
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
         self._outgoing = SendQueue(self.chunk_bytes)
-        self._landings = Landings(lambda transfer, chunks: self._say(Credit(transfer, chunks)), self.chunk_bytes)
+        self._receive_buffers = ReceiveBuffers(
+            lambda transfer, chunks: self._say(Credit(transfer, chunks)), self.chunk_bytes
+        )
         self._arrivals: Arrivals | None = None
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
@@ -80,7 +82,7 @@ class StreamEngine(TransferEngine):
         self._peer_asked = False
         self._closed = False
         self._to_say: queue.SimpleQueue[msgspec.Struct | None] | None = None
-        LANDING.open()
+        RECEIVE_BUFFERS.open()
         self.dial_streams: Callable[[bool], None] | None = None
         self.liveness: Liveness | None = None
 
@@ -242,13 +244,13 @@ class StreamEngine(TransferEngine):
 
     def _announced(self, piece: StreamPiece) -> None:
         assert self._arrivals is not None
-        landing = self._landings.announce(piece)
+        buffer = self._receive_buffers.announce(piece)
         if self.liveness is not None:
             self.liveness.watch()
 
         def grant() -> None:
             try:
-                self._landings.admit(landing)
+                self._receive_buffers.admit(buffer)
             except MemoryError as error:
                 text = f"this host has no memory for a piece of {piece.nbytes} bytes: {error}"
                 self._refuse(piece, Status(Code.RESOURCE_EXHAUSTED, text))
@@ -257,7 +259,7 @@ class StreamEngine(TransferEngine):
 
     def _refuse(self, piece: StreamPiece, status: Status) -> None:
         assert self._arrivals is not None
-        if self._landings.drop(piece.transfer) is None:
+        if self._receive_buffers.drop(piece.transfer) is None:
             return
         self._say_later(NoRoom(piece.transfer, status.code, status.message))
         self._arrivals.withdraw(piece)
@@ -265,19 +267,19 @@ class StreamEngine(TransferEngine):
 
     def _peer_gave_up(self, transfer: int, status: Status) -> None:
         assert self._arrivals is not None
-        piece = self._landings.drop(transfer)
+        piece = self._receive_buffers.drop(transfer)
         if piece is not None:
             self._arrivals.withdraw(piece)
             self._arrivals.fail(piece, status)
 
     def _read_chunk(self, stream: FrameSocket, chunk: Chunk) -> None:
-        landing, target = self._landings.target(chunk.transfer, chunk.index)
+        buffer, target = self._receive_buffers.target(chunk.transfer, chunk.index)
         stream.read_into(target)
-        self._chunk_landed(landing, chunk.index)
+        self._chunk_landed(buffer, chunk.index)
 
-    def _chunk_landed(self, landing: Landing, index: int) -> None:
-        if self._landings.landed(landing, index, self._deliver):
-            self._say(Landed(landing.piece.transfer))
+    def _chunk_landed(self, buffer: ReceiveBuffer, index: int) -> None:
+        if self._receive_buffers.landed(buffer, index, self._deliver):
+            self._say(Landed(buffer.piece.transfer))
 
     def _deliver(self, piece: StreamPiece, delivery: tuple[Any, bool, Callable[[], None]]) -> None:
         assert self._arrivals is not None
@@ -289,7 +291,7 @@ class StreamEngine(TransferEngine):
     def _say(self, frame: msgspec.Struct) -> None:
         """Sends a small frame without waiting for the peer. Any thread, such as one that serves all sessions."""
         try:
-            if self._to_say is None and self._socket.send_at_once(frame):
+            if self._to_say is None and self._socket.send_nowait(frame):
                 return
         except OSError:
             return  # the channel has ended
@@ -318,7 +320,7 @@ class StreamEngine(TransferEngine):
         return [self._socket, *self._streams, *self._receiving]
 
     def is_busy(self) -> bool:
-        return bool(len(self._outgoing) or len(self._landings))
+        return bool(len(self._outgoing) or len(self._receive_buffers))
 
     def abort(self, error: BaseException) -> None:
         """The channel's connections end, and with them all transfers, by `error`."""
@@ -327,7 +329,7 @@ class StreamEngine(TransferEngine):
             socket.shut_down()
 
     def statistics(self) -> StreamStatistics:
-        return StreamStatistics(len(self._streams), len(self._outgoing), len(self._landings))
+        return StreamStatistics(len(self._streams), len(self._outgoing), len(self._receive_buffers))
 
     def close(self) -> None:
         with self._lock:
@@ -340,10 +342,10 @@ class StreamEngine(TransferEngine):
         for stream in streams:
             stream.shut_down()
         self._outgoing.close(BrokenPipeError("the channel is closed"))
-        for piece in self._landings.close():
+        for piece in self._receive_buffers.close():
             if self._arrivals is not None:
                 self._arrivals.withdraw(piece)
-        LANDING.close()
+        RECEIVE_BUFFERS.close()
 
 
 def _code(code: int) -> Code:

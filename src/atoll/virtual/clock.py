@@ -9,7 +9,7 @@ from atoll.errors import ClusterError
 
 
 class VirtualClock:
-    """As `devices.null.moments.Clock`. Events of the same time happen in the order in which they were added."""
+    """As `devices.null.sim_events.Clock`. Events of the same time happen in the order in which they were added."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -20,7 +20,7 @@ from atoll.virtual.clock import VirtualClock
 from atoll.virtual.simulated_costs import Costs
 
 
-class Port:
+class VirtualDataPort:
     """In place of a data port. Steps send when the model has contents arrive, so they are there at once."""
 
     def __init__(self, inbox: Inbox, inboxes: Mapping[int, Inbox]) -> None:
@@ -86,7 +86,7 @@ class HostProcess:
             clock,
             collectives,
             neighbours,
-            lambda inbox: Port(inbox, inboxes),
+            lambda inbox: VirtualDataPort(inbox, inboxes),
             report,
             lambda lease: None,
             lambda call: self._do(costs.message, call),

@@ -33,7 +33,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of a host for its part in a gang: it runs the segment, enqueues, and reports the completion."""
 
     message: float = 5e-6
-    """Seconds of a process for any other message; of a host also for data that a parked segment has waited for."""
+    """Seconds of a process for any other message; of a host also for data that a blocked segment has waited for."""
 
     data_bandwidth: float = math.inf
     """Bytes a second that a host's data path carries to a host of another island, however fast the network is."""

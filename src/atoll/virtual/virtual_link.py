@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atoll.session.session_interfaces import CallTaker, Unreached
+from atoll.session.session_interfaces import CallbackHandler, Unreached
 from atoll.transfers.inbox import Inbox
 
 
@@ -24,7 +24,7 @@ class VirtualConnection:
         on_close: Callable[[], None],
     ) -> None:
         self.send = send
-        self.calls: CallTaker | None = None
+        self.calls: CallbackHandler | None = None
         self.awaits: Callable[[], bool] = lambda: False
         self._session = session
         self._inboxes = inboxes

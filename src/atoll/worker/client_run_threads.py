@@ -43,7 +43,7 @@ def has_thread(step: p.Execute, unit: DispatchUnit, function: LoadedFunction) ->
     return bool(unit.callbacks) and function.waits_inside and alone and not step.donated
 
 
-class ClientRuns:
+class ClientRunThreads:
     """For the executor's thread."""
 
     def __init__(self) -> None:

@@ -10,36 +10,36 @@ from itertools import chain
 
 
 class CollectiveOrder:
-    """Each collective has a place among all that have come, from 1 on."""
+    """Each collective has an index among all that have come, from 1 on."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._parked: set[int] = set()  # places
-        self._left_out: dict[int, int] = {}  # places, by the sequence numbers of their units
+        self._blocked: set[int] = set()  # indices
+        self._left_out: dict[int, int] = {}  # indices, by the sequence numbers of their units
 
     def came(self) -> int:
-        """One more; returns its place."""
+        """One more; returns its index."""
         self._count += 1
         return self._count
 
-    def park(self, place: int) -> None:
+    def block(self, index: int) -> None:
         """It waits, and all that come after it do."""
-        self._parked.add(place)
+        self._blocked.add(index)
 
-    def unpark(self, place: int) -> None:
+    def unblock(self, index: int) -> None:
         """It was started, dropped, or left out."""
-        self._parked.discard(place)
+        self._blocked.discard(index)
 
-    def leave_out(self, sequence: int, place: int) -> None:
+    def skip(self, sequence: int, index: int) -> None:
         """It is not started here, and others wait for it until it has `ended` everywhere."""
-        self._left_out[sequence] = place
+        self._left_out[sequence] = index
 
     def ended(self, sequence: int) -> bool:
         """The unit of this number has ended on all hosts; whether it was a collective that was left out here."""
         return self._left_out.pop(sequence, None) is not None
 
-    def may_start(self, place: int) -> bool:
+    def may_start(self, index: int) -> bool:
         """Whether no earlier one is to be waited for."""
-        if not self._parked and not self._left_out:  # nearly always
+        if not self._blocked and not self._left_out:  # nearly always
             return True
-        return all(place <= each for each in chain(self._parked, self._left_out.values()))
+        return all(index <= each for each in chain(self._blocked, self._left_out.values()))

@@ -30,7 +30,7 @@ _COMPLETED_AT_A_TIME = 6
 
 
 class _Wake:
-    """Bytes that a parked unit awaited are here."""
+    """Bytes that a blocked unit awaited are here."""
 
 
 class ExecutorThread:
@@ -61,7 +61,7 @@ class ExecutorThread:
                 reporter.report_completed()
             message = self._queue.get()
             if type(message) is _Wake:
-                executor.resume_parked()
+                executor.resume_blocked()
             else:
                 self._delegated_runs.handle(message)
             del message  # or the last run's arguments live until the next message

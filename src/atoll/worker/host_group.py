@@ -17,7 +17,7 @@ from atoll.errors import FrameError
 from atoll.protocol import messages as m
 from atoll.wire.framing import MAX_FRAME, NO_MESSAGE
 from atoll.wire.pieces import PieceBuffer
-from atoll.worker.relay import Relay, SendToHost
+from atoll.worker.group_relay import GroupRelay, SendToHost
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(m.InGroup).decode
@@ -53,7 +53,7 @@ class HostGroup:
         self._lock = threading.Lock()  # of what has come before the group was joined; held while it is handled
         self._early: list[Any] | None = []
         self._has_joined = False  # and has handled what came before
-        self._relay = Relay(self._send, to_controller)
+        self._relay = GroupRelay(self._send, to_controller)
         self._pieces = PieceBuffer()  # from the relay, by its link's thread
 
     # ---- what comes

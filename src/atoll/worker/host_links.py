@@ -25,18 +25,18 @@ _POLL_SECONDS = 1e-3  # while the socket has no room for a piece
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Port(Protocol):
+class LinkPort(Protocol):
     """What reaches other hosts: a `DataPort`."""
 
     def to_host(self, host: int) -> DataChannel: ...
 
-    def host_takes_at_once(self, host: int, nbytes: int) -> bool: ...
+    def can_send_to_host_nowait(self, host: int, nbytes: int) -> bool: ...
 
 
 class HostLinks:
     """For any thread. `on_lost(host, text)` is called, on any thread, once a link to a host is of no use any more."""
 
-    def __init__(self, port: Port, on_lost: Callable[[int, str], None]) -> None:
+    def __init__(self, port: LinkPort, on_lost: Callable[[int, str], None]) -> None:
         self._port = port
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class _Link:
     at once, past them.
     """
 
-    def __init__(self, port: Port, host: int, on_lost: Callable[[int, str], None]) -> None:
+    def __init__(self, port: LinkPort, host: int, on_lost: Callable[[int, str], None]) -> None:
         self._port = port
         self._host = host
         self._on_lost = on_lost
@@ -83,7 +83,7 @@ class _Link:
             problem = ""
             if in_pieces:
                 self._large.put(memoryview(content))
-            elif not self._unsent and self._port.host_takes_at_once(self._host, len(content)):
+            elif not self._unsent and self._port.can_send_to_host_nowait(self._host, len(content)):
                 problem = self._send(content)
             else:
                 self._unsent.append(content)
@@ -115,7 +115,7 @@ class _Link:
 
     def _send_piece(self) -> str:
         """The next piece, where the socket still has room; else waits a little. As `_send`."""
-        if not self._port.host_takes_at_once(self._host, 1):
+        if not self._port.can_send_to_host_nowait(self._host, 1):
             try:
                 self._port.to_host(self._host)
             except Exception as error:

@@ -27,7 +27,7 @@ from atoll.protocol import messages as m
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import Buffers
-from atoll.transfers.receive_buffer_pool import LANDING
+from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.transfers.transfer_engine import Contents
 from atoll.worker.dispatch_unit import DispatchUnit, Read
@@ -111,7 +111,7 @@ class DataPortNetwork:
 
         def at_once() -> bool:
             return is_small_and_ready(array) and all(
-                self._data_port.host_takes_at_once(host, SMALL_BYTES) for host in hosts
+                self._data_port.can_send_to_host_nowait(host, SMALL_BYTES) for host in hosts
             )
 
         sent = [shards[number] for number in sorted({piece.shard for piece in step.pieces})]
@@ -178,7 +178,7 @@ class DataPortNetwork:
 
         def at_once() -> bool:
             return all(map(is_small_and_ready, arrays)) and all(
-                self._data_port.host_takes_at_once(host, SMALL_BYTES)
+                self._data_port.can_send_to_host_nowait(host, SMALL_BYTES)
                 for _, host, _ in step.messages
                 if host != self._host
             )
@@ -208,7 +208,7 @@ class DataPortNetwork:
         feeds = [run.host_feeds + feed for feed in step.feeds]
         taken = self._inbox.take_all(run.session, feeds)
         try:
-            shards, spans, nbytes = unpacked(step, [taken[feed][0] for feed in feeds], LANDING.take_zeros)
+            shards, spans, nbytes = unpacked(step, [taken[feed][0] for feed in feeds], RECEIVE_BUFFERS.take_zeros)
         finally:
             for _, done in taken.values():
                 done()
@@ -248,7 +248,7 @@ def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]], why: str) 
     return m.FeedsLost(receiver, tuple(lost), Status(Code.UNAVAILABLE, text))
 
 
-class Port(Protocol):
+class SendPort(Protocol):
     """What reaches other hosts, such as a `DataPort`."""
 
     def to_host(self, host: int) -> Any: ...
@@ -263,7 +263,7 @@ def _sizes(step: p.Send, itemsize: int) -> dict[int, int]:
     return found
 
 
-def send_to_host(port: Port, sender: int, host: int, session: int, feed: int, contents: Contents) -> None:
+def send_to_host(port: SendPort, sender: int, host: int, session: int, feed: int, contents: Contents) -> None:
     """Raises UNAVAILABLE where the host cannot be reached: the controller then finds out why."""
     try:
         port.to_host(host).send_contents(session, feed, contents)

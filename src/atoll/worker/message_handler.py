@@ -101,7 +101,7 @@ class MessageHandler:
             case m.Compile():
                 self._functions.compile(message)
             case m.DropFunction(function=function):
-                if self._functions.session_of(function):  # runs of its session may still be parked
+                if self._functions.session_of(function):  # runs of its session may still be blocked
                     self._execute(message)
                 else:
                     self._functions.drop(function)

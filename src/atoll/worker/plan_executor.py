@@ -1,11 +1,12 @@
 """Runs plans, one dispatch unit after another, in the order in which the controller sent them.
 
-A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
+A unit that awaits bytes of another host is *blocked* with all that its session has sent after it; other sessions
 proceed. One that does nothing but receive stands *aside* instead: its session goes on, and parks where it needs what
 is expected. So an array that is copied to another island in the background holds up nothing there. Collectives keep
-their order on all hosts of an island, though: one does not overtake another that is parked. A unit that calls Python is
-not parked: it completes when its futures are resolved. One that calls its client's Python is enqueued like any other,
-or has a thread and futures. The controller dispatches launches that need the results of either when it has ended.
+their order on all hosts of an island, though: one does not overtake another that is blocked. A unit that calls Python
+is not blocked: it completes when its futures are resolved. One that calls its client's Python is enqueued like any
+other, or has a thread and futures. The controller dispatches launches that need the results of either when it has
+ended.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
@@ -43,7 +44,8 @@ _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.Dr
 class PlanExecutor:
     """Owns the stores. `handle` takes messages and outcomes in order; what came of them goes to `reporter`.
 
-    `wake` is called on any thread once bytes that a parked unit awaited are here: `resume_parked` is to be called then.
+    `wake` is called on any thread once bytes that a blocked unit awaited are here: `resume_blocked` is to be called
+    then.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class PlanExecutor:
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
-        self._parked: dict[int, deque[_Item]] = {}  # by session
+        self._blocked: dict[int, deque[_Item]] = {}  # by session
         self._aside: dict[int, list[DispatchUnit]] = {}  # by session
         self._collectives = CollectiveOrder()
 
@@ -96,12 +98,12 @@ class PlanExecutor:
             self._end_futures(message)
         elif type(message) is m.CollectiveEnded:
             if self._collectives.ended(message.sequence):
-                self.resume_parked()
+                self.resume_blocked()
         elif type(message) is m.OpenStore:
             self._stores.setdefault(message.session, Store())
         elif type(message) is m.ReportStores:
             contents = (
-                m.StoreContent(session, tuple(store.handles()), session in self._parked)
+                m.StoreContent(session, tuple(store.handles()), session in self._blocked)
                 for session, store in self._stores.items()
             )
             self._report(m.StoresReported(message.check, tuple(contents)))
@@ -135,18 +137,18 @@ class PlanExecutor:
         self._do_in_order(plan_run.run.session, DispatchUnit(plan_run, first, plan_run.segments, sequence, place))
 
     def _do_in_order(self, session: int, item: _Item) -> None:
-        """Does it, unless something before it in its session is parked."""
-        parked = self._parked.get(session)
-        if parked is None and self._do(item):
+        """Does it, unless something before it in its session is blocked."""
+        blocked = self._blocked.get(session)
+        if blocked is None and self._do(item):
             return
-        if parked is None:
-            parked = self._parked[session] = deque()
-        parked.append(item)
+        if blocked is None:
+            blocked = self._blocked[session] = deque()
+        blocked.append(item)
         if type(item) is DispatchUnit and item.place:
-            self._collectives.park(item.place)
+            self._collectives.block(item.place)
 
-    def resume_parked(self) -> None:
-        """Does all that is parked and can be done now."""
+    def resume_blocked(self) -> None:
+        """Does all that is blocked and can be done now."""
         progress = True
         while progress:
             progress = False
@@ -156,14 +158,14 @@ class PlanExecutor:
                 self._aside[session] = left
                 if not left:
                     del self._aside[session]
-            for session, parked in list(self._parked.items()):
-                while parked and self._do(parked[0]):
-                    item = parked.popleft()
+            for session, blocked in list(self._blocked.items()):
+                while blocked and self._do(blocked[0]):
+                    item = blocked.popleft()
                     if type(item) is DispatchUnit and item.place:
-                        self._collectives.unpark(item.place)
+                        self._collectives.unblock(item.place)
                     progress = True
-                if not parked:
-                    del self._parked[session]
+                if not blocked:
+                    del self._blocked[session]
 
     def _do(self, item: _Item) -> bool:
         """True where it is done; False where it has to wait."""
@@ -202,7 +204,7 @@ class PlanExecutor:
             self.reporter.report_dropped(unit.sequence)
             return True
         if plan_run.failure is not None:
-            self._leave_out(unit, plan_run.failure)
+            self._skip(unit, plan_run.failure)
             return True
         if unit.place and not self._collectives.may_start(unit.place):
             return False
@@ -276,7 +278,7 @@ class PlanExecutor:
         self.reporter.start_reads(unit)  # they hold what they read
         self._report_failed(unit, status)
 
-    def _leave_out(self, unit: DispatchUnit, failure: Status) -> None:
+    def _skip(self, unit: DispatchUnit, failure: Status) -> None:
         """The run has failed before. A collective is reported as failed: other hosts would wait for this one."""
         self._leave(unit)
         if unit.place:
@@ -286,7 +288,7 @@ class PlanExecutor:
 
     def _report_failed(self, unit: DispatchUnit, failure: Status) -> None:
         if unit.place:
-            self._collectives.leave_out(unit.sequence, unit.place)
+            self._collectives.skip(unit.sequence, unit.place)
         self._report(m.Failed(unit.sequence, failure))
 
     def _leave(self, unit: DispatchUnit) -> None:

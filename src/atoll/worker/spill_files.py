@@ -20,7 +20,7 @@ from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.transfers.piece_contents import read_file
-from atoll.transfers.receive_buffer_pool import LANDING
+from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 
 FORMAT = 1
 # Checked and written at a time: it is still in the CPU's cache for the second of the two.
@@ -94,7 +94,7 @@ def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m
 
 def read(piece: m.SpilledPiece) -> Any:
     """The contents. Raises StatusError (DATA_LOSS) where they are not those that were written."""
-    content = LANDING.take(piece.nbytes)
+    content = RECEIVE_BUFFERS.take(piece.nbytes)
     try:
         descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
         try:

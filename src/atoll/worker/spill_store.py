@@ -27,9 +27,9 @@ from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.piece_contents import Buffers, as_views
-from atoll.transfers.receive_buffer_pool import LANDING
+from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.worker import spill_files
-from atoll.worker.host_network import Port, send_to_host
+from atoll.worker.host_network import SendPort, send_to_host
 from atoll.worker.step_runner import alive
 from atoll.worker.store import Readers, Store
 
@@ -59,7 +59,7 @@ class SpillStore:
         self,
         backend: DeviceBackend,
         inbox: Inbox,
-        port: Port,
+        port: SendPort,
         host: int,
         readers: Readers,
         report: Callable[..., None],
@@ -137,7 +137,7 @@ class SpillStore:
         if contents.dtype.kind == "T":
             copy: Any = view
         else:
-            copy = LANDING.take(view.nbytes)
+            copy = RECEIVE_BUFFERS.take(view.nbytes)
             copy[:] = np.frombuffer(view, np.uint8)
         with self._lock:
             own = self._memory.get(message.session)

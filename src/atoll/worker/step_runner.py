@@ -21,7 +21,7 @@ from atoll.ir import plan as p
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.transfers.piece_contents import Filled
-from atoll.worker.client_run_threads import ClientRuns, has_thread, stream_of
+from atoll.worker.client_run_threads import ClientRunThreads, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.future_arrays import FutureArray, Outcome, raise_failure
@@ -53,7 +53,7 @@ class StepRunner:
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
         self.readers = Readers()
-        self._client_runs = ClientRuns()
+        self._client_runs = ClientRunThreads()
         self._rows = RowSteps(network, self.deletions, alive, self._hold_all, self._made)
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
@@ -341,7 +341,7 @@ class StepRunner:
                 release()
 
         def at_once() -> bool:
-            return is_small_and_ready(array) and self._data_port.takes_at_once(run.session, SMALL_BYTES)
+            return is_small_and_ready(array) and self._data_port.can_send_nowait(run.session, SMALL_BYTES)
 
         return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, at_once)
 

@@ -17,8 +17,8 @@ from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
-from atoll.cluster.processes.process_runtime import read_options, spare_collector, start_logging, starting
-from atoll.cluster.processes.starting import StartSigns
+from atoll.cluster.processes.process_runtime import freeze_gc, read_options, start_logging, starting
+from atoll.cluster.processes.startup_heartbeat import StartupHeartbeat
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.devices.compilers.compiler_limits import limits_from_environment
 from atoll.devices.compilers.compiler_server import CompilerServer
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 CONNECT_SECONDS = 60.0
 
 
-def open_devices(options: WorkerOptions, signs: StartSigns) -> DeviceBackend:
+def open_devices(options: WorkerOptions, signs: StartupHeartbeat) -> DeviceBackend:
     """This host's devices, of the kind that its platform names."""
     signs.say("imported what runs its devices")
     open_backend = resolve_name(kind_of(options.platform).backend)
@@ -132,7 +132,7 @@ class Worker:
 
     def run(self) -> None:
         """Serves the controller until it says stop, or its connection is lost."""
-        spare_collector()
+        freeze_gc()
         for message in self.connection.receive():
             if not self._group.take(message):
                 return
@@ -242,7 +242,7 @@ def _orphaned(directory: str) -> None:
 
 def main() -> None:
     options = read_options(WorkerOptions)
-    signs = StartSigns.of_arguments()
+    signs = StartupHeartbeat.of_arguments()
     start_logging("worker")
     # XLA may hang or compute for long inside a call: nothing in this process can keep it from ending with its parent.
     watch_in_thread(options.parent, lambda: _orphaned(options.directory))

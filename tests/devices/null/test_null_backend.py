@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from atoll.devices.null.model import MODELS
-from atoll.devices.null.moments import Work
 from atoll.devices.null.null_backend import Collectives, NullBackend
-from tests.devices.null.test_moments import HandClock
+from atoll.devices.null.sim_events import SimTask
+from tests.devices.null.test_sim_events import HandClock
 
 
 def ends(*work: tuple[tuple[int, ...], float]) -> list[float | None]:
@@ -14,7 +14,7 @@ def ends(*work: tuple[tuple[int, ...], float]) -> list[float | None]:
     backend = NullBackend(0, 4, MODELS["instant"], clock, Collectives())
     begun = []
     for devices, seconds in work:
-        each = Work(clock, seconds)
+        each = SimTask(clock, seconds)
         backend.begin(devices, each, ())
         begun.append(each)
     return [each.at for each in begun]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.engines.hosts.machine_drains import AGAIN_SECONDS, Drains
+from atoll.engines.hosts.machine_drains import AGAIN_SECONDS, MachineDrains
 from atoll.errors import OK, Code, Status
 
 NO_ROOM = Status(Code.FAILED_PRECONDITION, "island 0 is the only one that is ready")
@@ -10,7 +10,7 @@ IN_USE = Status(Code.FAILED_PRECONDITION, "island 0 is in use: red: no room")
 
 
 def test_a_drain_that_was_refused_is_asked_for_again_while_a_machine_of_the_island_leaves() -> None:
-    drains = Drains()
+    drains = MachineDrains()
     assert drains.ask(0)
     assert drains.due(50.0, {0}) == []  # the answer is still to come
     assert drains.answered(NO_ROOM, 100.0) == (0, NO_ROOM.message)
@@ -22,7 +22,7 @@ def test_a_drain_that_was_refused_is_asked_for_again_while_a_machine_of_the_isla
 
 
 def test_where_the_machines_are_gone_a_drain_is_not_asked_for_again() -> None:
-    drains = Drains()
+    drains = MachineDrains()
     drains.ask(0)
     drains.answered(NO_ROOM, 100.0)
     assert drains.due(101.0, set()) == []
@@ -30,7 +30,7 @@ def test_where_the_machines_are_gone_a_drain_is_not_asked_for_again() -> None:
 
 
 def test_a_reason_is_given_once() -> None:
-    drains = Drains()
+    drains = MachineDrains()
     said = []
     for turn, status in enumerate((NO_ROOM, NO_ROOM, IN_USE)):
         drains.ask(0)
@@ -39,7 +39,7 @@ def test_a_reason_is_given_once() -> None:
 
 
 def test_answers_come_in_the_order_of_what_was_asked_and_an_island_is_asked_for_once() -> None:
-    drains = Drains()
+    drains = MachineDrains()
     assert [drains.ask(island) for island in (1, 0, 1)] == [True, True, False]
     assert drains.answered(OK, 1.0) == (1, "")
     assert drains.answered(NO_ROOM, 1.0)[0] == 0

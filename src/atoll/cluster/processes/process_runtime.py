@@ -56,13 +56,13 @@ def own_environment() -> dict[str, str]:
 _ARRAYS = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 
 
-def for_arrays(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a process that holds arrays: with settings of malloc, where the user has made none."""
+def with_malloc_tuning(environment: dict[str, str]) -> dict[str, str]:
+    """Return `environment` with settings of malloc for a process that holds arrays, unless the user has set them."""
     return {"GLIBC_TUNABLES": _ARRAYS} | environment
 
 
-def give_back_memory() -> None:
-    """Returns to the system what glibc keeps of freed memory: for a process that is idle."""
+def trim_malloc() -> None:
+    """Return the freed memory that glibc retains to the system, in a process that is idle."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -119,8 +119,8 @@ def starting() -> Iterator[None]:
 _COLLECT_AFTER = 50_000
 
 
-def spare_collector() -> None:
-    """Keeps the garbage collector from looking through all that this process has made until now, which stays for good.
+def freeze_gc() -> None:
+    """Exclude the objects that exist now, which stay for good, from garbage collection, and collect rarely.
 
     Modules alone are some hundred thousand objects, and a collection that visits them takes 50 ms or more. From now on
     it looks rarely: thousands of objects are alive while gangs are in flight, and hardly any refer to themselves.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.devices.null.moments import Moment
+from atoll.devices.null.sim_events import SimEvent
 from atoll.ir.types import DTYPE_BITS
 from atoll.transfers.dtypes import numpy_dtype
 
@@ -19,7 +19,7 @@ def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     return (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8
 
 
-def wait_for(moment: Moment) -> None:
+def wait_for(moment: SimEvent) -> None:
     """Until it is over: for threads that watch or read."""
     while not moment.is_over:
         time.sleep(_POLL_SECONDS)
@@ -30,7 +30,7 @@ class NullShard:
 
     __slots__ = ("dtype_name", "moment", "shape")
 
-    def __init__(self, dtype_name: str, shape: tuple[int, ...], moment: Moment) -> None:
+    def __init__(self, dtype_name: str, shape: tuple[int, ...], moment: SimEvent) -> None:
         self.dtype_name = dtype_name
         self.shape = shape
         self.moment = moment
@@ -49,7 +49,7 @@ class NullArray:
 
     __slots__ = ("_is_deleted", "dtype_name", "moment", "shapes")
 
-    def __init__(self, dtype_name: str, shapes: tuple[tuple[int, ...], ...], moment: Moment) -> None:
+    def __init__(self, dtype_name: str, shapes: tuple[tuple[int, ...], ...], moment: SimEvent) -> None:
         self.dtype_name = dtype_name
         self.shapes = shapes
         self.moment = moment

@@ -9,9 +9,9 @@ import numpy as np
 
 from atoll.devices.device import Assignment, Layout, ProgramLoader
 from atoll.devices.null.model import NullModel
-from atoll.devices.null.moments import Clock, Moment, Work, all_of
 from atoll.devices.null.null_arrays import NullArray, NullShard, bytes_of, wait_for
 from atoll.devices.null.null_program import NullProgram, read_program
+from atoll.devices.null.sim_events import Clock, SimEvent, SimTask, all_of
 from atoll.errors import unimplemented
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
@@ -21,14 +21,14 @@ from atoll.protocol.profiles import Recording
 
 
 class Collectives:
-    """Work over several hosts of a process, such as an island's, that not all of them have begun yet."""
+    """SimTask over several hosts of a process, such as an island's, that not all of them have begun yet."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[Any, ...], tuple[Work, int]] = {}
+        self._open: dict[tuple[Any, ...], tuple[SimTask, int]] = {}
 
-    def join(self, key: tuple[Any, ...], clock: Clock, seconds: float, parts: int) -> Work:
+    def join(self, key: tuple[Any, ...], clock: Clock, seconds: float, parts: int) -> SimTask:
         """The work of that key, for one of the hosts that take part in it."""
-        work, left = self._open.get(key) or (Work(clock, seconds, parts), parts)
+        work, left = self._open.get(key) or (SimTask(clock, seconds, parts), parts)
         if left > 1:
             self._open[key] = work, left - 1
         else:
@@ -41,7 +41,7 @@ class NullToken:
 
     __slots__ = ("moment",)
 
-    def __init__(self, moment: Moment) -> None:
+    def __init__(self, moment: SimEvent) -> None:
         self.moment = moment
 
     def block_until_ready(self) -> None:
@@ -62,7 +62,7 @@ class NullBackend:
         self.clock = clock
         self.collectives = collectives
         self.model = model
-        self.lines: list[Moment] = [Moment(clock, 0.0)] * devices
+        self.lines: list[SimEvent] = [SimEvent(clock, 0.0)] * devices
         self._latest = self.lines[0]  # what was begun last, on these devices: their lines do not say so yet
         self._latest_on: tuple[int, ...] = ()
         self._last_run = (-1, 0)  # the dispatch unit that began one last, and how many it began before
@@ -99,8 +99,8 @@ class NullBackend:
     def stop(self, sequence: int, text: str) -> None:
         """Null devices cannot be stopped."""
 
-    def begin(self, ordinals: tuple[int, ...], work: Work, after: Sequence[Moment]) -> None:
-        """Work on these devices, after what they do now and after these."""
+    def begin(self, ordinals: tuple[int, ...], work: SimTask, after: Sequence[SimEvent]) -> None:
+        """SimTask on these devices, after what they do now and after these."""
         if ordinals == self._latest_on:  # nearly always
             before, self._latest = self._latest, work
             work.join((before, *after))
@@ -119,7 +119,7 @@ class NullBackend:
     # ---- arrays
 
     def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> NullArray:
-        return NullArray(array.dtype, array.shard_shapes, Moment(self.clock, self.clock.now()))
+        return NullArray(array.dtype, array.shard_shapes, SimEvent(self.clock, self.clock.now()))
 
     def shards(self, array: NullArray) -> list[NullShard]:
         return array.shards
@@ -130,7 +130,7 @@ class NullBackend:
     def move(self, array: NullArray, target: LocalArray, donate: bool) -> NullArray:
         """From device to device over the island's interconnect, all shards at once."""
         largest = max((bytes_of(array.dtype_name, shape) for shape in array.shapes), default=0)
-        work = Work(self.clock, self.model.ici_latency + largest / self.model.ici_bandwidth)
+        work = SimTask(self.clock, self.model.ici_latency + largest / self.model.ici_bandwidth)
         work.join((array.moment,))
         if donate:
             array.delete()
@@ -175,7 +175,7 @@ class NullFunction:
     def execute(self, arguments: list[NullArray], sequence: int, stream: int = 0) -> tuple[list[NullArray], NullToken]:
         backend, program = self._backend, self._program
         if self._hosts == 1:
-            work = Work(backend.clock, program.seconds)
+            work = SimTask(backend.clock, program.seconds)
         else:
             key = backend.run_key(sequence)
             work = backend.collectives.join(key, backend.clock, program.seconds, self._hosts)

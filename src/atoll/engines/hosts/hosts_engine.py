@@ -18,10 +18,10 @@ from atoll.cluster.processes.leases import PING_SECONDS, Leases
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.settings import OnOff
 from atoll.cluster.topology import Seat
-from atoll.engines.engine_interface import AgentTaker, HostEnd, HostProcess, HostStart
+from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.host_agents import Agent
-from atoll.engines.hosts.machine_drains import Drains
+from atoll.engines.hosts.machine_drains import MachineDrains
 from atoll.engines.hosts.rank_assignment import Candidate, choose, pending_reason
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
@@ -46,7 +46,7 @@ def _problem(agent: Agent, start: HostStart) -> str:
 
 
 class HostsEngine:
-    """See `atoll.engines.engine_interface.Engine` and `AgentTaker`, which it is both."""
+    """See `atoll.engines.engine_interface.Engine` and `AgentHandler`, which it is both."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._settings = options.settings
@@ -65,7 +65,7 @@ class HostsEngine:
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
         self._starts: dict[int, Sequence[HostStart]] = {}  # of islands that were placed
         self._avoided: dict[int, Agent] = {}  # by island: the last choice of its next placement
-        self._drains = Drains()
+        self._drains = MachineDrains()
         self._is_cut_off = False  # from the controller, and so from all agents
         self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
         self._send: Callable[[m.Message], None] = lambda message: None
@@ -74,7 +74,7 @@ class HostsEngine:
         self._loop: asyncio.AbstractEventLoop  # from `begin` on
 
     @property
-    def agents(self) -> AgentTaker:
+    def agents(self) -> AgentHandler:
         return self
 
     # ---- islands

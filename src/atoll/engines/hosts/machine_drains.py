@@ -15,7 +15,7 @@ from atoll.errors import Status
 AGAIN_SECONDS = 3.0
 
 
-class Drains:
+class MachineDrains:
     """Drains that are asked of the controller, which answers each of them, in this order."""
 
     def __init__(self) -> None:

@@ -9,21 +9,21 @@ from functools import partial
 from typing import Any
 
 from atoll.devices.null.model import NullModel
-from atoll.devices.null.moments import Clock, Moment
 from atoll.devices.null.null_arrays import NullArray
 from atoll.devices.null.null_backend import Collectives, NullBackend, NullToken
+from atoll.devices.null.sim_events import Clock, SimEvent
 from atoll.engines.null_hosts.network import NullNetwork
 from atoll.host_services.profiles.profile_recorder import Recorder
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, UnitsEnded
+from atoll.worker.group_relay import SendToHost
 from atoll.worker.host_functions import Functions
 from atoll.worker.host_group import HostGroup
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
-from atoll.worker.relay import SendToHost
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.type_keys import TypeKeys
@@ -57,12 +57,12 @@ class ClockWatcher:
             assert isinstance(token, NullToken)
             token.moment.when_over(partial(self._report_end, sequence, started, token.moment))
             return
-        left, last = len(completions), Moment(self._clock, 0.0)
+        left, last = len(completions), SimEvent(self._clock, 0.0)
 
-        def over(moment: Moment | None = None) -> None:
+        def over(moment: SimEvent | None = None) -> None:
             nonlocal left, last
-            moment = moment or Moment(self._clock, self._clock.now())  # what has none of its own
-            last = max(last, moment, key=Moment.when)
+            moment = moment or SimEvent(self._clock, self._clock.now())  # what has none of its own
+            last = max(last, moment, key=SimEvent.when)
             left -= 1
             if not left:
                 self._report_end(sequence, started, last)
@@ -78,7 +78,7 @@ class ClockWatcher:
                 assert isinstance(completion, ReadCompletion)
                 completion.when_done(lambda: self._clock.call_at(0.0, over))
 
-    def _report_end(self, sequence: int, started: int, moment: Moment) -> None:
+    def _report_end(self, sequence: int, started: int, moment: SimEvent) -> None:
         self._report(m.Done(((sequence, started, int(1e9 * moment.when())),)))
 
 
@@ -130,7 +130,7 @@ class NullHost:
             occupancy,
             ClockWatcher(clock, occupancy.report),
             readers,
-            lambda: call_soon(self._resume_parked),
+            lambda: call_soon(self._resume_blocked),
             spill_store,
             now,
         )
@@ -165,6 +165,6 @@ class NullHost:
         self._dispatcher.handle(ended)
         self._reporter.report_completed()
 
-    def _resume_parked(self) -> None:
-        self._executor.resume_parked()
+    def _resume_blocked(self) -> None:
+        self._executor.resume_blocked()
         self._reporter.report_completed()

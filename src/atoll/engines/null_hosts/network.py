@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from atoll.devices.device import DeviceArray
-from atoll.devices.null.moments import Moment, Work, all_of
 from atoll.devices.null.null_arrays import NullArray, bytes_of
 from atoll.devices.null.null_backend import NullBackend
+from atoll.devices.null.sim_events import SimEvent, SimTask, all_of
 from atoll.host_services.rows.row_messages import SPAN_BYTES
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
@@ -16,7 +16,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.transfers.piece_contents import Buffers
 from atoll.worker.completions import ArrayCompletion, DeletionGuard
 from atoll.worker.dispatch_unit import DispatchUnit
-from atoll.worker.host_network import Port, send_to_host
+from atoll.worker.host_network import SendPort, send_to_host
 
 
 class NullNetwork:
@@ -26,13 +26,13 @@ class NullNetwork:
     process. Other hosts are reached through the port.
     """
 
-    def __init__(self, backend: NullBackend, port: Port, host: int, neighbours: Mapping[int, Inbox]) -> None:
+    def __init__(self, backend: NullBackend, port: SendPort, host: int, neighbours: Mapping[int, Inbox]) -> None:
         self._backend = backend
         self._port = port
         self._host = host
         self._neighbours = neighbours
-        self._ici: list[Moment] = [Moment(backend.clock, 0.0)] * len(backend.lines)
-        self._dcn = Moment(backend.clock, 0.0)
+        self._ici: list[SimEvent] = [SimEvent(backend.clock, 0.0)] * len(backend.lines)
+        self._dcn = SimEvent(backend.clock, 0.0)
         self._deletions = DeletionGuard()  # of what is sent: nothing deletes it
 
     def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
@@ -71,7 +71,7 @@ class NullNetwork:
         spans = None if step.spans_array is None else self._backend.put(step.spans_array, ())
         return self._backend.put(step.array, ()), spans
 
-    def _end(self, unit: DispatchUnit, departures: list[Moment], dtype: str, release: Callable[[], None]) -> None:
+    def _end(self, unit: DispatchUnit, departures: list[SimEvent], dtype: str, release: Callable[[], None]) -> None:
         end = all_of(self._backend.clock, departures)
         end.when_known(partial(end.when_over, release))
         unit.completions.append(ArrayCompletion(NullArray(dtype, (), end), self._deletions))
@@ -81,24 +81,24 @@ class NullNetwork:
         for _, done in taken.values():
             done()
 
-    def _transmit(self, host: int, ordinal: int, nbytes: int, after: Moment) -> tuple[Moment, Moment]:
+    def _transmit(self, host: int, ordinal: int, nbytes: int, after: SimEvent) -> tuple[SimEvent, SimEvent]:
         """When a message has left this host, and when it has arrived."""
         model, clock = self._backend.model, self._backend.clock
         if host == self._host:
             return after, after
         near = host in self._neighbours
         link = self._ici[ordinal] if near else self._dcn
-        departure = Work(clock, nbytes / (model.ici_bandwidth if near else model.dcn_bandwidth))
+        departure = SimTask(clock, nbytes / (model.ici_bandwidth if near else model.dcn_bandwidth))
         if near:
             self._ici[ordinal] = departure
         else:
             self._dcn = departure
         departure.join((link, after))
-        arrival = Work(clock, model.ici_latency if near else model.dcn_latency)
+        arrival = SimTask(clock, model.ici_latency if near else model.dcn_latency)
         arrival.join((departure,))
         return departure, arrival
 
-    def _deliver_at(self, arrival: Moment, host: int, session: int, feed: int) -> None:
+    def _deliver_at(self, arrival: SimEvent, host: int, session: int, feed: int) -> None:
         arrival.when_over(partial(self._deliver, host, session, feed))
 
     def _deliver(self, host: int, session: int, feed: int) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
-from atoll.cluster.processes.process_runtime import read_options, run_loop, spare_collector, start_logging
-from atoll.cluster.processes.starting import StartSigns
+from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, start_logging
+from atoll.cluster.processes.startup_heartbeat import StartupHeartbeat
 from atoll.devices.null.fine_clock import FineClock
 from atoll.devices.null.model import chosen_model
 from atoll.devices.null.null_backend import Collectives
@@ -168,17 +168,17 @@ class NullIsland:
         os._exit(LAPSED_STATUS)
 
 
-async def serve(options: IslandOptions, signs: StartSigns, stop: asyncio.Event) -> None:
+async def serve(options: IslandOptions, signs: StartupHeartbeat, stop: asyncio.Event) -> None:
     with signs.waiting("connected to the controller"):
         await NullIsland(options, stop).start()
     signs.ready()
-    spare_collector()
+    freeze_gc()
     await stop.wait()
 
 
 def main() -> None:
     options = read_options(IslandOptions)
-    signs = StartSigns.of_arguments()
+    signs = StartupHeartbeat.of_arguments()
     start_logging("null island")
     watch_in_thread(options.parent, lambda: os._exit(0))
     threading.stack_size(_STACK_BYTES)

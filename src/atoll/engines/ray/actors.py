@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from atoll.cluster.directories import default_cache_directory, usage_file
-from atoll.cluster.processes.holders import Named, Note, TakenOver
+from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions, make_directory
 from atoll.engines.ray.agent_watch import AgentWatch
@@ -124,7 +124,7 @@ class EngineActor:
     """
 
     def __init__(self, journal: str = "") -> None:
-        self._engine: EngineProcess | TakenOver
+        self._engine: EngineProcess | AdoptedProcess
         self._directory: Path  # the engine's
         self._messages: BinaryIO
         self._is_up = False
@@ -139,12 +139,12 @@ class EngineActor:
 
         if not ray.get_runtime_context().was_current_actor_reconstructed:
             return
-        note = Note.read(path)
+        note = PidFile.read(path)
         if note is None or not note.held.runs:
             self._end_later(0.0)
             return
-        Note(note.held, Named.of(os.getpid()), note.directory).write(path)
-        self._engine, self._directory, self._is_up = TakenOver(note.held), Path(note.directory), True
+        PidFile(note.held, ProcessId.of(os.getpid()), note.directory).write(path)
+        self._engine, self._directory, self._is_up = AdoptedProcess(note.held), Path(note.directory), True
         self._begin_watching()
 
     def _begin_watching(self) -> None:
@@ -189,7 +189,9 @@ class EngineActor:
                     environment=kept,
                 )
             if self._note is not None:
-                Note(Named.of(engine.process.pid), Named.of(os.getpid()), str(self._directory)).write(self._note)
+                PidFile(ProcessId.of(engine.process.pid), ProcessId.of(os.getpid()), str(self._directory)).write(
+                    self._note
+                )
         except (AtollError, OSError) as error:
             self._end_later()
             return EngineBegun("", {}, str(error))

@@ -11,7 +11,7 @@ import threading
 import time
 
 from atoll.cluster.processes.process_table import cpu_ticks, switches
-from atoll.cluster.processes.starting import LOOK_SECONDS, StartWatch
+from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, StartWatch
 
 
 class AgentWatch:

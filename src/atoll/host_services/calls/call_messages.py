@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
-from atoll.transfers.channel import FIRST_IN_PLACE
+from atoll.transfers.channel import FIRST_INLINE_FEED
 from atoll.wire.framing import NO_MESSAGE
 
 # Feeds from here on are calls. Those of a host count from `first_call(host)`, whose own number is for its notices.
-_FIRST_CALL = FIRST_IN_PLACE
+_FIRST_CALL = FIRST_INLINE_FEED
 _CALLS_OF_A_HOST = 1 << 40
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64

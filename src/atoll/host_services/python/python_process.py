@@ -23,13 +23,13 @@ import msgspec
 import numpy as np
 
 from atoll.cluster.processes.bugs import described, start_in
-from atoll.cluster.processes.last_words import LastWords, how_it_ended
+from atoll.cluster.processes.exit_message import ExitMessage, how_it_ended
 from atoll.cluster.processes.priorities import restore_priority
 from atoll.cluster.processes.process_runtime import (
     PYTHON_ENVIRONMENT_VARIABLE,
     command,
-    for_arrays,
     own_environment,
+    with_malloc_tuning,
 )
 from atoll.cluster.sandbox.grants import Sandbox, View
 from atoll.errors import FrameError
@@ -166,7 +166,7 @@ class PythonProcess:
     def _serve(self, process: subprocess.Popen[bytes], link: PythonLink) -> str:
         """Until the process ends, or closes the link; how it ended."""
         assert process.stdout is not None
-        words = LastWords(process.stdout, f"atoll-python-log-{self.name}")
+        words = ExitMessage(process.stdout, f"atoll-python-log-{self.name}")
         threading.Thread(target=self._send, args=(link,), name=f"atoll-python-out-{self.name}", daemon=True).start()
         try:
             link.receive(self._on_message, self._keep, MAX_INBOX_BYTES)
@@ -261,4 +261,4 @@ def _environment(sandbox: Sandbox) -> dict[str, str]:
     }
     home = {"HOME": sandbox.scratch} if sandbox.view is View.GRANTED else {}
     path = os.environ.get("PYTHONPATH", "")
-    return for_arrays(env) | {"JAX_PLATFORMS": "cpu", "TMPDIR": sandbox.scratch, "PYTHONPATH": path} | home
+    return with_malloc_tuning(env) | {"JAX_PLATFORMS": "cpu", "TMPDIR": sandbox.scratch, "PYTHONPATH": path} | home

@@ -24,7 +24,7 @@ from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.receive_buffer_pool import Range
 
 Array = np.ndarray[Any, Any]
-# As `LandingMemory.take_zeros`.
+# As `ReceiveBufferPool.take_zeros`.
 TakeZeros = Callable[[int, Iterable[Range]], np.ndarray[Any, np.dtype[np.uint8]]]
 _SPAN = np.dtype("<i4")
 SPAN_BYTES = 3 * _SPAN.itemsize

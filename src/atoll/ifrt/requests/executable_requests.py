@@ -11,7 +11,7 @@ from atoll.cluster.slice_requests import MAGIC as SLICE
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.executables.compile_requests import compile_job, plugin_payload
 from atoll.executables.compiled_executables import Executable, LostExecutable
-from atoll.executables.loaded_executable import MPMD_ERROR, Loaded
+from atoll.executables.loaded_executable import MPMD_ERROR, LoadedExecutable
 from atoll.executables.persistence import PERSISTENCE_REQUESTS, persistence_executable
 from atoll.executables.profile_executables import PROFILE_REQUESTS, ProfileExecutable
 from atoll.executables.program_executables import read
@@ -44,7 +44,7 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         _compile_python(pending, python_function(program, session.cluster))
         return
 
-    async def work() -> Loaded:
+    async def work() -> LoadedExecutable:
         welcome = session.cluster.welcome
         job = compile_job(request, len(welcome.devices), welcome.session)
         try:
@@ -61,8 +61,8 @@ def _compile(pending: PendingRequest, request: Any) -> None:
     pending.reply_loaded_later(work())
 
 
-def _take_calls(pending: PendingRequest, payload: bytes) -> None:
-    pending.reply_loaded(pending.session.take_calls())
+def _load_callbacks(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded(pending.session.callback_loader())
 
 
 def _submit(pending: PendingRequest, payload: bytes) -> None:
@@ -85,7 +85,7 @@ def _profile(pending: PendingRequest, payload: bytes) -> None:
 # By how they begin: Atoll's own, and those in JSON of `pathwaysutils`.
 _PLUGIN_PROGRAMS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[PendingRequest, bytes], None]], ...] = (
     (SLICE, slice_executables.add),
-    (CALLBACKS_REQUEST, _take_calls),
+    (CALLBACKS_REQUEST, _load_callbacks),
     (QUESTION, answer),
     (PROGRAM, _submit),
     (RESHARD_REQUESTS, _reshard),
@@ -95,7 +95,7 @@ _PLUGIN_PROGRAMS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[PendingReques
 
 
 def _compile_python(pending: PendingRequest, executable: PythonExecutable) -> None:
-    async def work() -> Loaded:
+    async def work() -> LoadedExecutable:
         await pending.session.python.register(executable)
         return executable
 
@@ -196,7 +196,7 @@ def _execute(pending: PendingRequest, request: Any) -> None:
     session.responses.send(response, 0 if handles else pending.context)
 
 
-def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[int], int, Loaded]:
+def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[int], int, LoadedExecutable]:
     session = pending.session
     executable = session.executable(request.executable)
     arguments = executable.gather(session.staged, list(request.arguments))
@@ -212,7 +212,7 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
         pending.define_failed(handles, executable.loss)
         status_handle = session.add_future(executable.loss, request.status_handle) if options.fill_status else 0
         return handles, status_handle, executable
-    ended = executable.run_beside(session.cluster, handles, pending.context)
+    ended = executable.run_on_host(session.cluster, handles, pending.context)
     if ended is not None:
         session.define(handles, executable.outputs, pending.context)
         status_handle = session.add_future(handle=request.status_handle) if options.fill_status else 0

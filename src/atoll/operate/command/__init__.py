@@ -16,7 +16,7 @@ from typer.models import CommandInfo, TyperInfo
 
 from atoll._version import __version__
 from atoll.cluster.former_names import present_option
-from atoll.cluster.processes.process_runtime import spare_collector
+from atoll.cluster.processes.process_runtime import freeze_gc
 from atoll.errors import AtollError
 from atoll.operate.command import (
     cluster_commands,
@@ -112,7 +112,7 @@ app.command()(scripts.proxy)
 
 def main() -> None:
     """The command `atoll`."""
-    spare_collector()
+    freeze_gc()
     _leave_out_others(sys.argv[1:])
     try:
         sys.exit(app(prog_name="atoll", standalone_mode=False))

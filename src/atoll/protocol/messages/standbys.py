@@ -1,9 +1,9 @@
 """What a controller says to the standby that follows it: a snapshot once, and all that it handles after that.
 
     standby    -> controller   Hello, and about the connection: Acknowledge, of turns
-    controller -> standby      Refused, BasisPart, TurnPart, Pulse; Close where the cluster has ended
+    controller -> standby      Refused, SnapshotChunk, LogBatchChunk, Heartbeat; Close where the cluster has ended
 
-Turns come in order, those that come before the last part of the basis included: all of them are after the snapshot.
+Turns come in order, those before the last snapshot chunk included: all of them are after the snapshot.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from atoll.protocol.messages.opening import Message, Refused
 STANDBY = "standby"
 
 
-class BasisPart(Message, frozen=True, tag=170):
-    """Some of the snapshot, as a journal has it."""
+class SnapshotChunk(Message, frozen=True, tag=170):
+    """A chunk of the snapshot with which the standby begins."""
 
     content: bytes
     term: int
     is_last: bool
 
 
-class TurnPart(Message, frozen=True, tag=171):
-    """Some of the records of a turn, as a journal has them."""
+class LogBatchChunk(Message, frozen=True, tag=171):
+    """A chunk of a log batch: the journal records of one turn of the controller."""
 
     content: bytes
     is_last: bool
 
 
-class Pulse(Message, frozen=True, tag=172):
-    """The controller lives. Peers have acknowledged so many messages: connection, whole ones, those in pieces.
+class Heartbeat(Message, frozen=True, tag=172):
+    """A sign of life, with what peers have acknowledged: connection, whole messages, messages in pieces.
 
     Once it `is_relied_on` the controller is not started again where it ends: the standby is to take over.
     """
@@ -39,4 +39,4 @@ class Pulse(Message, frozen=True, tag=172):
     is_relied_on: bool
 
 
-ToStandby = Refused | BasisPart | TurnPart | Pulse
+ToStandby = Refused | SnapshotChunk | LogBatchChunk | Heartbeat

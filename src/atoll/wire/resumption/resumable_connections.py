@@ -218,7 +218,8 @@ class ResumableConnections:
         self.on_superseded: Callable[[int], None] = lambda term: None  # somebody who is to be believed is of that term
         self.acknowledge_soon = acknowledge_soon
         self._commit = commit
-        self.doubt: Callable[[], str] = lambda: ""  # why nobody is to resume anything here for now; "": they may
+        # why nobody is to resume anything here for now; "": they may
+        self.takeover_suspicion: Callable[[], str] = lambda: ""
         self._key = key
         self._watch = watch
         self._alternate_addresses: tuple[str, ...] = ()
@@ -275,9 +276,9 @@ class ResumableConnections:
             self._refuse(transport, f"this is term {self.term}, and {message.term} has begun", final=False)
             self.on_superseded(message.term)
             return
-        doubt = self.doubt()
-        if doubt:
-            self._refuse(transport, doubt, final=False)
+        suspicion = self.takeover_suspicion()
+        if suspicion:
+            self._refuse(transport, suspicion, final=False)
             return
         self._commit()
         connection = self._connections.get(message.number)

@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.cluster.processes.process_runtime import give_back_memory
+from atoll.cluster.processes.process_runtime import trim_malloc
 from atoll.cluster.sandbox.grants import USER_VIEW, Sandbox, View
 from atoll.errors import OK, Code, Status, StatusError, shortened, traceback_of
 from atoll.host_services.python.program.colocated_functions import open_functions
 from atoll.host_services.python.python_link import PythonLink, view
 from atoll.protocol.messages import python as m
-from atoll.transfers.receive_buffer_pool import LANDING
+from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 
 _IDLE_SECONDS = 60.0
 
@@ -171,8 +171,8 @@ class Runner:
     def run(self, isolated: bool) -> None:
         """Until the worker closes the link."""
         self._link.send(m.PythonReady(isolated))
-        LANDING.open()
-        self._link.receive(self._handle, self._contents.put, memory=LANDING.take)
+        RECEIVE_BUFFERS.open()
+        self._link.receive(self._handle, self._contents.put, memory=RECEIVE_BUFFERS.take)
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -193,7 +193,7 @@ class Runner:
 
     def _stream_is_idle(self) -> None:
         if not any(each.is_busy for each in list(self._streams.values())):
-            give_back_memory()
+            trim_malloc()
 
     def _drop(self, function: Future[Any] | None) -> None:
         """Lets go of it once all calls that came before have run: they may be the next to need its objects."""

@@ -9,13 +9,16 @@ import sys
 import textwrap
 from collections.abc import Callable
 
-from atoll.cluster.processes.starting import StartingProcess, StartWatch
+from atoll.cluster.processes.startup_heartbeat import StartingProcess, StartWatch
 
 SECONDS = 0.6
 LONG = 3 * SECONDS
 BOUND = 30.0
 
-SIGNS = "import time; from atoll.cluster.processes.starting import StartSigns; signs = StartSigns.of_arguments()"
+SIGNS = (
+    "import time; from atoll.cluster.processes.startup_heartbeat import StartupHeartbeat; "
+    "signs = StartupHeartbeat.of_arguments()"
+)
 
 
 def end_of(script: str, when_started: Callable[[StartingProcess], None] = lambda process: None) -> tuple[int, str]:
@@ -51,10 +54,10 @@ def test_who_computes_is_left_alone() -> None:
 
 def test_who_says_that_it_waits_is_left_alone() -> None:
     script = f"""
-        import atoll.cluster.processes.starting as starting
+        import atoll.cluster.processes.startup_heartbeat as starting
         starting.SIGN_SECONDS = {SECONDS / 4}
         import time
-        with starting.StartSigns.of_arguments().waiting("opened its devices"):
+        with starting.StartupHeartbeat.of_arguments().waiting("opened its devices"):
             time.sleep({LONG})
     """
     assert end_of(script) == (0, "")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from atoll.devices.null.model import MODELS
-from atoll.devices.null.moments import Moment, Work, all_of
+from atoll.devices.null.sim_events import SimEvent, SimTask, all_of
 
 
 class HandClock:
@@ -37,14 +37,14 @@ def clock() -> HandClock:
 
 def test_work_ends_so_long_after_it_has_begun(clock: HandClock) -> None:
     clock.time = 5.0
-    work = Work(clock, 2.0)
+    work = SimTask(clock, 2.0)
     work.join(())
     assert work.at == 7.0
 
 
 def test_work_begins_when_what_it_waits_for_is_over(clock: HandClock) -> None:
-    before = Moment(clock, 3.0)
-    work = Work(clock, 2.0)
+    before = SimEvent(clock, 3.0)
+    work = SimTask(clock, 2.0)
     work.join((before,))
     assert work.at == 5.0
     assert not work.is_over
@@ -53,7 +53,7 @@ def test_work_begins_when_what_it_waits_for_is_over(clock: HandClock) -> None:
 
 
 def test_work_over_several_hosts_begins_with_the_last_of_them(clock: HandClock) -> None:
-    work = Work(clock, 1.0, parts=2)
+    work = SimTask(clock, 1.0, parts=2)
     work.join(())
     assert work.at is None
     clock.time = 4.0
@@ -62,9 +62,9 @@ def test_work_over_several_hosts_begins_with_the_last_of_them(clock: HandClock) 
 
 
 def test_what_waits_for_work_that_not_all_have_begun_is_known_with_it(clock: HandClock) -> None:
-    first = Work(clock, 1.0, parts=2)
+    first = SimTask(clock, 1.0, parts=2)
     first.join(())
-    second = Work(clock, 1.0)
+    second = SimTask(clock, 1.0)
     second.join((first,))
     assert second.at is None
     clock.time = 4.0
@@ -73,8 +73,8 @@ def test_what_waits_for_work_that_not_all_have_begun_is_known_with_it(clock: Han
 
 
 def test_parts_that_wait_for_the_same_are_over_once_each_of_them_is_there(clock: HandClock) -> None:
-    first = Work(clock, 1.0, parts=2)
-    both = Work(clock, 1.0, parts=2)
+    first = SimTask(clock, 1.0, parts=2)
+    both = SimTask(clock, 1.0, parts=2)
     both.join((first,))
     first.join(())
     both.join((first,))
@@ -85,7 +85,7 @@ def test_parts_that_wait_for_the_same_are_over_once_each_of_them_is_there(clock:
 
 def test_callbacks_run_at_the_end_whenever_they_were_added(clock: HandClock) -> None:
     called: list[str] = []
-    work = Work(clock, 2.0, parts=2)
+    work = SimTask(clock, 2.0, parts=2)
     work.join(())
     work.when_over(lambda: called.append("added before it was known"))
     work.join(())
@@ -100,7 +100,7 @@ def test_callbacks_run_at_the_end_whenever_they_were_added(clock: HandClock) -> 
 
 
 def test_all_of_several_is_over_with_the_last(clock: HandClock) -> None:
-    assert all_of(clock, [Moment(clock, 1.0), Moment(clock, 3.0), Moment(clock, 2.0)]).at == 3.0
+    assert all_of(clock, [SimEvent(clock, 1.0), SimEvent(clock, 3.0), SimEvent(clock, 2.0)]).at == 3.0
 
 
 def test_an_all_reduce_takes_longer_with_more_bytes_and_with_more_devices() -> None:

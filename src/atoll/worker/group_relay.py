@@ -37,7 +37,7 @@ class _Unit:
         return ends
 
 
-class Relay:
+class GroupRelay:
     """For any thread. `send` sends to a host of the group; `report` to the controller.
 
     What has ended is reported once all hosts of the group that run it have said so, or a second later: then the

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.25  # between two looks at a process
 _PROCESS = 0  # the one peer of the lease
 
 
-class StartSigns:
+class StartupHeartbeat:
     """What a process says while it starts, to the one that has started it: to nobody where `descriptor` is -1."""
 
     def __init__(self, descriptor: int) -> None:
@@ -33,7 +33,7 @@ class StartSigns:
             os.set_blocking(descriptor, False)
 
     @classmethod
-    def of_arguments(cls) -> StartSigns:
+    def of_arguments(cls) -> StartupHeartbeat:
         """Of this process, where a `StartingProcess` has started it."""
         return cls(int(sys.argv[2]) if len(sys.argv) > 2 else -1)
 
@@ -85,7 +85,7 @@ class StartWatch:
 
 
 class StartingProcess(LocalProcess):
-    """A child that gives `StartSigns`, and is killed where it gives none for `seconds` while it starts.
+    """A child that gives `StartupHeartbeat`, and is killed where it gives none for `seconds` while it starts.
 
     The number of their descriptor is added to its command, whose only argument are its options.
     `on_end(status, reason)` is called as that of a LocalProcess; `reason` says why it was killed while it started, ""

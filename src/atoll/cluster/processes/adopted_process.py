@@ -22,14 +22,14 @@ from atoll.cluster.processes.process_table import began
 _LOOK_SECONDS = 0.25
 
 
-class Named(msgspec.Struct, frozen=True):
-    """A process of this machine, for good: pids are used again."""
+class ProcessId(msgspec.Struct, frozen=True):
+    """Identifies a process of this machine. The kernel reuses pids, so the start time is part of it."""
 
     pid: int
     began: int
 
     @classmethod
-    def of(cls, pid: int) -> Named:
+    def of(cls, pid: int) -> ProcessId:
         return cls(pid, began(pid) or 0)
 
     @property
@@ -37,23 +37,23 @@ class Named(msgspec.Struct, frozen=True):
         return began(self.pid) == self.began
 
 
-class Note(msgspec.Struct, frozen=True):
-    """Which process is held, by whom, and the `directory` that is the held one's."""
+class PidFile(msgspec.Struct, frozen=True):
+    """A file with a process, its holder, and the `directory` of the process."""
 
-    held: Named
-    holder: Named
+    held: ProcessId
+    holder: ProcessId
     directory: str = ""
 
     @classmethod
-    def read(cls, path: Path) -> Note | None:
-        """None where there is none."""
+    def read(cls, path: Path) -> PidFile | None:
+        """Return the content of the file at `path`, or None if there is no such file."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.MsgspecError):
             return None
 
     def write(self, path: Path) -> None:
-        """Whole, or not at all. Raises OSError."""
+        """Write the file atomically. Raise OSError."""
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_bytes(msgspec.json.encode(self))
         unfinished.rename(path)
@@ -67,7 +67,7 @@ def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None
     loop = asyncio.get_running_loop()
 
     def look(until: float) -> None:
-        note = Note.read(path)
+        note = PidFile.read(path)
         if note is not None and note.held.pid == os.getpid() and note.holder.runs:
             watch_holder(note.holder.pid, path, seconds, on_end)
         elif loop.time() > until:
@@ -78,10 +78,10 @@ def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None
     watch_in_loop(pid, lambda: look(loop.time() + seconds))
 
 
-class TakenOver:
+class AdoptedProcess:
     """A process that another one has started, and that this one holds now. Any thread may wait for its end."""
 
-    def __init__(self, process: Named) -> None:
+    def __init__(self, process: ProcessId) -> None:
         self._process = process
 
     def wait(self, seconds: float | None = None) -> bool:

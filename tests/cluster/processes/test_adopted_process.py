@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cluster.processes.holders import Named, Note, TakenOver, watch_holder
+from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId, watch_holder
 
 PATIENCE = 1.5
 
@@ -36,16 +36,16 @@ def test_who_is_held_ends_when_nobody_has_taken_the_holders_place_in_time(
 ) -> None:
     first, second = holders
     path = tmp_path / "note"
-    here = Named.of(os.getpid())
+    here = ProcessId.of(os.getpid())
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
-        Note(here, Named.of(first.pid)).write(path)
+        PidFile(here, ProcessId.of(first.pid)).write(path)
         watch_holder(first.pid, path, PATIENCE, ended.set)
         kill(first)
         await asyncio.sleep(PATIENCE / 3)
-        Note(here, Named.of(second.pid)).write(path)
+        PidFile(here, ProcessId.of(second.pid)).write(path)
         await asyncio.sleep(2 * PATIENCE)
         assert not ended.is_set(), "another one holds it"
         kill(second)
@@ -59,7 +59,7 @@ def test_who_is_held_ends_when_nobody_has_taken_the_holders_place_in_time(
 
 def test_a_note_about_another_process_is_of_no_use(holders: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     first, second = holders
-    Note(Named.of(second.pid), Named.of(second.pid)).write(tmp_path / "note")
+    PidFile(ProcessId.of(second.pid), ProcessId.of(second.pid)).write(tmp_path / "note")
 
     async def scene() -> None:
         ended = asyncio.Event()
@@ -72,21 +72,21 @@ def test_a_note_about_another_process_is_of_no_use(holders: list[subprocess.Pope
 
 
 def test_a_pid_that_is_used_again_is_another_process(holders: list[subprocess.Popen[bytes]]) -> None:
-    named = Named.of(holders[0].pid)
+    named = ProcessId.of(holders[0].pid)
     assert named.runs
-    assert not Named(named.pid, named.began - 1).runs
+    assert not ProcessId(named.pid, named.began - 1).runs
     kill(holders[0])
     assert not named.runs
 
 
 def test_what_was_taken_over_is_awaited_and_ended(holders: list[subprocess.Popen[bytes]]) -> None:
-    process = TakenOver(Named.of(holders[0].pid))
+    process = AdoptedProcess(ProcessId.of(holders[0].pid))
     assert not process.wait(0.05)
     threading.Timer(0.1, process.end).start()
     assert process.wait(20.0)
 
 
 def test_where_no_note_is_or_none_that_can_be_read_there_is_none(tmp_path: Path) -> None:
-    assert Note.read(tmp_path / "note") is None
+    assert PidFile.read(tmp_path / "note") is None
     (tmp_path / "note").write_text("{")
-    assert Note.read(tmp_path / "note") is None
+    assert PidFile.read(tmp_path / "note") is None

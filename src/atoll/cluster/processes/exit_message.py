@@ -12,7 +12,7 @@ from typing import IO
 _LINES, _BYTES = 20, 4096
 
 
-class LastWords:
+class ExitMessage:
     """Reads `output` to its end, on a thread of its own."""
 
     def __init__(self, output: IO[bytes], name: str) -> None:
@@ -34,7 +34,7 @@ class LastWords:
         return b"".join(self._lines)[-_BYTES:].decode(errors="replace").rstrip()
 
 
-def how_it_ended(process: subprocess.Popen[bytes], words: LastWords, seconds: float) -> str:
+def how_it_ended(process: subprocess.Popen[bytes], words: ExitMessage, seconds: float) -> str:
     """Such as "exited with 3; its last lines: ..."."""
     status = process.wait()
     how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"

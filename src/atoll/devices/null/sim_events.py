@@ -18,7 +18,7 @@ class Clock(Protocol):
     def call_at(self, when: float, call: Callable[[], None]) -> object: ...
 
 
-class Moment:
+class SimEvent:
     """A point in time, which may not be known yet (`at` is None)."""
 
     __slots__ = ("_clock", "_when_known", "_when_over", "at")
@@ -65,7 +65,7 @@ class Moment:
             call()
 
 
-class Work(Moment):
+class SimTask(SimEvent):
     """The end of something that takes `seconds` from when all its `parts` have joined and may begin."""
 
     __slots__ = ("_after", "_begin", "_parts", "_seconds", "_unknown")
@@ -76,9 +76,9 @@ class Work(Moment):
         self._parts = parts
         self._begin = 0.0
         self._unknown = 0
-        self._after: set[Moment] = set()  # which its parts wait for: mostly the same for all of them
+        self._after: set[SimEvent] = set()  # which its parts wait for: mostly the same for all of them
 
-    def join(self, after: Iterable[Moment]) -> None:
+    def join(self, after: Iterable[SimEvent]) -> None:
         """A part is there; it may begin once these are over."""
         self._begin = max(self._begin, self._clock.now())
         for moment in after:
@@ -93,7 +93,7 @@ class Work(Moment):
         self._parts -= 1
         self._settle_if_known()
 
-    def _learn(self, moment: Moment) -> None:
+    def _learn(self, moment: SimEvent) -> None:
         assert moment.at is not None
         self._begin = max(self._begin, moment.at)
         self._unknown -= 1
@@ -105,11 +105,11 @@ class Work(Moment):
             self.settle(self._begin + self._seconds)
 
 
-def all_of(clock: Clock, moments: Iterable[Moment]) -> Moment:
+def all_of(clock: Clock, moments: Iterable[SimEvent]) -> SimEvent:
     """When the last of them is over."""
     distinct = list({id(moment): moment for moment in moments}.values())
     if len(distinct) == 1:
         return distinct[0]
-    both = Work(clock, 0.0)
+    both = SimTask(clock, 0.0)
     both.join(distinct)
     return both
