@@ -131,7 +131,7 @@ LAUNCH: Picture = (
             235,
             400,
             "3  check",
-            ("arguments, memory, failed islands", "dispatch/launcher.py", "scheduling/checks.py"),
+            ("arguments, memory, failed islands", "dispatch/launcher.py", "scheduling/launch_checks.py"),
             ORANGE,
         ),
         Box(
@@ -188,7 +188,7 @@ LAUNCH: Picture = (
             400,
             "if an island fails",
             (
-                "decided: controller/islands/recovery.py",
+                "decided: controller/islands/island_recovery.py",
                 "states: cluster/lifecycle.py",
                 "restarted: engines/island_processes.py",
                 "what fails: dispatch/failures.py",

@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from atoll.programs.choices import cond as cond
     from atoll.programs.choices import switch as switch
     from atoll.programs.choices import while_loop as while_loop
-    from atoll.programs.program import Program as Program
-    from atoll.programs.program import program as program
     from atoll.programs.routing import Routing as Routing
     from atoll.programs.routing import route as route
     from atoll.programs.routing import unroute as unroute
+    from atoll.programs.traced_program import Program as Program
+    from atoll.programs.traced_program import program as program
     from atoll.protocol.spans import Span as Span
 
 # Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
@@ -64,8 +64,8 @@ _MODULES = {
     "__version__": "atoll._version",
     "connect": "atoll.client.connect",
     "ConnectedCluster": "atoll.client.connect",
-    "program": "atoll.programs.program",
-    "Program": "atoll.programs.program",
+    "program": "atoll.programs.traced_program",
+    "Program": "atoll.programs.traced_program",
     "cond": "atoll.programs.choices",
     "switch": "atoll.programs.choices",
     "while_loop": "atoll.programs.choices",

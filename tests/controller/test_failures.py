@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.cluster.processes.leases import LAPSED_STATUS
-from atoll.controller.sessions import proxies
+from atoll.controller.sessions import proxy_requests
 from atoll.dispatch.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
@@ -327,7 +327,7 @@ def test_a_program_whose_worker_was_killed_or_whose_machine_is_lost_is_not_quara
 
 
 def test_a_client_that_uploads_without_end_loses_its_own_session_and_no_other(monkeypatch):
-    monkeypatch.setattr(proxies, "MAX_EARLY_FEEDS", 3)
+    monkeypatch.setattr(proxy_requests, "MAX_EARLY_FEEDS", 3)
     play = Play()
     other = play.open(43, "other.py").number
     play.outbox()

@@ -13,7 +13,7 @@ from atoll.operate.operator_requests import merged
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall, Span, TraceRecord
 from atoll.telemetry.trace import MOST_ANSWERED
-from atoll.telemetry.tracing import ANSWER_SECONDS, MOST_RECORDINGS, MOST_SECONDS, MOST_WATCHED
+from atoll.telemetry.trace_requests import ANSWER_SECONDS, MOST_RECORDINGS, MOST_SECONDS, MOST_WATCHED
 from tests.controller.play import Play, runs
 from tests.telemetry.test_trace import record
 

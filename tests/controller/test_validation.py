@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.controller.validation import NOTHING_TO_VALIDATE, VALIDATORS, validate
-from atoll.controller.validation.proxies import PROXIES
+from atoll.controller.validation.proxy_validation import PROXIES
 from atoll.errors import OK, Status, StatusError
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Loop, Mapping, Program, Rearrange, Transfer, single
 from atoll.ir.types import ArraySpec, Even, Sharding, Tiled, Uneven

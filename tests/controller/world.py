@@ -19,7 +19,7 @@ from atoll.ir.program import (
 )
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
-from atoll.scheduling.functions import hosts_of
+from atoll.scheduling.compiled_functions import hosts_of
 from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher

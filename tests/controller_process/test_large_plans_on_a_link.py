@@ -19,7 +19,7 @@ from atoll.controller_process.controller_options import ControllerOptions
 from atoll.ir.program import NODES_PER_CREDIT, HostBuffer, HostToDevice, Program
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
-from atoll.protocol.messages.proxies import MAX_PART_NODES
+from atoll.protocol.messages.proxy_messages import MAX_PART_NODES
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect

@@ -18,7 +18,7 @@ from atoll.journal import files
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
-from atoll.protocol.messages.standbys import SnapshotChunk
+from atoll.protocol.messages.standby_messages import SnapshotChunk
 from atoll.security.tokens import Tokens
 from atoll.wire.framing import HEADER_BYTES
 from atoll.wire.resumption.link_messages import Acknowledge

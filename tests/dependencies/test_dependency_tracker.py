@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from atoll.dependencies.client_runs import (
+from atoll.dependencies.client_run_limits import (
     MOST_IN_XLA_OF_A_SESSION,
     MOST_IN_XLA_OF_AN_ISLAND,
     MOST_OF_A_SESSION,

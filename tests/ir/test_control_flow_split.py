@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import StatusError
-from atoll.ir.build import build
+from atoll.ir.build_module import build
 from atoll.ir.control_flow_split import (
     MAX_CONTROL_FLOW,
     LoopPrograms,

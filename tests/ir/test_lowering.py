@@ -15,7 +15,7 @@ from xdsl.ir.core import OpOperands
 
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
-from atoll.ir.build import MOST_ARRAYS
+from atoll.ir.build_module import MOST_ARRAYS
 from atoll.ir.lowering import LoweredGang, lower
 from atoll.ir.program import (
     Call,

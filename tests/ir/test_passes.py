@@ -8,9 +8,9 @@ from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.errors import Code, StatusError
 from atoll.ir.dialect import context, parse
 from atoll.ir.lowering import program_of
-from atoll.ir.passes.cut import cut
-from atoll.ir.passes.place import PlacePass
-from atoll.ir.passes.transfers import ExplicitTransfersPass
+from atoll.ir.passes.cut_pass import cut
+from atoll.ir.passes.place_pass import PlacePass
+from atoll.ir.passes.transfers_pass import ExplicitTransfersPass
 
 # Two islands of one host with two devices each, and one of two hosts with one.
 LOCATIONS = [

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.ir.build import build
+from atoll.ir.build_module import build
 from atoll.ir.dialect import context, parse
 from atoll.ir.lowering import Lowered, lower, pipeline, program_of
-from atoll.ir.passes.cut import cut
+from atoll.ir.passes.cut_pass import cut
 from atoll.ir.program import Call, Mapping, Node, Program, Rearrange, Transfer
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes, shard_shape
 from tests.ir.machine import Machine, Placement, cluster, compute, contents, counting, slices

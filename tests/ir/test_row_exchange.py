@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
-from atoll.ir.build import build
+from atoll.ir.build_module import build
 from atoll.ir.dialect import context, parse
 from atoll.ir.lowering import lower, pipeline
 from atoll.ir.program import Program, Route, Unroute, single

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.ir.dialect import context, parse
-from atoll.ir.passes.simplify import SimplifyPass
+from atoll.ir.passes.simplify_pass import SimplifyPass
 
 # Short names for types, so that the programs can be read.
 TYPES = {

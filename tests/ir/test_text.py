@@ -9,7 +9,7 @@ import pytest
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from atoll.cluster.locations import DeviceLocation, Placement
-from atoll.ir.build import build
+from atoll.ir.build_module import build
 from atoll.ir.dialect import context, parse
 from atoll.ir.lowering import pipeline
 from atoll.ir.program import (

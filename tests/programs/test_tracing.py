@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import atoll
 from atoll.errors import ProgramError
 from atoll.ir.program import Call, Program, Transfer, check
-from atoll.programs.functions import FunctionTable
+from atoll.programs.program_functions import FunctionTable
 
 VECTOR = np.arange(8.0)
 double = jax.jit(lambda x: x * 2)

@@ -17,8 +17,8 @@ from atoll.ir import plan as p
 from atoll.ir.program import Call, Program
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
-from atoll.protocol.messages.agents import FromAgent, OfController, ToAgent
-from atoll.protocol.messages.standbys import ToStandby
+from atoll.protocol.messages.agent_messages import FromAgent, OfController, ToAgent
+from atoll.protocol.messages.standby_messages import ToStandby
 
 UNIONS = {
     "ToController": m.ToController,

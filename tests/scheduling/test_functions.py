@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.errors import OK, Code, Status
-from atoll.scheduling.functions import FunctionRegistry, Registration, function_name
+from atoll.scheduling.compiled_functions import FunctionRegistry, Registration, function_name
 
 BROKEN = Status(Code.INVALID_ARGUMENT, "no such custom call")
 LOCATIONS = {10: DeviceLocation(0, 0, 0), 11: DeviceLocation(0, 0, 1), 12: DeviceLocation(1, 1, 0)}

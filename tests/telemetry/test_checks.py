@@ -9,8 +9,8 @@ import pytest
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
-from atoll.telemetry.checks import CHECK_SECONDS
 from atoll.telemetry.consistency import contradictions
+from atoll.telemetry.consistency_checks import CHECK_SECONDS
 from tests.controller.play import Play
 
 

@@ -15,10 +15,10 @@ from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.controller.faults import NothingChangedError
-from atoll.controller.islands.agents import Agents
-from atoll.controller.islands.hosts import Hosts
-from atoll.controller.islands.recovery import Recovery
-from atoll.controller.islands.relays import Relays
+from atoll.controller.islands.island_agents import Agents
+from atoll.controller.islands.island_hosts import Hosts
+from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.islands.island_relays import Relays
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.validation import ALLOWED, validate

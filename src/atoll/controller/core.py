@@ -24,16 +24,16 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.faults import Faults
-from atoll.controller.islands.agents import Agents
-from atoll.controller.islands.engines import EngineMessages
-from atoll.controller.islands.hosts import Hosts
+from atoll.controller.islands.engine_events import EngineMessages
+from atoll.controller.islands.island_agents import Agents
+from atoll.controller.islands.island_hosts import Hosts
+from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.islands.island_relays import Relays
 from atoll.controller.islands.overruns import Overruns
-from atoll.controller.islands.recovery import Recovery
-from atoll.controller.islands.relays import Relays
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.sessions.inboxes import Inboxes
-from atoll.controller.sessions.proxies import Proxies
+from atoll.controller.sessions.proxy_requests import Proxies
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
@@ -61,9 +61,9 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
 from atoll.scheduling.usage import Meter
 from atoll.security.tokens import Tokens
-from atoll.telemetry.checks import Checks
+from atoll.telemetry.consistency_checks import Checks
 from atoll.telemetry.load import LoadRecord
-from atoll.telemetry.tracing import Tracing
+from atoll.telemetry.trace_requests import Tracing
 
 _NOTHING: list[AnyAction] = []
 

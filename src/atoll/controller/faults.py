@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from atoll.controller.islands.recovery import Recovery
+from atoll.controller.islands.island_recovery import Recovery
 from atoll.controller.state import ClusterState
 from atoll.dispatch.connections import Peer
 from atoll.errors import Code, Status

@@ -14,8 +14,8 @@ from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Log
+from atoll.scheduling.compiled_functions import FunctionRegistry
 from atoll.scheduling.durations import Durations
-from atoll.scheduling.functions import FunctionRegistry
 from atoll.scheduling.reasons import Reason
 
 WATCH_SECONDS = 60.0

@@ -23,7 +23,7 @@ from atoll.journal.journal import Journal
 from atoll.journal.records import decode_events
 from atoll.journal.snapshots import unpickled
 from atoll.protocol import messages as m
-from atoll.protocol.messages.standbys import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
+from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
 from atoll.security.access import token_for
 from atoll.security.enrollment import Renewal
 from atoll.security.roles import Role

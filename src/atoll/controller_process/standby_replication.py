@@ -22,7 +22,7 @@ from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
 from atoll.journal.records import join_records
 from atoll.protocol import messages as m
-from atoll.protocol.messages.standbys import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk
+from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk
 from atoll.security.roles import may_say
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode

@@ -26,7 +26,7 @@ from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplem
 from atoll.ir.program import credits_of
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.checks import check_cost, program_problem, quota_problem
+from atoll.scheduling.launch_checks import check_cost, program_problem, quota_problem
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import ControlFlowRun, GangRun, Launch, Session

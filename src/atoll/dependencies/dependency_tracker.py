@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Generic
 
-from atoll.dependencies.client_runs import ClientRuns
+from atoll.dependencies.client_run_limits import ClientRuns
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.queued_nodes import Dependency, HostCallKind, Payload, QueuedNode

@@ -14,9 +14,15 @@ from atoll.cluster.resources import ResourceManager
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
-from atoll.scheduling.checks import island_problem
+from atoll.scheduling.compiled_functions import (
+    DeviceAssignment,
+    FunctionRegistry,
+    Registration,
+    function_name,
+    hosts_of,
+)
 from atoll.scheduling.function_reports import FunctionReport, output_sizes
-from atoll.scheduling.functions import DeviceAssignment, FunctionRegistry, Registration, function_name, hosts_of
+from atoll.scheduling.launch_checks import island_problem
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.rates import TenantRates

@@ -9,9 +9,9 @@ from atoll.dispatch.connections import Connections
 from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.survivors import Survivors
 from atoll.errors import Status
-from atoll.scheduling.checks import gang_problem
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.feeds import Key
+from atoll.scheduling.launch_checks import gang_problem
 from atoll.scheduling.offenses import Running
 from atoll.scheduling.queued_nodes import Gang, HostCallKind, QueuedNode
 from atoll.scheduling.session import GangRun, Launch, Session

@@ -25,8 +25,8 @@ from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import NO_ENTRY, Entry
-from atoll.scheduling.checks import check_window, gang_problem, launch_problem, program_problem
 from atoll.scheduling.dispatch_units import Unit
+from atoll.scheduling.launch_checks import check_window, gang_problem, launch_problem, program_problem
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy

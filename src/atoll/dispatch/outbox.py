@@ -16,8 +16,8 @@ from atoll.dispatch.connections import Connections
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Action, AnyAction, Close, Send
 from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forwards, is_only_for
-from atoll.scheduling.checks import LAUNCH_WINDOW
 from atoll.scheduling.frees import Frees
+from atoll.scheduling.launch_checks import LAUNCH_WINDOW
 
 # Of a session's credits, so many go together. With more, its launches would come in bursts that take the controller
 # longer than hosts have work for.

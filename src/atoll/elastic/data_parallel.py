@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.elastic.training import Make
-from atoll.programs.program import program
+from atoll.programs.traced_program import program
 
 
 def data_parallel(

@@ -18,7 +18,7 @@ from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes
 from atoll.protocol.ifrt import xla_pb2
-from atoll.protocol.messages.python import ReadArrays, StoredArray, WriteArrays
+from atoll.protocol.messages.python_messages import ReadArrays, StoredArray, WriteArrays
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to, tiling_from
 from atoll.session.cluster_session import ClusterSession

@@ -24,7 +24,7 @@ from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, shard_shape
 from atoll.protocol.messages import FunctionSource
-from atoll.protocol.messages.python import (
+from atoll.protocol.messages.python_messages import (
     ClientSettings,
     PythonFunction,
     PythonHosts,

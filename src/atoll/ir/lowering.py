@@ -14,12 +14,12 @@ from xdsl.passes import PassPipeline
 
 from atoll.cluster.locations import Placement
 from atoll.errors import StatusError, invalid
-from atoll.ir.build import build_in_steps
+from atoll.ir.build_module import build_in_steps
 from atoll.ir.dialect.ops import ProgramOp
 from atoll.ir.dismantling import dismantled
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.passes import PASSES
-from atoll.ir.passes.cut import cut_in_steps
+from atoll.ir.passes.cut_pass import cut_in_steps
 from atoll.ir.passes.lowering_pass import LoweringPass
 from atoll.ir.program import Call, Program, check_node, check_results
 from atoll.ir.steps import Steps, finish

@@ -7,7 +7,7 @@ from itertools import count
 
 from atoll.cluster.locations import Placement
 from atoll.ir import plan as p
-from atoll.ir.build import build
+from atoll.ir.build_module import build
 from atoll.ir.control_flow_split import LoopPrograms, SwitchPrograms, has_control_flow, parts_of, split
 from atoll.ir.dialect.syntax import box_text, ranges_text
 from atoll.ir.exchange import ReceivePiece

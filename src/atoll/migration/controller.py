@@ -13,7 +13,7 @@ from atoll.cluster.locations import Placement
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
-from atoll.scheduling.functions import FunctionRegistry
+from atoll.scheduling.compiled_functions import FunctionRegistry
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import Launch, Session

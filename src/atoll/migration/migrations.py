@@ -27,8 +27,8 @@ from atoll.migration.migration import Migration, Stage
 from atoll.migration.restore import Restore
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
+from atoll.scheduling.compiled_functions import DeviceAssignment, function_name, hosts_of
 from atoll.scheduling.durations import Durations
-from atoll.scheduling.functions import DeviceAssignment, function_name, hosts_of
 from atoll.scheduling.programs import device_groups
 from atoll.scheduling.session import Session
 

@@ -23,7 +23,7 @@ from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.stage_meshes import batch_sharding, parameter_sharding
 from atoll.pipelines.step import Step
 from atoll.pipelines.trees import Batch, Parameters
-from atoll.programs.program import Program
+from atoll.programs.traced_program import Program
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import numpy as np
 from atoll.client import backend
 from atoll.client import jax_internals as internals
 from atoll.programs import control_flow_tracing
-from atoll.programs.program import Program
-from atoll.programs.tracing import ProgramTrace
+from atoll.programs.program_tracing import ProgramTrace
+from atoll.programs.traced_program import Program
 
 internals.leave_out_of_tracebacks(__file__)
 

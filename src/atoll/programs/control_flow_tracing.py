@@ -16,9 +16,9 @@ from jax.sharding import SingleDeviceSharding
 from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
 from atoll.ir.types import NUMBERS
-from atoll.programs.build import needed
+from atoll.programs.program_building import needed
+from atoll.programs.program_tracing import OrderedEffects, ProgramTrace, ProgramTracer, record
 from atoll.programs.recording import CallNode, ControlFlowNode, RecordedNode, Recording, Region
-from atoll.programs.tracing import OrderedEffects, ProgramTrace, ProgramTracer, record
 from atoll.programs.values import Value, constant_value
 
 internals.leave_out_of_tracebacks(__file__)

@@ -14,7 +14,7 @@ from atoll.client import jax_internals as internals
 from atoll.client.plugin_programs import submit
 from atoll.errors import ProgramError
 from atoll.ir.program import Program
-from atoll.programs.build import Built, devices
+from atoll.programs.program_building import Built, devices
 from atoll.programs.values import Value
 from atoll.protocol.submission import Staging, Submission, encode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.programs.functions import Function, FunctionTable
+from atoll.programs.program_functions import Function, FunctionTable
 from atoll.programs.values import Value
 
 

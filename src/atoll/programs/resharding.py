@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from atoll.client import jax_internals as internals
-from atoll.programs.functions import Function, FunctionTable, JitCall
+from atoll.programs.program_functions import Function, FunctionTable, JitCall
 from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)

@@ -20,10 +20,10 @@ from atoll.client import backend
 from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
 from atoll.programs.meshes import mesh_of
-from atoll.programs.program import Program
+from atoll.programs.program_tracing import ProgramTracer
 from atoll.programs.row_order import Layout, combine, in_order
 from atoll.programs.row_transfers import Paths, route_in_order, unroute_rows
-from atoll.programs.tracing import ProgramTracer
+from atoll.programs.traced_program import Program
 from atoll.programs.transformations import NeedsPlaces
 
 internals.leave_out_of_tracebacks(__file__)

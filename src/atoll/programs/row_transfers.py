@@ -21,9 +21,9 @@ from jax.interpreters import mlir
 from atoll.client import jax_internals as internals
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import ProgramError
-from atoll.programs.program import Program
+from atoll.programs.program_tracing import RECORDERS, ProgramTrace, ProgramTracer
 from atoll.programs.recording import RowsNode
-from atoll.programs.tracing import RECORDERS, ProgramTrace, ProgramTracer
+from atoll.programs.traced_program import Program
 from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)

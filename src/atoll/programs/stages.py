@@ -10,8 +10,8 @@ import jax
 from atoll.client import jax_internals as internals
 from atoll.cluster.locations import DeviceLocation
 from atoll.errors import ProgramError
-from atoll.programs.build import Built, devices, on_atoll
 from atoll.programs.launch import Launch
+from atoll.programs.program_building import Built, devices, on_atoll
 from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)

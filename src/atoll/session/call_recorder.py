@@ -1,4 +1,4 @@
-"""What a front end does of its client's calls, while somebody takes a trace: see `telemetry.tracing`.
+"""What a front end does of its client's calls, while somebody takes a trace: see `telemetry.trace_requests`.
 
 A front end that records sets `on_change`: it is called when recording begins, and when it ends. In between it notes
 what it does; at other times it does nothing of the kind, so that a recorder costs nothing.

@@ -20,7 +20,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import TenantRole
 from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
-from atoll.scheduling.functions import FunctionRegistry
+from atoll.scheduling.compiled_functions import FunctionRegistry
 from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.reasons import Reason

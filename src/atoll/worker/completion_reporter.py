@@ -21,7 +21,7 @@ from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.occupancy import Occupancy
 from atoll.worker.step_runner import StepRunner
 
-# As many as the controller lets wait for their clients on a host in XLA's threads (`dependencies.client_runs`).
+# As many as the controller lets wait for their clients on a host in XLA's threads (`dependencies.client_run_limits`).
 MOST_CLIENT_ENDS = 8
 # Sequence number, start and end in nanoseconds.
 _Span = tuple[int, int, int]

@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import Code, Status, StatusError
 from atoll.host_services.python.program import python_runner
 from atoll.host_services.python.program.python_runner import Arguments, Contents
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 
 FIRST, SECOND = m.Argument(0, "float32", (2,), (10,)), m.Argument(1, "float32", (2,), (11, 12))
 BYTES = np.arange(2, dtype=np.float32).view(np.uint8)

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.errors import OK, FrameError, StatusError
 from atoll.host_services.python.python_link import PythonLink, view
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 
 STRINGS = np.array(["a", "", "größer"], dtype=np.dtypes.StringDType())
 

@@ -12,7 +12,7 @@ from atoll.errors import Code, StatusError
 from atoll.host_services.python.program.stored_arrays import reading, writing
 from atoll.host_services.python.python_options import PythonHost, python_options
 from atoll.ir.types import Replicated, Sharding
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 
 RULES = PythonRules(View.GRANTED, ("/data",), ("/checkpoints",))
 CONFINED = Mechanisms(Namespaces.BY_USER)

@@ -14,7 +14,7 @@ from atoll.host_services.python import python_sessions as module
 from atoll.host_services.python.python_options import PythonHost
 from atoll.host_services.python.python_sessions import Input, PythonSessions
 from atoll.ir.types import Replicated, Sharding
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 
 
 class Process:

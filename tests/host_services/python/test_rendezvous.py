@@ -11,7 +11,7 @@ import pytest
 from atoll.host_services.python import rendezvous
 from atoll.host_services.python.python_options import PythonHost, python_options
 from atoll.host_services.python.rendezvous import told_by_the_first
-from atoll.protocol.messages.python import ClientSettings
+from atoll.protocol.messages.python_messages import ClientSettings
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import bind
 

@@ -13,7 +13,7 @@ from atoll.errors import Code, StatusError
 from atoll.host_services.python.program import stored_arrays
 from atoll.host_services.python.program.stored_arrays import reading, writing
 from atoll.ir.types import Replicated, Sharding, Tiled, Tiling, shard_boxes
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 
 HOSTS = ((0, 1), (2, 3))
 ROWS, COLUMNS = Tiled((4, 1), (0, 1, 2, 3)), Tiled((1, 2, 2), (0, 1, 2, 3))

@@ -15,7 +15,7 @@ from atoll.errors import Code, StatusError
 from atoll.executables.persistence import persistence_executable
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.protocol.ifrt import executables_pb2, xla_pb2
-from atoll.protocol.messages.python import PythonHosts, ReadArrays, StoredArray, WriteArrays
+from atoll.protocol.messages.python_messages import PythonHosts, ReadArrays, StoredArray, WriteArrays
 from tests.ifrt.requests.test_python_functions import compiled, ready, registered
 from tests.ifrt.rig import Rig, check_refused, node_of, program_of
 from tests.session.fake_cluster import FakeCluster

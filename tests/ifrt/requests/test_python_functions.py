@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import compile_pb2
-from atoll.protocol.messages.python import (
+from atoll.protocol.messages.python_messages import (
     ClientSettings,
     PythonFunction,
     PythonHosts,

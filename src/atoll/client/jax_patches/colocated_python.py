@@ -1,7 +1,7 @@
 """What functions of colocated Python bring along of the user's process: its path, directory and configuration of JAX.
 
 jaxlib makes programs of the pickled function alone. It is a pickle that nobody opens on its way; the settings stand
-before it: see `protocol.messages.python`.
+before it: see `protocol.messages.python_messages`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
-from atoll.protocol.messages.python import ClientSettings, with_settings
+from atoll.protocol.messages.python_messages import ClientSettings, with_settings
 
 # What is the process's own, or about the devices of this one.
 _NOT_FOR_HOSTS = (

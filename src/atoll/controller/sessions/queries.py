@@ -13,7 +13,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.controller.state import ClusterState
 from atoll.errors import Status, not_found
 from atoll.protocol import messages as m
-from atoll.scheduling.checks import island_problem
+from atoll.scheduling.launch_checks import island_problem
 from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.session import Session
 

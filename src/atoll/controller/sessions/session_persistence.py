@@ -27,7 +27,7 @@ from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.protocol.actions import PersistSessions
 from atoll.protocol.events import SessionsPersisted
-from atoll.scheduling.functions import function_name
+from atoll.scheduling.compiled_functions import function_name
 from atoll.scheduling.session import Session
 
 _ENDED = Status(Code.DATA_LOSS, "the cluster was ended, and what was on its devices with it")

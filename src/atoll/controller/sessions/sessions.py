@@ -11,7 +11,7 @@ from atoll.cluster.processes.leases import CLIENT_LEASES, Leases
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.protocol import messages as m
-from atoll.scheduling.checks import LAUNCH_WINDOW
+from atoll.scheduling.launch_checks import LAUNCH_WINDOW
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll.cluster.topology import Topology
-from atoll.controller.validation.hosts import HOSTS, NOTHING_FROM_HOSTS
-from atoll.controller.validation.operators import NOTHING_FROM_OPERATORS, OPERATORS
-from atoll.controller.validation.proxies import NOTHING_FROM_PROXIES, PROXIES
+from atoll.controller.validation.host_validation import HOSTS, NOTHING_FROM_HOSTS
+from atoll.controller.validation.operator_validation import NOTHING_FROM_OPERATORS, OPERATORS
+from atoll.controller.validation.proxy_validation import NOTHING_FROM_PROXIES, PROXIES
 from atoll.protocol.permissions import ALWAYS
 
 __all__ = ["ALLOWED", "NOTHING_TO_VALIDATE", "PROXIES", "VALIDATORS", "validate"]

@@ -11,7 +11,7 @@ from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
 from atoll.errors import Code, StatusError
 from atoll.host_services.python.rendezvous import KeyValues, Meeting, nowhere, told_by_the_first
-from atoll.protocol.messages.python import ClientSettings, PythonOptions
+from atoll.protocol.messages.python_messages import ClientSettings, PythonOptions
 from atoll.quantities import parse_bytes
 from atoll.wire.address import parse_address
 

@@ -35,7 +35,7 @@ from atoll.cluster.sandbox.grants import Sandbox, View
 from atoll.errors import FrameError
 from atoll.host_services.python.python_link import PythonLink
 from atoll.host_services.python.rendezvous import Meeting
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 from atoll.transfers.inbox import MAX_INBOX_BYTES
 
 _log = logging.getLogger(__name__)

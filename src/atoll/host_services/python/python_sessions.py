@@ -40,7 +40,7 @@ from atoll.host_services.python.python_process import PythonProcess
 from atoll.host_services.python.rendezvous import Meeting, nowhere
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import Compile
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 from atoll.transfers.dtypes import numpy_dtype
 
 _log = logging.getLogger(__name__)

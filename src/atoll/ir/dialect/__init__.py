@@ -11,10 +11,10 @@ from xdsl.ir import Dialect
 from xdsl.parser import Parser
 
 from atoll.ir.dialect.attributes import DeviceLocations, HostBuffers, Mappings, Numbers, Strides
+from atoll.ir.dialect.dialect_types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, PutOp, RearrangeOp, ReportOp, ReturnOp, TransferOp
 from atoll.ir.dialect.rows import ReceiveRowsOp, RouteOp, SendRowsOp, UnrouteOp
-from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 
 Atoll = Dialect(
     "atoll",

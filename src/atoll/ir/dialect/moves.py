@@ -17,6 +17,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from atoll.ir.dialect.dialect_types import PlacedType
 from atoll.ir.dialect.ops import (
     Node,
     parse_flags,
@@ -26,7 +27,6 @@ from atoll.ir.dialect.ops import (
     print_optional,
     print_values,
 )
-from atoll.ir.dialect.types import PlacedType
 
 
 @irdl_op_definition

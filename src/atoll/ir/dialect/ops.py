@@ -31,7 +31,7 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator
 from xdsl.utils.exceptions import VerifyException
 
 from atoll.ir.dialect.attributes import Bare, DeviceLocations, HostBuffers, Mappings, Numbers, Strides
-from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
+from atoll.ir.dialect.dialect_types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 from atoll.ir.types import NUMBERS, ArraySpec, Replicated
 
 PRESENT = UnitAttr()

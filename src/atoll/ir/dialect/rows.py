@@ -20,8 +20,8 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
 from atoll.errors import StatusError
+from atoll.ir.dialect.dialect_types import PlacedType
 from atoll.ir.dialect.ops import Node, parse_number, parse_values, print_values, spec_of
-from atoll.ir.dialect.types import PlacedType
 from atoll.ir.row_exchange import check_route
 
 

@@ -14,23 +14,23 @@ session live in a namespace of its own: a worker and the controller name a buffe
 
 from __future__ import annotations
 
-from atoll.protocol.messages.agents import *  # noqa: F403
-from atoll.protocol.messages.agents import AgentSays
-from atoll.protocol.messages.contents import *  # noqa: F403
-from atoll.protocol.messages.engines import *  # noqa: F403
-from atoll.protocol.messages.engines import FromEngine
-from atoll.protocol.messages.opening import *  # noqa: F403
-from atoll.protocol.messages.opening import Hello
-from atoll.protocol.messages.operators import *  # noqa: F403
-from atoll.protocol.messages.operators import FromOperator
-from atoll.protocol.messages.proxies import *  # noqa: F403
-from atoll.protocol.messages.proxies import FromProxy
-from atoll.protocol.messages.relays import *  # noqa: F403
-from atoll.protocol.messages.relays import FromRelay, MemberDone, MemberFailed, RelayedPiece
+from atoll.protocol.messages.agent_messages import *  # noqa: F403
+from atoll.protocol.messages.agent_messages import AgentSays
+from atoll.protocol.messages.content_messages import *  # noqa: F403
+from atoll.protocol.messages.engine_messages import *  # noqa: F403
+from atoll.protocol.messages.engine_messages import FromEngine
+from atoll.protocol.messages.opening_messages import *  # noqa: F403
+from atoll.protocol.messages.opening_messages import Hello
+from atoll.protocol.messages.operator_messages import *  # noqa: F403
+from atoll.protocol.messages.operator_messages import FromOperator
+from atoll.protocol.messages.proxy_messages import *  # noqa: F403
+from atoll.protocol.messages.proxy_messages import FromProxy
+from atoll.protocol.messages.relay_messages import *  # noqa: F403
+from atoll.protocol.messages.relay_messages import FromRelay, MemberDone, MemberFailed, RelayedPiece
 from atoll.protocol.messages.spill_messages import *  # noqa: F403
-from atoll.protocol.messages.standbys import *  # noqa: F403
-from atoll.protocol.messages.workers import *  # noqa: F403
-from atoll.protocol.messages.workers import FromWorker, ToWorker
+from atoll.protocol.messages.standby_messages import *  # noqa: F403
+from atoll.protocol.messages.worker_messages import *  # noqa: F403
+from atoll.protocol.messages.worker_messages import FromWorker, ToWorker
 
 # What one host of a group sends to another: the relay what the controller has sent, and to it what has ended.
 InGroup = ToWorker | MemberDone | MemberFailed | RelayedPiece

@@ -22,7 +22,7 @@ from jax.experimental.colocated_python import obj_backend, serialization
 
 from atoll.cluster.sandbox.grants import Sandbox
 from atoll.host_services.python.program.stored_arrays import reading, writing
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 
 # After which the processes of an island's hosts know that one of them has ended, and end with it.
 _HEARTBEAT_SECONDS = 10

@@ -11,7 +11,7 @@ from atoll.cluster.sandbox.file_system import GrantError
 from atoll.cluster.sandbox.grants import View
 from atoll.cluster.sandbox.isolation import isolate
 from atoll.cluster.sandbox.mechanisms import Namespaces
-from atoll.protocol.messages.python import PythonOptions
+from atoll.protocol.messages.python_messages import PythonOptions
 
 # On a host whose devices are its CPUs, the computations of all tenants go before the Python of one.
 _NICENESS = 10

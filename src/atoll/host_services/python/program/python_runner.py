@@ -25,7 +25,7 @@ from atoll.cluster.sandbox.grants import USER_VIEW, Sandbox, View
 from atoll.errors import OK, Code, Status, StatusError, shortened, traceback_of
 from atoll.host_services.python.program.colocated_functions import open_functions
 from atoll.host_services.python.python_link import PythonLink, view
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 
 _IDLE_SECONDS = 60.0

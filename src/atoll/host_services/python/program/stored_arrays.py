@@ -20,7 +20,7 @@ import numpy as np
 from atoll.cluster.sandbox.grants import USER_VIEW, Sandbox
 from atoll.errors import Code, StatusError, shortened
 from atoll.ir.types import Box, Shape, shard_boxes
-from atoll.protocol.messages import python as m
+from atoll.protocol.messages import python_messages as m
 from atoll.transfers.dtypes import numpy_dtype
 
 # Of shards that are asked for and not yet written. More memory than it needs to keep all CPUs busy would be fresh

@@ -13,7 +13,7 @@ from atoll.client import jax_internals as internals
 from atoll.client.plugin_programs import is_atoll
 from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute
 from atoll.ir.types import ArraySpec
-from atoll.programs.functions import Function
+from atoll.programs.program_functions import Function
 from atoll.programs.recording import CallNode, ControlFlowNode, RecordedNode, Recording, Region, RowsNode, TransferNode
 from atoll.programs.values import Value
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from atoll.cluster.topology import IslandShape
-from atoll.protocol.messages.agents import AgentLost, AgentSays, EngineReport, IslandStarts, TellAgent
-from atoll.protocol.messages.opening import Message, Refused
-from atoll.protocol.messages.operators import DrainRequest, OperationReply
+from atoll.protocol.messages.agent_messages import AgentLost, AgentSays, EngineReport, IslandStarts, TellAgent
+from atoll.protocol.messages.opening_messages import Message, Refused
+from atoll.protocol.messages.operator_messages import DrainRequest, OperationReply
 
 # ---- engine -> controller
 

@@ -8,7 +8,7 @@ Turns come in order, those before the last snapshot chunk included: all of them 
 
 from __future__ import annotations
 
-from atoll.protocol.messages.opening import Message, Refused
+from atoll.protocol.messages.opening_messages import Message, Refused
 
 # How a standby introduces itself.
 STANDBY = "standby"

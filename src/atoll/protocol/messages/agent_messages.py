@@ -12,7 +12,7 @@ import msgspec
 
 from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.topology import Seat
-from atoll.protocol.messages.opening import Message, Refused
+from atoll.protocol.messages.opening_messages import Message, Refused
 
 # ---- what the controller sees
 

@@ -10,8 +10,8 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.ir.dialect.attributes import DeviceLocations
+from atoll.ir.dialect.dialect_types import ArrayType, PlacedCompletionType, PlacedType
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, RearrangeOp
-from atoll.ir.dialect.types import ArrayType, PlacedCompletionType, PlacedType
 from atoll.ir.dismantling import dismantled
 from atoll.ir.geometry import Located
 from atoll.ir.passes.lowering_pass import LoweringPass

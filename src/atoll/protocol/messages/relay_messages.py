@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.errors import Status
-from atoll.protocol.messages.opening import Message
+from atoll.protocol.messages.opening_messages import Message
 
 # ---- controller -> worker
 

@@ -7,7 +7,7 @@ import msgspec
 from atoll.cluster.topology import IslandShape
 from atoll.cluster.usage.usage_records import By
 from atoll.errors import Status
-from atoll.protocol.messages.opening import Message, Refused
+from atoll.protocol.messages.opening_messages import Message, Refused
 
 
 class StatusRequest(Message, frozen=True, tag=80):

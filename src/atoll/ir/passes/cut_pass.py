@@ -9,10 +9,10 @@ from xdsl.ir import Operation, SSAValue
 
 from atoll.errors import invalid
 from atoll.ir import plan as p
+from atoll.ir.dialect.dialect_types import PlacedCompletionType, PlacedType
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import CallOp, GetOp, Node, ProgramOp, PutOp, RearrangeOp, ReportOp
 from atoll.ir.dialect.rows import ReceiveRowsOp, SendRowsOp
-from atoll.ir.dialect.types import PlacedCompletionType, PlacedType
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue

@@ -12,6 +12,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from atoll.errors import StatusError, invalid
 from atoll.ir.dialect.attributes import HostBuffers, Mappings, Numbers, Strides
+from atoll.ir.dialect.dialect_types import ArrayType, CompletionType
 from atoll.ir.dialect.ops import (
     PRESENT,
     CallOp,
@@ -24,7 +25,6 @@ from atoll.ir.dialect.ops import (
     TransferOp,
 )
 from atoll.ir.dialect.rows import RouteOp, UnrouteOp
-from atoll.ir.dialect.types import ArrayType, CompletionType
 from atoll.ir.dismantling import dismantled
 from atoll.ir.program import (
     Call,

@@ -14,7 +14,7 @@ from atoll.dispatch.registry import ProgramRegistry
 from atoll.protocol import messages as m
 from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.session import Session
-from atoll.telemetry.tracing import Tracing
+from atoll.telemetry.trace_requests import Tracing
 
 
 class Hosts:

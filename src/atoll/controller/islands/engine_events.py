@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.controller.islands.agents import Agents
-from atoll.controller.islands.recovery import Recovery
+from atoll.controller.islands.island_agents import Agents
+from atoll.controller.islands.island_recovery import Recovery
 from atoll.controller.operators.requests import Operators
 from atoll.dispatch.connections import Peer
 from atoll.protocol import messages as m

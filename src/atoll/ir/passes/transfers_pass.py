@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import ArrayAttr, IntAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from atoll.ir.dialect.dialect_types import PlacedType
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import PRESENT, ProgramOp, TransferOp
 from atoll.ir.dialect.rows import ReceiveRowsOp, RouteOp, SendRowsOp, UnrouteOp
-from atoll.ir.dialect.types import PlacedType
 from atoll.ir.dismantling import replace
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located, stays

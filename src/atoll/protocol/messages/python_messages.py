@@ -11,7 +11,7 @@ from atoll.cluster.sandbox.grants import Sandbox
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.errors import Status, invalid
 from atoll.ir.types import Shape, Sharding
-from atoll.protocol.messages.opening import Message
+from atoll.protocol.messages.opening_messages import Message
 
 Setting = bool | int | float | str | None
 _MAGIC = b"atoll.python\0"

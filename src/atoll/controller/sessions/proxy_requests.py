@@ -20,7 +20,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.program_parts import ProgramParts, calls_of
 from atoll.scheduling.session import Session
-from atoll.telemetry.tracing import Tracing
+from atoll.telemetry.trace_requests import Tracing
 
 # Feeds that a session may have uploaded ahead of the launches that use them.
 MAX_EARLY_FEEDS = 65536

@@ -6,8 +6,8 @@ from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import Status
 from atoll.ir.program import Program
-from atoll.protocol.messages.opening import Message, Refused, VirtualDevice
-from atoll.protocol.messages.workers import Ping, Pong
+from atoll.protocol.messages.opening_messages import Message, Refused, VirtualDevice
+from atoll.protocol.messages.worker_messages import Ping, Pong
 
 # Nodes of one message: about a millisecond's work for the controller.
 MAX_PART_NODES = 256

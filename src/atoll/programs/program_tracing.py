@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
-from atoll.programs.functions import FunctionTable, JitCall, SeveralMeshes
+from atoll.programs.program_functions import FunctionTable, JitCall, SeveralMeshes
 from atoll.programs.recording import CallNode, Recording, TransferNode
 from atoll.programs.resharding import ReshardingTable
 from atoll.programs.transformations import program_p

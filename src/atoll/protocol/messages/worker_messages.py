@@ -8,8 +8,8 @@ from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.errors import Status
 from atoll.ir.plan import Plan
-from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
-from atoll.protocol.messages.relays import Forward, JoinGroup
+from atoll.protocol.messages.opening_messages import DeviceInfo, Message, Refused
+from atoll.protocol.messages.relay_messages import Forward, JoinGroup
 from atoll.protocol.messages.spill_messages import DropSpilled, SendSpilled, SendSpilledFailed, SpillReply, SpillRequest
 
 # ---- worker -> controller

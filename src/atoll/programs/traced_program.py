@@ -20,11 +20,11 @@ import numpy as np
 from atoll.client import jax_internals as internals
 from atoll.client.backend import clear_with_client, losses
 from atoll.errors import ProgramError
-from atoll.programs.build import Built, build, on_atoll
-from atoll.programs.functions import FunctionTable
 from atoll.programs.launch import Launch
+from atoll.programs.program_building import Built, build, on_atoll
+from atoll.programs.program_functions import FunctionTable
+from atoll.programs.program_tracing import OrderedEffects, record
 from atoll.programs.stages import Lowered
-from atoll.programs.tracing import OrderedEffects, record
 from atoll.programs.transformations import FlatProgram, NeedsPlaces, bind
 from atoll.programs.values import Value
 
