@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.topology import IslandShape, Seat, Topology
+from atoll.cluster.topology import IslandShape, RankSlot, Topology
 from atoll.errors import SettingsError
 
 
@@ -37,20 +37,20 @@ def test_a_host_that_is_none_is_of_no_island(host: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seat", "fits"),
+    ("rank_slot", "fits"),
     [
-        (Seat(), True),
-        (Seat(1), True),
-        (Seat(0), False),
-        (Seat(1, 1), True),
-        (Seat(1, 0), False),
-        (Seat(rank=4), True),
-        (Seat(rank=1), False),
+        (RankSlot(), True),
+        (RankSlot(1), True),
+        (RankSlot(0), False),
+        (RankSlot(1, 1), True),
+        (RankSlot(1, 0), False),
+        (RankSlot(rank=4), True),
+        (RankSlot(rank=1), False),
     ],
 )
-def test_a_seat_counts_within_an_island_or_through_the_cluster(seat: Seat, fits: bool) -> None:
+def test_a_rank_slot_counts_within_an_island_or_through_the_cluster(rank_slot: RankSlot, fits: bool) -> None:
     # Host 4 is host 1 of island 1, after an island of three hosts.
-    assert seat.fits(1, 4, 3) is fits
+    assert rank_slot.fits(1, 4, 3) is fits
 
 
 def test_a_mesh_that_an_island_cannot_have_is_refused() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.topology import Seat
+from atoll.cluster.topology import RankSlot
 from atoll.devices.accelerators import DeviceShares, devices, parts, visible
 from atoll.engines import local
 from atoll.engines.agent.agent_options import AgentOptions, options_of_workers
@@ -96,10 +96,10 @@ def test_a_worker_has_no_time_limits_of_xla(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_agents_of_a_machine_divide_its_devices_and_its_rank() -> None:
-    options = AgentOptions(Address(host="c", port=1), Seat(-1, 3), machine="m", devices=FOUR)
+    options = AgentOptions(Address(host="c", port=1), RankSlot(-1, 3), machine="m", devices=FOUR)
     first, second = options_of_workers(options, 2)
     assert [each.machine for each in (first, second)] == ["m/0", "m/1"]
-    assert [each.seat for each in (first, second)] == [Seat(-1, 6), Seat(-1, 7)]
+    assert [each.rank_slot for each in (first, second)] == [RankSlot(-1, 6), RankSlot(-1, 7)]
     assert [each.devices["cuda"] for each in (first, second)] == [("0", "1"), ("2", "3")]
     assert {first.group, second.group} == {"m"}
     assert options_of_workers(options, 1) == [options]

@@ -19,7 +19,7 @@ _END_SECONDS = 30.0
 
 
 class HostAgent:
-    """`atoll host` for one island, from when the file with the join string is there until the cluster has ended."""
+    """`atoll host` for one island, from when the file with the join token is there until the cluster has ended."""
 
     def __init__(self, island: int, join_file: Path, environment: Mapping[str, str], log: Path) -> None:
         self._command = [sys.executable, "-m", "atoll.operate.command", "host", "--island", str(island)]

@@ -21,7 +21,7 @@ from atoll.cluster.tenant_settings import keep_tenants
 from atoll.engines.engine_options import EngineOptions, Started
 from atoll.ifrt.proxy_options import ProxyOptions, Ready
 from atoll.operate.operator_requests import request_report
-from atoll.security.join import JoinString, read_join
+from atoll.security.join_token import JoinToken, read_join
 from atoll.security.persistent_credentials import new_environment
 from atoll.security.start_security import host_join_file, join_file
 from atoll.wire.address import parse_address
@@ -133,14 +133,14 @@ class StandingCluster:
         return psutil.Process(self._children[-1].pid)
 
     @property
-    def join(self) -> JoinString | None:
+    def join(self) -> JoinToken | None:
         """That of clients, for the controller's present address, where there is a spare one."""
         if not self._spare:
             return None
         return replace(read_join(str(join_file(self.directory))), address=parse_address(self.address))
 
-    def report(self, join: JoinString | None = None) -> dict[str, Any]:
-        """What `atoll status --json` prints; with a join string where the cluster listens with TLS."""
+    def report(self, join: JoinToken | None = None) -> dict[str, Any]:
+        """What `atoll status --json` prints; with a join token where the cluster listens with TLS."""
         join = join or self.join
         address = parse_address(self.address) if join is None else join.address
         report: dict[str, Any] = json.loads(request_report(address, self.token, join))
@@ -164,7 +164,7 @@ class StandingCluster:
         """The controller and the workers, by module and pid."""
         return {f"{each.cmdline()[3]} {each.pid}": each for each in children(self._children[0].pid)}
 
-    def worker(self, host: int, join: JoinString | None = None) -> psutil.Process:
+    def worker(self, host: int, join: JoinToken | None = None) -> psutil.Process:
         """The worker of that host, as the controller knows it."""
         hosts = (each for island in self.report(join)["islands"] for each in island["hosts"])
         return psutil.Process(next(each["pid"] for each in hosts if each["id"] == host))

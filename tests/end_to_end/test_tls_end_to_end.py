@@ -20,7 +20,7 @@ from atoll.operate.log_replay import replay
 from atoll.operate.operator_requests import request_dump, request_report, request_stop
 from atoll.protocol import messages as m
 from atoll.security.access import joined
-from atoll.security.join import JoinString, read_join
+from atoll.security.join_token import JoinToken, read_join
 from atoll.security.roles import Role
 from atoll.security.start_security import host_join_file, join_file
 from atoll.transfers.channel import DataChannel
@@ -36,7 +36,7 @@ from tests.end_to_end.two_islands import from_island_to_island
 SECONDS = 30.0
 
 
-def join_of(cluster: StandingCluster) -> JoinString:
+def join_of(cluster: StandingCluster) -> JoinToken:
     return read_join(str(join_file(cluster.directory)))
 
 
@@ -49,7 +49,7 @@ def data_addresses(cluster: StandingCluster) -> list[Address]:
 
 
 def start(start_cluster: StartCluster, **settings: Any) -> StandingCluster:
-    """Everywhere, so that data ports are on TCP, too; in join strings it is the loopback device."""
+    """Everywhere, so that data ports are on TCP, too; in join tokens it is the loopback device."""
     cluster = start_cluster(islands="2x1x1", listen=f"tls://0.0.0.0:{free_port()}", advertise="127.0.0.1", **settings)
     return cluster
 
@@ -207,14 +207,14 @@ def test_a_script_learns_why_it_may_not(
     secured: StandingCluster, start_cluster: StartCluster, start_python: StartPython
 ) -> None:
     join = join_of(secured)
-    other = JoinString(join.address, "0" * 64, join.token)
-    token = JoinString(join.address, join.fingerprint, "guessed")
+    other = JoinToken(join.address, "0" * 64, join.token)
+    token = JoinToken(join.address, join.fingerprint, "guessed")
     plain = f"127.0.0.1:{join.address.port}"
     attempts = [
-        ({"ATOLL_JOIN": str(other)}, "is not that of the join string"),
+        ({"ATOLL_JOIN": str(other)}, "is not that of the join token"),
         ({"ATOLL_JOIN": str(token)}, "its token is not the cluster's"),
-        ({"ATOLL_JOIN": "/nowhere/join"}, "neither a join string"),
-        ({"ATOLL_ADDRESS": plain}, "is reached by TLS, for which this process needs the cluster's join string"),
+        ({"ATOLL_JOIN": "/nowhere/join"}, "neither a join token"),
+        ({"ATOLL_ADDRESS": plain}, "is reached by TLS, for which this process needs the cluster's join token"),
         ({"ATOLL_ADDRESS": plain, "ATOLL_INSECURE": "1"}, "speaks TLS, and this side does not"),
     ]
     for text, (_, words) in zip(start_python().call(refusals, *(each for each, _ in attempts)), attempts, strict=True):
@@ -230,7 +230,7 @@ def in_the_clear(start_cluster: StartCluster) -> StandingCluster:
 def test_a_join_string_for_a_cluster_in_the_clear_says_so(
     in_the_clear: StandingCluster, start_python: StartPython
 ) -> None:
-    join = JoinString(parse_address(in_the_clear.address).secured(), "0" * 64, "a token")
+    join = JoinToken(parse_address(in_the_clear.address).secured(), "0" * 64, "a token")
     (text,) = start_python().call(refusals, {"ATOLL_JOIN": str(join)})
     assert re.search(r"speaks no TLS.*--insecure", text)
 
@@ -316,7 +316,7 @@ def test_the_command_that_ends_a_cluster_needs_the_join_string_too(start_cluster
         ask_until_it_fails(join)
 
 
-def ask_until_it_fails(join: JoinString) -> None:
+def ask_until_it_fails(join: JoinToken) -> None:
     for _ in range(200):
         request_report(join.address, "", join)
         time.sleep(0.05)

@@ -87,7 +87,7 @@ class RayMachines(Commands):
         _, address = self.start(machine, command).line(is_address, seconds=120)
         return address
 
-    def join_string(self, machine: str = "m0") -> str:
+    def join_token(self, machine: str = "m0") -> str:
         """That of clients, of the cluster that was started on a machine."""
         shown = self.start(machine, ["cat", f"/tmp/atoll-{os.getuid()}/default/join"])
         shown.wait()

@@ -191,7 +191,7 @@ def test_nothing_is_left_on_any_machine_when_a_cluster_ends(make_cluster: Callab
 def test_a_controller_that_is_killed_takes_the_workers_with_it_and_the_next_one_gets_the_machines(
     make_cluster: Callable[..., MachineCluster],
 ) -> None:
-    # With TLS the next one is another cluster, which the join string of the first does not let in.
+    # With TLS the next one is another cluster, which the join token of the first does not let in.
     cluster = make_cluster(2, "1x1x1", secured=False)
     host = cluster.host("m1")
     cluster.is_up()

@@ -217,10 +217,10 @@ def no_process_is_left(ray: RayMachines) -> None:
 def test_any_machine_with_the_join_string_runs_scripts_on_a_cluster_shows_it_and_ends_it(ray: RayMachines) -> None:
     address = up(ray, "1x1x2")
     assert address.startswith("tls://")
-    joins = {"ATOLL_JOIN": ray.join_string()}
+    joins = {"ATOLL_JOIN": ray.join_token()}
     stranger = ray.script("m2", "import jax; jax.devices()", address)
     assert stranger.wait() != 0
-    assert "needs the cluster's join string" in stranger.said
+    assert "needs the cluster's join token" in stranger.said
     assert ray.script("m2", "import jax; print(len(jax.devices()), 'devices')", address, **joins).wait() == 0
     shown = ray.start("m1", ray.atoll_command("status"), **joins)
     assert shown.wait() == 0
@@ -233,7 +233,7 @@ def test_any_machine_with_the_join_string_runs_scripts_on_a_cluster_shows_it_and
 
 def test_a_cluster_outlives_rays_head_for_as_long_as_its_nodes_do_and_leaves_nothing(ray: RayMachines) -> None:
     address = ray.up("1x1x2", "--lease", str(LEASE), machine="m1")
-    joins = {"ATOLL_JOIN": ray.join_string("m1")}
+    joins = {"ATOLL_JOIN": ray.join_token("m1")}
     script = ray.script("m0", LOOP, address, **joins)
     script.line(lambda line: line == "kept 140.0")
     struck = time.monotonic()
@@ -247,7 +247,7 @@ def test_a_cluster_outlives_rays_head_for_as_long_as_its_nodes_do_and_leaves_not
 
 def test_where_the_machine_of_rays_head_is_lost_its_users_hear_of_it_and_nothing_is_left(ray: RayMachines) -> None:
     address = up(ray, "1x1x2")
-    joins = {"ATOLL_JOIN": ray.join_string()}
+    joins = {"ATOLL_JOIN": ray.join_token()}
     script = ray.script("m2", LOOP, address, **joins)
     script.line(lambda line: line == "kept 140.0")
     struck = time.monotonic()

@@ -158,7 +158,7 @@ def test_control_data_and_computing_have_networks_of_their_own(user: User, tmp_p
     up = user.start_atoll("up", "--engine", "hosts", "--islands", "2x2x1", *where)
     until(user, lambda report: report["islands"][0]["waits_for"])
     assert Path(join).read_text().startswith(f"atoll://127.0.0.9:1,localhost:{port}/")  # nothing is at the first
-    networks = ("--advertise", "127.0.0.2", "--listen", "127.0.0.2", "--meeting", "127.0.0.3")
+    networks = ("--advertise", "127.0.0.2", "--listen", "127.0.0.2", "--coordinator-address", "127.0.0.3")
     hosts = [user.start_atoll("host", "--join", join, *networks) for _ in range(4)]
     address = finish(up).check().stdout.strip()
     script = """

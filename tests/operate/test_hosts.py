@@ -17,7 +17,7 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.operate.operator_requests import request_report
-from atoll.security.join import read_join
+from atoll.security.join_token import read_join
 from atoll.security.start_security import join_file
 from tests.cluster_process import User, eventually, finish, first_line, free_port
 
@@ -101,7 +101,7 @@ def test_a_host_joins_by_the_string_for_hosts_and_not_by_that_for_clients(user: 
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
     assert eventually(files[1].exists)
     refused = user.atoll("host", "--join", str(files[0])).stderr
-    assert "this join string is for a client, and a host was asked for" in refused
+    assert "this join token is for a client, and a host was asked for" in refused
     assert "--host-join-file" in refused
     host = user.start_atoll("host", ATOLL_JOIN=str(files[1]))
     finish(up).check()
@@ -112,7 +112,7 @@ def test_a_host_joins_by_the_string_for_hosts_and_not_by_that_for_clients(user: 
     assert user.leftovers() == []
 
 
-def test_tenants_have_join_strings_of_their_own_and_none_of_them_is_a_hosts(user: User, address: str) -> None:
+def test_tenants_have_join_tokens_of_their_own_and_none_of_them_is_a_hosts(user: User, address: str) -> None:
     directory = user.runtime / "tenants"
     directory.mkdir()
     (directory / "red.token").write_text("r" * 32)
@@ -172,7 +172,7 @@ def test_a_lease_that_signs_of_life_cannot_keep_is_refused(user: User) -> None:
 
 def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: str) -> None:
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x2x2", "--listen", address)
-    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join string is there
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token is there
     hosts = [user.start_atoll("host", "--address", address)]
     finish(up).check()
     adding = user.start_atoll("add-island")
@@ -212,7 +212,7 @@ def test_an_elastic_training_leaves_the_island_of_a_machine_that_leaves_and_come
     user: User, address: str
 ) -> None:
     up = user.start_atoll("up", "--engine", "hosts", "--islands", "2x1x1", "--listen", address)
-    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join string is there
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token is there
     hosts = [user.start_atoll("host", "--address", address, "--rank", str(rank)) for rank in range(2)]
     finish(up).check()
     code = textwrap.dedent(ELASTIC)
@@ -235,7 +235,7 @@ def test_an_elastic_training_leaves_the_island_of_a_machine_that_leaves_and_come
 def test_hosts_meet_over_ipv6(user: User) -> None:
     address = f"[::1]:{free_port()}"
     up = user.start_atoll("up", "--engine", "hosts", "--islands", "1x2x1", "--listen", address)
-    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join string is there
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token is there
     hosts = [user.start_atoll("host", "--address", address) for _ in range(2)]
     finish(up).check()
     script = """

@@ -10,7 +10,7 @@ import pytest
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
 from atoll.cluster.slice_requests import SliceRequest
-from atoll.cluster.topology import IslandShape, Seat
+from atoll.cluster.topology import IslandShape, RankSlot
 from atoll.cluster.usage.usage_records import By
 from atoll.errors import Status
 from atoll.ir import plan as p
@@ -52,7 +52,7 @@ SAMPLES: dict[Any, Any] = {
     str | None: "operator",
     dict[str, int]: {"cpu": 4},
     dict[int, bool] | None: {7: False, 1 << 62: True},
-    Seat: Seat(1, 0),
+    RankSlot: RankSlot(1, 0),
     m.GangsEnded | None: m.GangsEnded(5, 1, 2, 7, (0, 1), ((3, 4),)),
     m.StoreContent: m.StoreContent(1, (2, 3), True),
     By: By.SESSION,

@@ -16,7 +16,7 @@ from atoll.errors import AccessError, ConnectError
 from atoll.security import access, enrollment
 from atoll.security.authority import Authority, make_key, signing_request
 from atoll.security.enrollment import AskAuthority, Desk, Enroll, Enrolled, NotEnrolled, Renewal, enroll
-from atoll.security.join import JoinString
+from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role, is_of_the_cluster, may_say
 from atoll.security.tokens import digest
 from atoll.wire.address import Address
@@ -50,8 +50,8 @@ class Controller:
         )
         return connection
 
-    def join(self, role: Role) -> JoinString:
-        return JoinString(self.address, AUTHORITY.fingerprint, TOKENS[role])
+    def join(self, role: Role) -> JoinToken:
+        return JoinToken(self.address, AUTHORITY.fingerprint, TOKENS[role])
 
     def close(self) -> None:
         async def close() -> None:
@@ -132,7 +132,7 @@ def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent(
     made = Controller(identity(Role.CONTROLLER, other), Curious(other, DIGESTS))
     with (
         contextlib.closing(made),
-        pytest.raises(AccessError, match=r"is not that of the join string.*started anew.*or somebody else answers"),
+        pytest.raises(AccessError, match=r"is not that of the join token.*started anew.*or somebody else answers"),
     ):
         enroll(made.join(Role.CLIENT), Role.CLIENT, "x")
     assert [type(each) for each in asked] == [AskAuthority]
@@ -166,7 +166,7 @@ def test_a_clock_that_is_wrong_is_said_to_be(ahead: float, words: str, monkeypat
 def test_what_listens_without_tls_and_what_never_answers_are_named_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address(host="127.0.0.1", port=silent.getsockname()[1], tls=True)
-        join = JoinString(address, AUTHORITY.fingerprint, "x")
+        join = JoinToken(address, AUTHORITY.fingerprint, "x")
         started = time.monotonic()
         with pytest.raises(ConnectError, match=rf"{address.host_and_port} did not finish the TLS handshake in time"):
             enroll(join, Role.CLIENT, "x", seconds=0.3)

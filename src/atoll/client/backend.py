@@ -19,7 +19,7 @@ from atoll.client.log_filter import filtered_stderr
 from atoll.client.processes import ClientProcesses
 from atoll.cluster.processes.timer_slack import relaxed
 from atoll.errors import BackendError
-from atoll.security.join import JoinString
+from atoll.security.join_token import JoinToken
 
 # From this size on, arrays reach the proxy through files in shared memory.
 _LARGE_TRANSFER_BYTES = 256 * 1024
@@ -47,8 +47,8 @@ def choose(settings: Settings | None) -> None:
     _chosen = settings
 
 
-def cluster() -> tuple[str, str, JoinString | None] | None:
-    """The address of the controller that this process uses, its token, and the join string where there is one.
+def cluster() -> tuple[str, str, JoinToken | None] | None:
+    """The address of the controller that this process uses, its token, and the join token where there is one.
 
     None where JAX does not run on Atoll.
     """

@@ -10,12 +10,12 @@ from pathlib import Path
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.settings import ClusterSettings
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.security.join import JOIN_VARIABLE
+from atoll.security.join_token import JOIN_VARIABLE
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`address` "" without `join` stands for an embedded cluster; with it, for that of the join string."""
+    """`address` "" without `join` stands for an embedded cluster; with it, for that of the join token."""
 
     address: str
     token: str

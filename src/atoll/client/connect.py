@@ -75,8 +75,8 @@ def connect(
       address: a running cluster's, as `atoll up` prints it (`unix:/path` or `HOST:PORT`). None: as ATOLL_ADDRESS says,
         else an embedded cluster, which ends when it is closed or this process ends.
       islands: the embedded cluster's ISLANDSxHOSTSxDEVICES; everything else about it is as the environment says.
-      token: what the cluster asks of its clients, where it has no join string. None: as ATOLL_TOKEN says.
-      join: the join string of a cluster on TCP, or the file that has it (`atoll up --join-file FILE` writes it); it
+      token: what the cluster asks of its clients, where it has no join token. None: as ATOLL_TOKEN says.
+      join: the join token of a cluster on TCP, or the file that has it (`atoll up --join-file FILE` writes it); it
         says where the cluster is, too. None: as ATOLL_JOIN says. This user's own cluster on this machine needs none.
 
     Returns a `ConnectedCluster`, whose `devices` is the list of `jax.Device`. A process has one at a time: connecting

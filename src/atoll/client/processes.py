@@ -30,7 +30,7 @@ from atoll.ifrt.start_proxy import start_proxy
 from atoll.operate.cluster_registry import register_embedded
 from atoll.operate.joining import reach
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.security.join import JOIN_VARIABLE
+from atoll.security.join_token import JOIN_VARIABLE
 
 _ROOM_BYTES = 1 << 30  # for large arrays on their way to the proxy
 

@@ -33,7 +33,7 @@ from atoll.quantities import parse_bytes
 
 TENANTS_VARIABLE = "ATOLL_TENANTS"
 DEFAULT_NAME = "default"
-# In the name of a file of join strings: it stands for one for each tenant.
+# In the name of a file of join tokens: it stands for one for each tenant.
 TENANT_MARK = "{tenant}"
 MOST_TENANTS = 4096
 MOST_SHARE = 1_000_000.0
@@ -172,7 +172,7 @@ def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
 
 
 def read_tenant_tokens(path: str | Path) -> dict[str, str]:
-    """The token of each tenant of a file but `default`, for its join string. Raises SettingsError."""
+    """The token of each tenant of a file but `default`, for its join token. Raises SettingsError."""
     path = Path(path).expanduser()
     entries = {name: entry for name, entry in _read(path).tenant.items() if name != DEFAULT_NAME}
     return {name: read_token(entry.token, path.parent, f"{path}: tenant.{name}") for name, entry in entries.items()}
@@ -205,7 +205,7 @@ def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
         raise SettingsError(f"{where}: {error}") from None
     if name == DEFAULT_NAME:
         if entry.token:
-            raise SettingsError(f"{where}: its token is the cluster's own (ATOLL_TOKEN, or the join string's)")
+            raise SettingsError(f"{where}: its token is the cluster's own (ATOLL_TOKEN, or the join token's)")
         hashed = ""
     else:
         hashed = token_hash(read_token(entry.token, path.parent, where))

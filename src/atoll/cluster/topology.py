@@ -120,7 +120,7 @@ class Topology:
         return "+".join(f"{len(list(group))}x{hosts}x{devices}" for (hosts, devices), group in alike)
 
 
-class Seat(msgspec.Struct, frozen=True, array_like=True):
+class RankSlot(msgspec.Struct, frozen=True, array_like=True):
     """Where in a cluster a host wants to be. -1: anywhere.
 
     `rank` is within the island; without an `island` it counts through the whole cluster, as launchers do.
@@ -138,7 +138,7 @@ class Seat(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         if self.rank < 0:
-            return "any seat" if self.island < 0 else f"any rank of island {self.island}"
+            return "any rank slot" if self.island < 0 else f"any rank of island {self.island}"
         return f"rank {self.rank}" + (f" of island {self.island}" if self.island >= 0 else " of the cluster")
 
 

@@ -21,7 +21,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     settings: ClusterSettings
     directory: str
     listen: str = ""  # of the controller; "": a socket in `directory`
-    advertise: str = ""  # by which others know it, in the join strings; "": see `security.start_security.advertised`
+    advertise: str = ""  # by which others know it, in the join tokens; "": see `security.start_security.advertised`
     parent: int = 0
     note: str = ""
     cache_directory: str = ""

@@ -66,7 +66,7 @@ class LocalEngine:
             str(self._controller),
             self._data_address(),
             self._options.cache_directory,
-            meeting=f"unix:{self._options.directory}/island-{start.island}-{start.incarnation}.sock",
+            coordinator_address=f"unix:{self._options.directory}/island-{start.island}-{start.incarnation}.sock",
             has_one_client=self._options.has_one_client,
             directory=self._options.directory,
             hidden=(self._options.journal, self._options.settings.suspend_directory),

@@ -17,13 +17,13 @@ from atoll.engines.engine_options import EngineOptions, Started
 from atoll.engines.ray.bundles import demand_of
 from atoll.errors import ClusterError, SettingsError
 from atoll.scheduling.policies import find_policy
-from atoll.security.join import JoinString, read_join
+from atoll.security.join_token import JoinToken, read_join
 from atoll.security.roles import Role
 from atoll.security.start_security import host_join_file, join_file
 
 # For the engine to give up by itself, and say why.
 START_GRACE_SECONDS = 30.0
-_JOIN_SECONDS = 30.0  # for the engine to make its join strings, which it does first
+_JOIN_SECONDS = 30.0  # for the engine to make its join tokens, which it does first
 _POLL_SECONDS = 0.02
 
 
@@ -72,7 +72,7 @@ class EngineProcess(Child):
         if started.error:
             raise ClusterError(started.error)
 
-    def join_string(self, role: Role) -> JoinString:
+    def join_token(self, role: Role) -> JoinToken:
         """By which others join a cluster with TLS in that role, a host's or a client's, once the engine has made it.
 
         Raises ClusterError where the cluster does not start, with the reason.
@@ -83,6 +83,6 @@ class EngineProcess(Child):
             if self.process.poll() is not None:
                 self.wait_until_up()
             if time.monotonic() > deadline:
-                raise ClusterError(f"{self.who} has made no join string within {_JOIN_SECONDS:.0f} s")
+                raise ClusterError(f"{self.who} has made no join token within {_JOIN_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
         return read_join(str(file))

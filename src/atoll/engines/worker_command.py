@@ -18,7 +18,7 @@ from atoll.devices.membership import Membership
 from atoll.devices.xla.time_limits import flags_without_limits
 from atoll.engines.engine_interface import HostStart
 from atoll.engines.engine_options import registry_directory
-from atoll.security.join import JOIN_VARIABLE
+from atoll.security.join_token import JOIN_VARIABLE
 from atoll.worker.worker_options import IslandOptions, WorkerOptions
 
 
@@ -27,15 +27,15 @@ class WorkerPlace:
     """What depends on the machine: how to reach the controller from there, and where the worker listens.
 
     `data_address` has {host} where the number of the host goes, and `advertise` is the host name under which others
-    reach it, "" for the same. `meeting` is the address of the island's coordination service, and `hostname` where the
-    hosts of the island reach one another. `directory` is a directory for the worker.
+    reach it, "" for the same. `coordinator_address` is the address of the island's coordination service, and `hostname`
+    where the hosts of the island reach one another. `directory` is a directory for the worker.
     """
 
     controller: str
     data_address: str
     cache_directory: str
     advertise: str = ""
-    meeting: str = ""
+    coordinator_address: str = ""
     hostname: str = "127.0.0.1"
     has_one_client: bool = False
     directory: str = ""
@@ -73,7 +73,9 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
                 start.incarnation,
             ),
         )
-    membership = Membership(place.meeting, start.rank, start.hosts, place.hostname) if start.hosts > 1 else None
+    membership = (
+        Membership(place.coordinator_address, start.rank, start.hosts, place.hostname) if start.hosts > 1 else None
+    )
     return command(
         kind.process,
         WorkerOptions(
@@ -100,7 +102,7 @@ def _state(place: WorkerPlace) -> tuple[str, ...]:
     """Return the files and directories of Atoll, which no Python of users may see whatever else it sees.
 
     These are the registry of this user's clusters, the compiled programs with their key, usage, sessions on disk, the
-    join string of this host, the file of tenants, and what the engine knows.
+    join token of this host, the file of tenants, and what the engine knows.
     """
     paths = (
         str(registry_directory()),

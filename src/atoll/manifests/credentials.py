@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
 from atoll.security.authority import Authority
-from atoll.security.join import JOIN_VARIABLE, JoinString
+from atoll.security.join_token import JOIN_VARIABLE, JoinToken
 from atoll.security.persistent_credentials import new_environment
 from atoll.security.start_security import AUTHORITY_VARIABLE
 from atoll.wire.address import parse_address
@@ -22,7 +22,7 @@ def make_credentials(address: str, tenants: Mapping[str, str] | None = None) -> 
     where = parse_address(address).secured()
 
     def join(token: str) -> dict[str, str]:
-        return {JOIN_VARIABLE: str(JoinString(where, authority.fingerprint, token))}
+        return {JOIN_VARIABLE: str(JoinToken(where, authority.fingerprint, token))}
 
     return {
         "controller": controller,

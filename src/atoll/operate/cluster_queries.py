@@ -28,7 +28,7 @@ from atoll.operate.operator_requests import (
 )
 from atoll.operate.traces import chrome_trace
 from atoll.protocol.messages import AddIslandRequest, CheckReply
-from atoll.security.join import JOIN_VARIABLE, JoinString
+from atoll.security.join_token import JOIN_VARIABLE, JoinToken
 from atoll.wire.address import Address
 
 _WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to where one listens"
@@ -46,12 +46,12 @@ _LOOK_SECONDS = 0.5
 class Target:
     """A cluster that a command is about; with its record where it is this user's, on this machine.
 
-    With a join string where it is reached by TLS.
+    With a join token where it is reached by TLS.
     """
 
     address: Address
     record: ClusterRecord | None = None
-    join: JoinString | None = None
+    join: JoinToken | None = None
 
 
 def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = True) -> Target:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from atoll.errors import AccessError
 from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.security.access import is_insecure
-from atoll.security.join import JoinString, join_of_environment, read_join
+from atoll.security.join_token import JoinToken, join_of_environment, read_join
 from atoll.security.start_security import host_join_file, join_file
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.tls_stream import no_identity
@@ -18,21 +18,21 @@ class Reach:
     """`join` is there where the address is with TLS."""
 
     address: Address
-    join: JoinString | None = None
+    join: JoinToken | None = None
 
 
 def reach(
     address: str = "", join: str = "", records: list[ClusterRecord] | None = None, for_hosts: bool = False
 ) -> Reach:
-    """The cluster of a join string (of ATOLL_JOIN if that is ""), or at an address, which may be another one of it.
+    """The cluster of a join token (of ATOLL_JOIN if that is ""), or at an address, which may be another one of it.
 
-    A cluster of this user's on this machine needs no join string. Raises AddressError, and AccessError where there is
-    no join string for a cluster on TCP, unless ATOLL_INSECURE says that there is to be none.
+    A cluster of this user's on this machine needs no join token. Raises AddressError, and AccessError where there is
+    no join token for a cluster on TCP, unless ATOLL_INSECURE says that there is to be none.
     """
     said = read_join(join) if join else join_of_environment()
     if not address:
         if said is None:
-            raise AccessError("there is neither an address nor a join string")
+            raise AccessError("there is neither an address nor a join token")
         return Reach(said.address, said)
     parsed = parse_address(address)
     if parsed.is_unix:

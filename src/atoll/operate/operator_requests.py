@@ -1,4 +1,4 @@
-"""An operator's request to a controller, and the reply. With a join string, by TLS; its token is then the one said."""
+"""An operator's request to a controller, and the reply. With a join token, by TLS; its token is then the one said."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.errors import AccessError, Code, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import TraceRecord
 from atoll.security.access import joined, token_beside
-from atoll.security.join import JoinString
+from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
@@ -39,21 +39,21 @@ Operation = (
 )
 
 
-def request_report(address: Address, token: str, join: JoinString | None = None) -> bytes:
+def request_report(address: Address, token: str, join: JoinToken | None = None) -> bytes:
     """What the cluster at `address` has and does, as JSON. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, join, m.StatusRequest()))
     assert isinstance(reply, m.StatusReply)
     return reply.content
 
 
-def request_dump(address: Address, token: str, join: JoinString | None = None) -> bytes:
+def request_dump(address: Address, token: str, join: JoinToken | None = None) -> bytes:
     """The event log of the controller at `address`; see `atoll.journal.event_log`. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, join, m.DumpRequest()))
     assert isinstance(reply, m.DumpReply)
     return reply.content
 
 
-def request_check(address: Address, token: str, join: JoinString | None = None) -> m.CheckReply:
+def request_check(address: Address, token: str, join: JoinToken | None = None) -> m.CheckReply:
     """Whether what the controller keeps agrees with itself and with its hosts. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, join, m.CheckRequest()))
     assert isinstance(reply, m.CheckReply)
@@ -64,7 +64,7 @@ def request_trace(
     address: Address,
     token: str,
     since: int = 0,
-    join: JoinString | None = None,
+    join: JoinToken | None = None,
     recording: m.RecordReply | None = None,
 ) -> TraceRecord:
     """What ran on the cluster's hosts and ended after `since`; or during a recording, which ends.
@@ -77,7 +77,7 @@ def request_trace(
     return merged(_run(_trace(address, token, join, request)))
 
 
-async def _trace(address: Address, token: str, join: JoinString | None, request: m.TraceRequest) -> list[TraceRecord]:
+async def _trace(address: Address, token: str, join: JoinToken | None, request: m.TraceRequest) -> list[TraceRecord]:
     """Return the parts of the trace, in order, up to what was recorded at the first reply."""
     connection = await OperatorConnection.open(address, token, join)
     try:
@@ -112,7 +112,7 @@ def merged(parts: Sequence[TraceRecord]) -> TraceRecord:
 
 
 def request_recording(
-    address: Address, token: str, seconds: float = 0.0, join: JoinString | None = None
+    address: Address, token: str, seconds: float = 0.0, join: JoinToken | None = None
 ) -> m.RecordReply:
     """Has proxies record what clients ask, until `request_trace` or for so long. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, join, m.RecordRequest(seconds)))
@@ -120,7 +120,7 @@ def request_recording(
     return reply
 
 
-def request_usage(address: Address, token: str, by: By, seconds: float, join: JoinString | None = None) -> bytes:
+def request_usage(address: Address, token: str, by: By, seconds: float, join: JoinToken | None = None) -> bytes:
     """Return the usage of the last `seconds` (0: of all time) as JSON. Raise ConnectError or a kin of it."""
     reply = _run(_request(address, token, join, m.UsageRequest(by, seconds)))
     assert isinstance(reply, m.UsageReply)
@@ -128,7 +128,7 @@ def request_usage(address: Address, token: str, by: By, seconds: float, join: Jo
 
 
 def request_stop(
-    address: Address, token: str, join: JoinString | None = None, all_sessions: bool = False
+    address: Address, token: str, join: JoinToken | None = None, all_sessions: bool = False
 ) -> m.StopReply:
     """Returns as the controller ends its cluster, with who stays. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, join, m.StopRequest(all_sessions)))
@@ -140,7 +140,7 @@ def request_operation(
     address: Address,
     token: str,
     operation: Operation,
-    join: JoinString | None = None,
+    join: JoinToken | None = None,
     seconds: float = OPERATION_SECONDS,
 ) -> str:
     """Returns once the operation is done, with a sentence that says so.
@@ -164,7 +164,7 @@ def _run(request: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _request(
-    address: Address, token: str, join: JoinString | None, request: m.Message, seconds: float = REPLY_SECONDS
+    address: Address, token: str, join: JoinToken | None, request: m.Message, seconds: float = REPLY_SECONDS
 ) -> Any:
     connection = await OperatorConnection.open(address, token, join)
     try:
@@ -183,8 +183,8 @@ class OperatorConnection:
         self._connection: Connection
 
     @classmethod
-    async def open(cls, address: Address, token: str, join: JoinString | None = None) -> OperatorConnection:
-        """Raises ConnectError and its kin. With a join string by TLS, with the token of that."""
+    async def open(cls, address: Address, token: str, join: JoinToken | None = None) -> OperatorConnection:
+        """Raises ConnectError and its kin. With a join token by TLS, with the token of that."""
         self = cls(address)
         identity = None
         if join is not None:

@@ -16,7 +16,7 @@ from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.ifrt.proxy_options import ProxyOptions, Ready
 from atoll.ifrt.start_proxy import start_proxy
 from atoll.operate.cluster_registry import register_embedded
-from atoll.security.join import JOIN_VARIABLE, JoinString
+from atoll.security.join_token import JOIN_VARIABLE, JoinToken
 from atoll.wire.address import Address
 
 LABEL = "atoll proxy"
@@ -27,12 +27,12 @@ def run_proxy(
     cluster: str,
     settings: ClusterSettings,
     on_up: Callable[[str], None],
-    join: JoinString | None = None,
+    join: JoinToken | None = None,
     fail_on_loss: bool = False,
 ) -> None:
     """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
 
-    `cluster` is an address, with a join string for TLS; "" starts a cluster of these `settings`, which ends with the
+    `cluster` is an address, with a join token for TLS; "" starts a cluster of these `settings`, which ends with the
     proxy. With `fail_on_loss` its clients do not wait for failed islands. `on_up(address)` is called once the proxy
     listens. Raises AtollError where something does not start, or ends early.
     """

@@ -26,7 +26,7 @@ from atoll.operate.cluster_registry import ClusterRegistry
 from atoll.operate.operator_requests import request_stop
 from atoll.operate.standing_on_ray import StandingOnRay
 from atoll.protocol.messages import StopReply
-from atoll.security.join import JoinString
+from atoll.security.join_token import JoinToken
 from atoll.security.persistent_credentials import kept_environment
 from atoll.security.roles import Role
 from atoll.security.start_security import advertised
@@ -112,13 +112,13 @@ class StandingCluster:
                 shutil.rmtree(self._directory, ignore_errors=True)
                 raise
 
-    def join_string(self, role: Role) -> JoinString:
+    def join_token(self, role: Role) -> JoinToken:
         """By which others join it in that role, where it listens with TLS; a copy is in its directory.
 
         Raises ClusterError where it does not start, with nothing left of it.
         """
         try:
-            return self.engine.join_string(role)
+            return self.engine.join_token(role)
         except BaseException:
             self.end()
             raise
@@ -153,7 +153,7 @@ class StandingCluster:
 
     @property
     def directory(self) -> Path:
-        """The cluster's own, with its join strings where it listens with TLS."""
+        """The cluster's own, with its join tokens where it listens with TLS."""
         return self._directory
 
 

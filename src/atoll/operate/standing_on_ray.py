@@ -13,7 +13,7 @@ from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.control import RayCluster
 from atoll.errors import ClusterError
 from atoll.operate.cluster_registry import ClusterRegistry
-from atoll.security.join import JoinString
+from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role
 from atoll.security.start_security import host_join_file, join_file
 
@@ -22,8 +22,8 @@ class StandingOnRay:
     """A cluster that is being started; as `standing.StandingCluster`, but its engine is an actor of Ray's.
 
     With `stays` False it ends with this process. The directory of its `journal` is on its actor's node, and so is the
-    file of its `authority`. What is kept here is its record, by which commands find it by name, and its join strings.
-    Both are of use to this user alone: elsewhere, a join string leads to it.
+    file of its `authority`. What is kept here is its record, by which commands find it by name, and its join tokens.
+    Both are of use to this user alone: elsewhere, a join token leads to it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StandingOnRay:
                     "give the new one another --name"
                 )
 
-    def join_string(self, role: Role) -> JoinString:
+    def join_token(self, role: Role) -> JoinToken:
         """By which others join it in that role, where it listens with TLS; a copy is in its directory."""
         return self._cluster.joins[role]
 

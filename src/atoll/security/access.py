@@ -1,6 +1,6 @@
 """What this process proves itself with to a cluster: from its environment, where no command line shows it.
 
-ATOLL_JOIN has the join string of a cluster on TCP, of clients or of hosts. ATOLL_TOKEN is the token of a cluster
+ATOLL_JOIN has the join token of a cluster on TCP, of clients or of hosts. ATOLL_TOKEN is the token of a cluster
 without TLS; hosts and the engine have one of their own there, which the engine makes.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from atoll.errors import AccessError, AtollError, ConnectError, HandshakeCutError
 from atoll.security.enrollment import Renewal, enroll
-from atoll.security.join import JoinString, join_of_environment
+from atoll.security.join_token import JoinToken, join_of_environment
 from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.tls.identity import Certificate, Identity
@@ -32,7 +32,7 @@ def is_insecure() -> bool:
 
 
 def token_for(address: Address, role: Role) -> str:
-    """What to say in a Hello to the controller at this address. Raises AccessError for a bad join string."""
+    """What to say in a Hello to the controller at this address. Raises AccessError for a bad join token."""
     join = join_of_environment() if address.tls else None
     if join is not None:
         return join.token
@@ -72,15 +72,15 @@ def identity_for(address: Address, role: Role, name: str, patience: float = 0.0)
     return identity
 
 
-def renewed(identity: Identity, join: JoinString, name: str) -> Certificate:
-    """A new certificate for it, of the controller of the join string, or the one that has taken over from that."""
+def renewed(identity: Identity, join: JoinToken, name: str) -> Certificate:
+    """A new certificate for it, of the controller of the join token, or the one that has taken over from that."""
     for address in identity.elsewhere:
         with contextlib.suppress(AtollError, OSError):
             return enroll(replace(join, address=address), Role(identity.role), name)
     return enroll(join, Role(identity.role), name)
 
 
-def joined(join: JoinString, role: Role, name: str, patience: float = 0.0) -> Identity:
+def joined(join: JoinToken, role: Role, name: str, patience: float = 0.0) -> Identity:
     """The same for a process that is over soon: its certificate is not renewed."""
     deadline = time.monotonic() + patience
     while True:

@@ -1,7 +1,7 @@
-"""How a process that has a join string gets a certificate, and a new one before it ends.
+"""How a process that has a join token gets a certificate, and a new one before it ends.
 
 A joiner connects twice to the controller's port. First it asks for the authority's certificate, believing nothing, and
-compares its fingerprint with that of the join string. Then it verifies the controller by that authority; it sends the
+compares its fingerprint with that of the join token. Then it verifies the controller by that authority; it sends the
 token and a public key, and gets a certificate for the role that the token is for. The private key stays where it was
 made.
 """
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import AccessError, AtollError, ConnectError
-from atoll.security.join import JoinString
+from atoll.security.join_token import JoinToken
 from atoll.security.roles import JOINING, Role
 from atoll.security.tokens import digest
 from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
@@ -96,10 +96,10 @@ class Desk:
             (other,) = (each for each in JOINING if each is not role)
             if self._is_right(other, message.token):
                 return NotEnrolled(
-                    f"this join string is for a {other}, and a {role} was asked for: hosts join by the string of "
+                    f"this join token is for a {other}, and a {role} was asked for: hosts join with the token of "
                     "`atoll up --host-join-file`, clients by that of `--join-file`"
                 )
-            return NotEnrolled("its token is not the cluster's: take the cluster's present join string")
+            return NotEnrolled("its token is not the cluster's: take the cluster's present join token")
         try:
             return Enrolled(self._authority.sign(message.request, role, message.name))
         except AccessError as error:
@@ -116,10 +116,10 @@ class Desk:
 # ---- the joiner
 
 
-def enroll(join: JoinString, role: Role, name: str, seconds: float = ENROLL_SECONDS) -> Certificate:
+def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECONDS) -> Certificate:
     """A certificate of that role. Blocks, for `seconds` at most once it is connected.
 
-    Raises AccessError that says what is wrong with the join string, the certificates or the clocks; ConnectError where
+    Raises AccessError that says what is wrong with the join token, the certificates or the clocks; ConnectError where
     nobody answers.
     """
     from atoll.security.authority import fingerprint, make_key, received, signing_request
@@ -133,9 +133,9 @@ def enroll(join: JoinString, role: Role, name: str, seconds: float = ENROLL_SECO
         found, expected = _where_they_differ(fingerprint(said.certificate), join.fingerprint)
         option = "--host-join-file" if role is Role.HOST else "--join-file"
         raise AccessError(
-            f"the cluster at {join.address.host_and_port} is not that of the join string: its authority has the "
+            f"the cluster at {join.address.host_and_port} is not that of the join token: its authority has the "
             f"fingerprint {found}, expected {expected}. It was "
-            f"started anew since: take its present join string (`atoll up {option}` writes it, and with "
+            f"started anew since: take its present join token (`atoll up {option}` writes it, and with "
             "`--authority FILE` it stays the same); or somebody else answers in its place"
         )
     verified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -158,7 +158,7 @@ def enroll(join: JoinString, role: Role, name: str, seconds: float = ENROLL_SECO
     return received(reply.certificate, key, said.certificate, role)
 
 
-def _ask(join: JoinString, context: ssl.SSLContext, question: FromJoiner, deadline: float) -> ToJoiner:
+def _ask(join: JoinToken, context: ssl.SSLContext, question: FromJoiner, deadline: float) -> ToJoiner:
     """One message there and one back, on a connection of their own."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     address = join.address

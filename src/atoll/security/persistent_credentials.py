@@ -1,6 +1,6 @@
-"""A cluster's authority and tokens in a file that outlives it: the next cluster has the same, and its join strings.
+"""A cluster's authority and tokens in a file that outlives it: the next cluster has the same, and its join tokens.
 
-For hosts that wait for the next cluster at the same address (`atoll host --stay`), and for whoever has a join string.
+For hosts that wait for the next cluster at the same address (`atoll host --stay`), and for whoever has a join token.
 """
 
 from __future__ import annotations

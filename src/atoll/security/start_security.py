@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from atoll.errors import SettingsError
 from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE, token_file
-from atoll.security.join import JOIN_VARIABLE, JoinString
+from atoll.security.join_token import JOIN_VARIABLE, JoinToken
 from atoll.wire.address import Address, parse_address
 
 if TYPE_CHECKING:  # few clusters need it
@@ -76,8 +76,8 @@ def start_security(
     token = os.environ.setdefault(TOKEN_VARIABLE, "") or secrets.token_urlsafe(32)
     os.environ[TOKEN_VARIABLE] = token
     known = advertised(listen, advertise)
-    JoinString(known, authority.fingerprint, token).save(join_file(directory))
-    hosts = JoinString(known, authority.fingerprint, os.environ[HOST_TOKEN_VARIABLE])
+    JoinToken(known, authority.fingerprint, token).save(join_file(directory))
+    hosts = JoinToken(known, authority.fingerprint, os.environ[HOST_TOKEN_VARIABLE])
     hosts.save(host_join_file(directory))
     os.environ[JOIN_VARIABLE] = str(hosts)
 

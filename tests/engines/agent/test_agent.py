@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.cluster.processes.process_runtime import StopEvent
-from atoll.cluster.topology import Seat
+from atoll.cluster.topology import RankSlot
 from atoll.engines.agent.agent import HostAgent
 from atoll.engines.agent.agent_options import AgentOptions
 from atoll.protocol import messages as m
@@ -22,7 +22,16 @@ from tests.cluster_process import free_port
 
 SECONDS = 60.0
 START = m.StartWorker(
-    7, island=0, host=0, rank=0, hosts=1, devices=1, platform="cpu", meeting="", bulk_tls=False, lease=SECONDS
+    7,
+    island=0,
+    host=0,
+    rank=0,
+    hosts=1,
+    devices=1,
+    platform="cpu",
+    coordinator_address="",
+    bulk_tls=False,
+    lease=SECONDS,
 )
 
 
@@ -89,7 +98,7 @@ def play(scene: Callable[[Dialed, Dialed], Coroutine[Any, Any, None]]) -> None:
         await first.begin()
         await second.begin()
         stop = asyncio.Event()
-        agent = HostAgent(AgentOptions(first.address, Seat(), machine="m"), "", lambda: None)
+        agent = HostAgent(AgentOptions(first.address, RankSlot(), machine="m"), "", lambda: None)
         running = asyncio.create_task(agent.run(stop))
         try:
             await first.came.wait()
@@ -168,7 +177,7 @@ def test_an_agent_says_what_happens_to_it() -> None:
         controller = Dialed()
         await controller.begin()
         stop = StopEvent()
-        options = AgentOptions(controller.address, Seat(), machine="m", grace_seconds=0.1)
+        options = AgentOptions(controller.address, RankSlot(), machine="m", grace_seconds=0.1)
         agent = HostAgent(options, "", lambda: said.append("joined"), said.append)
         running = asyncio.create_task(agent.run(stop))
         await controller.came.wait()

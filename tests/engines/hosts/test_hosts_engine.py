@@ -11,7 +11,7 @@ import pytest
 
 from atoll._version import __version__
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.topology import Seat
+from atoll.cluster.topology import RankSlot
 from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts import hosts_engine as module
@@ -42,14 +42,14 @@ class Scene:
     def say(self, agent: int, message: Any) -> None:
         self.engine.agent_said(agent, m.agent_content(message))
 
-    def come(self, agent: int, seat: Seat | None = None, connection: int = 0, **more: Any) -> None:
+    def come(self, agent: int, rank_slot: RankSlot | None = None, connection: int = 0, **more: Any) -> None:
         hello = m.AgentHello(
             f"agent {agent}",
             f"m{agent}",
             f"10.0.0.{agent}",
             __version__,
-            seat or Seat(),
-            meeting=f"m{agent}:9000",
+            rank_slot or RankSlot(),
+            coordinator_address=f"m{agent}:9000",
             **more,
         )
         self.say(connection or agent, hello)
@@ -127,7 +127,7 @@ def test_the_end_of_a_worker_is_reported_once_and_its_agent_is_free_again() -> N
         play.heard()
         play.say(2, m.AgentWorkerEnded(7, -9, "m2:9001"))
         play.place(incarnation=8)
-        assert [(agent, each.incarnation, each.meeting) for agent, each in play.heard()] == [
+        assert [(agent, each.incarnation, each.coordinator_address) for agent, each in play.heard()] == [
             (1, 8, "m1:9001"),
             (2, 8, "m1:9001"),
         ]
@@ -262,7 +262,7 @@ def test_a_machine_of_which_others_say_that_it_goes_leaves_once() -> None:
         play = Scene("1x1x4")
         play.place(hosts=1)
         play.engine.host_leaves(0, 0, 60.0)  # nobody is there yet
-        play.come(1, Seat(0, 0))
+        play.come(1, RankSlot(0, 0))
         play.heard()
         for seconds in (60.0, 59.5, math.inf):
             play.engine.host_leaves(0, 0, seconds)
@@ -338,7 +338,8 @@ def test_islands_that_differ_get_each_the_machines_that_fit() -> None:
         play.place(0, hosts=2, devices=4, platform="cuda")
         play.place(1, hosts=1, devices=8, platform="cuda", first=2)
         play.come(1, devices={"cuda": 4})
-        play.come(2, devices={"cuda": 8}, seat=Seat(rank=2))  # of the cluster: the one host of the second island
+        # of the cluster: the one host of the second island
+        play.come(2, devices={"cuda": 8}, rank_slot=RankSlot(rank=2))
         assert play.placed == [("m2",)]
         ((_, text),) = play.report.waits
         assert text == "waits for 1 of 2 hosts: rank 1 (rank 0 would be m1)"
@@ -368,7 +369,7 @@ def test_a_machine_with_too_few_devices_is_named_and_not_taken() -> None:
 
 
 def test_a_cluster_of_other_machines_must_listen_where_they_reach_it() -> None:
-    with pytest.raises(ClusterError, match="choose where the controller listens"):
+    with pytest.raises(ClusterError, match="assign_ranks where the controller listens"):
         HostsEngine(EngineOptions(ClusterSettings(engine="hosts"), "/nowhere"))
 
 
@@ -483,11 +484,11 @@ def test_agents_of_one_machine_are_told_apart_and_a_place_that_does_not_exist_is
         play = Scene("1x2x4")
         play.start()
         for agent in (3, 4):
-            hello = m.AgentHello(f"agent {agent}", "m3", "10.0.0.3", __version__, Seat(-1, 7 if agent == 4 else -1))
+            hello = m.AgentHello(f"agent {agent}", "m3", "10.0.0.3", __version__, RankSlot(-1, 7 if agent == 4 else -1))
             play.say(agent, hello)
         assert states(play)[2:] == [
             ("m3 (1 of 2)", "free"),
-            ("m3 (2 of 2)", f"free, but no island has a place for it: it asks for {Seat(-1, 7)}"),
+            ("m3 (2 of 2)", f"free, but no island has a place for it: it asks for {RankSlot(-1, 7)}"),
         ]
 
     played(scene)

@@ -98,7 +98,7 @@ def test_a_cluster_starts_on_ray_with_tls_shows_nobody_its_secrets_and_leaves_no
     on_ray += ("--tenants", str(tmp_path / "tenants.toml"))
     started = user.atoll(*on_ray, "--join-file", str(tmp_path / "join-{tenant}"), "--host-join-file", str(files[2]))
     assert started.check().stdout.startswith("tls://")
-    # As somebody who has the join string, and else nothing of the cluster's.
+    # As somebody who has the join token, and else nothing of the cluster's.
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path), "ATOLL_JOIN": str(files[0])}
     code = "import jax; print(len(jax.devices()))"
     assert user.script(code, JAX_PLATFORMS="atoll", **elsewhere).check().stdout == "2\n"

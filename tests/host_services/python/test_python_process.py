@@ -28,7 +28,7 @@ class Sleeping(PythonProcess):
         super().__init__(*arguments)
         self.started = threading.Event()
 
-    def _start(self, theirs: socket.socket, meeting: str) -> subprocess.Popen[bytes]:
+    def _start(self, theirs: socket.socket, coordinator_address: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
         self.started.set()  # under the lock that `kill` takes
         return subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(theirs.fileno(),), start_new_session=True)

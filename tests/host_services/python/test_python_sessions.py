@@ -21,7 +21,7 @@ class Process:
     """A process that runs nothing: what is sent to it is kept."""
 
     def __init__(
-        self, name: str, options: Any, meeting: Any, on_message: Any, on_end: Any, on_gone: Any, expected: Any
+        self, name: str, options: Any, rendezvous: Any, on_message: Any, on_end: Any, on_gone: Any, expected: Any
     ) -> None:
         self.receive, self.end, self.gone = on_message, on_end, on_gone
         self.calls: list[m.Call] = []

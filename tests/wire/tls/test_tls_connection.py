@@ -175,7 +175,7 @@ STRANGERS = Authority.make("somebody else's")
 def test_a_server_of_another_cluster_or_role_is_not_trusted(on_a_loop: Callable[[Main], None]) -> None:
     async def main() -> None:
         for own, words in (
-            (identity(Role.CONTROLLER, STRANGERS), "not of the authority of the join string"),
+            (identity(Role.CONTROLLER, STRANGERS), "not of the authority of the join token"),
             (identity(Role.HOST), "its certificate is of another role"),
         ):
             async with serving(own) as served:

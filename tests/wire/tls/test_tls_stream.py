@@ -218,7 +218,7 @@ def test_another_clusters_certificates_are_not_trusted_by_either_side() -> None:
     with pair(identity(Role.CLIENT), identity(Role.HOST, STRANGERS)) as made:
         client, _ = made.secure()
     assert isinstance(client, AccessError)
-    assert "not of the authority of the join string" in str(client)
+    assert "not of the authority of the join token" in str(client)
     with pair(identity(Role.CLIENT, STRANGERS), identity(Role.HOST)) as made:
         made.client._tls.context.load_verify_locations(cadata=identity(Role.HOST).certificate.authority.decode())
         client, served = made.secure()

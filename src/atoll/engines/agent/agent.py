@@ -150,7 +150,7 @@ class HostAgent:
             )
         except AccessError as error:
             is_enqueued, self._identity = self._identity is not None, None
-            if not (is_enqueued or self._options.stays):  # else the file with the join string may change
+            if not (is_enqueued or self._options.stays):  # else the file with the join token may change
                 self._end(error)
             else:
                 self._say(str(error))
@@ -209,7 +209,7 @@ class HostAgent:
             self._controller = replace(options.controller, host=link.peer_host, port=link.peer_port, others=())
         self._address = options.advertise or here
         self._bind = options.listen or (here if not options.advertise else EVERYWHERE[":" in here])
-        self._collectives = options.meeting or self._address
+        self._collectives = options.coordinator_address or self._address
 
     def _introduce(self) -> None:
         self._tell(
@@ -218,23 +218,23 @@ class HostAgent:
                 self._options.machine,
                 self._address,
                 __version__,
-                self._options.seat,
+                self._options.rank_slot,
                 self._options.group,
                 {platform: len(names) for platform, names in self._options.devices.items()},
                 machine.memory_bytes(),
-                self._meeting(),
+                self._coordinator_address(),
                 self._worker.incarnation,
                 self._worker.last_end,
             )
         )
 
-    def _meeting(self) -> str:
+    def _coordinator_address(self) -> str:
         """Where the coordination service of an island can be, whose first host this is."""
         try:
             return free_address(self._collectives)
         except OSError as error:
             text = f"nothing can listen at {self._collectives} on this machine: {error.strerror or error}"
-            self._end(ClusterError(f"{text}; choose an address of its own with --meeting"))
+            self._end(ClusterError(f"{text}; choose an address of its own with --coordinator-address"))
             return ""
 
     def _tell(self, message: m.AgentHello | m.AgentWorkerEnded | m.AgentAlive | m.AgentLeaves) -> None:
@@ -311,7 +311,7 @@ class HostAgent:
         if self._worker.runs:  # which is over, or there would be no new one
             _log.error("there still is a worker of incarnation %d", self._worker.incarnation)
             self._worker.kill()
-            self._tell(m.AgentWorkerEnded(start.incarnation, 1, self._meeting()))
+            self._tell(m.AgentWorkerEnded(start.incarnation, 1, self._coordinator_address()))
             return
         bulk = Address(host=self._bind, tls=self._options.controller.tls and start.bulk_tls)
         # This controller may be gone when the worker dials it.
@@ -321,7 +321,7 @@ class HostAgent:
             str(bulk),
             self._cache_directory,
             self._address,
-            start.meeting,
+            start.coordinator_address,
             self._collectives,
             sandbox=self._options.sandbox,
         )
@@ -331,7 +331,7 @@ class HostAgent:
 
     def _worker_ended(self, reason: str) -> None:
         self._on_event(f"the worker of {self._host} has ended: {reason or describe_exit(self._worker.last_end[1])}")
-        self._tell(m.AgentWorkerEnded(*self._worker.last_end, self._meeting(), reason))
+        self._tell(m.AgentWorkerEnded(*self._worker.last_end, self._coordinator_address(), reason))
 
     async def _look_at_lease(self) -> None:
         while True:

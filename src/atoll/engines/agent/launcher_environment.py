@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from atoll.cluster.topology import Seat
+from atoll.cluster.topology import RankSlot
 from atoll.errors import SettingsError
 
 # By launcher: the variables of a job's index (an island's number) and of the process within it, or of all of them.
@@ -19,18 +19,18 @@ _LAUNCHERS: tuple[tuple[str, str], ...] = (
 )
 
 
-def seat_of(environment: Mapping[str, str], island: int | None = None, rank: int | None = None) -> Seat:
-    """The seat that flags, or else the launcher, ask for; any where nobody says.
+def rank_slot_of(environment: Mapping[str, str], island: int | None = None, rank: int | None = None) -> RankSlot:
+    """The rank slot that flags, or else the launcher, ask for; any where nobody says.
 
     A rank without an island counts through all hosts of the cluster. Raises SettingsError for what is no number.
     """
     if island is not None or rank is not None:
-        return Seat(_or_any(island), _or_any(rank))
+        return RankSlot(_or_any(island), _or_any(rank))
     for of_island, of_rank in _LAUNCHERS:
         said_island, said_rank = environment.get(of_island, ""), environment.get(of_rank, "")
         if said_rank or (said_island and of_island.startswith("ATOLL_")):
-            return Seat(_number(of_island, said_island), _number(of_rank, said_rank))
-    return Seat()
+            return RankSlot(_number(of_island, said_island), _number(of_rank, said_rank))
+    return RankSlot()
 
 
 def _or_any(number: int | None) -> int:

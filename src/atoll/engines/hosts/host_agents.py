@@ -47,7 +47,7 @@ class Agent:
     send: Callable[[m.Message], None] = field(repr=False)
     worker: AgentWorker | None = None
     foreign: int = 0  # the incarnation of a worker that it holds and that nobody wants
-    meeting: str = ""
+    coordinator_address: str = ""
     served: tuple[int, int] | None = None
     doing: str = ""  # such as "host 1, incarnation 3"
     host: int = -1  # that its worker serves
@@ -65,7 +65,7 @@ class Agent:
     @property
     def candidate(self) -> Candidate:
         hello = self.hello
-        return Candidate(hello.agent, hello.machine, hello.seat, hello.group, self.served)
+        return Candidate(hello.agent, hello.machine, hello.rank_slot, hello.group, self.served)
 
     @property
     def state(self) -> str:
@@ -121,7 +121,7 @@ class Agent:
 
     def came(self, hello: m.AgentHello, connection: int) -> None:
         """It has connected, for the first time or again, and says what it holds."""
-        self.hello, self.connection, self.meeting = hello, connection, hello.meeting
+        self.hello, self.connection, self.coordinator_address = hello, connection, hello.coordinator_address
         expected = self.worker.incarnation if self.worker is not None else 0
         self.foreign = hello.running if hello.running != expected else 0
         if self.foreign:

@@ -17,12 +17,12 @@ from atoll._version import __version__
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.settings import OnOff
-from atoll.cluster.topology import Seat
+from atoll.cluster.topology import RankSlot
 from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.host_agents import Agent
 from atoll.engines.hosts.machine_drains import MachineDrains
-from atoll.engines.hosts.rank_assignment import Candidate, choose, pending_reason
+from atoll.engines.hosts.rank_assignment import Candidate, assign_ranks, pending_reason
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
 from atoll.protocol import messages as m
@@ -53,7 +53,7 @@ class HostsEngine:
         check_kinds(self._settings)
         if parse_address(options.controller_address).is_unix:
             raise ClusterError(
-                "host agents come from other machines: choose where the controller listens, such as "
+                "host agents come from other machines: assign_ranks where the controller listens, such as "
                 "`--listen 10.0.0.1:7000`"
             )
         self._agents: dict[str, Agent] = {}
@@ -99,7 +99,7 @@ class HostsEngine:
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         agents = self._placed[start.island]
         agent = agents[start.rank]
-        meeting = agents[0].meeting if len(agents) > 1 else ""
+        coordinator_address = agents[0].coordinator_address if len(agents) > 1 else ""
         message = m.StartWorker(
             start.incarnation,
             start.island,
@@ -108,7 +108,7 @@ class HostsEngine:
             start.hosts,
             start.devices,
             start.platform,
-            meeting,
+            coordinator_address,
             self._settings.bulk_tls is OnOff.ON,
             self._settings.lease_seconds,
         )
@@ -137,7 +137,7 @@ class HostsEngine:
         if avoided is not None:
             last = [replace(each, served=None) for each in free if each.agent == avoided.hello.agent]
             free = [each for each in free if each.agent != avoided.hello.agent] + last
-        return choose(island, [each.host for each in starts], free)
+        return assign_ranks(island, [each.host for each in starts], free)
 
     def avoid(self, host: int) -> None:
         """A spare replaces the machine of this host when its island starts again, if there is one."""
@@ -152,7 +152,7 @@ class HostsEngine:
         if starts is None:
             return False
         own = [each.candidate for each in self._placed[island] if not each.leaves and each.connection is not None]
-        chosen = choose(island, [each.host for each in starts], [*own, *self._free(starts[0])])
+        chosen = assign_ranks(island, [each.host for each in starts], [*own, *self._free(starts[0])])
         return all(each is not None for each in chosen)
 
     def _free(self, start: HostStart) -> list[Candidate]:
@@ -190,16 +190,18 @@ class HostsEngine:
         twins = [each for each in self._agents.values() if each.hello.machine == agent.hello.machine]
         name = f"{agent.hello.machine} ({twins.index(agent) + 1} of {len(twins)})" if len(twins) > 1 else ""
         state = ""
-        if agent.is_free and not self._has_place(agent.hello.seat):
-            state = f"free, but no island has a place for it: it asks for {agent.hello.seat}"
+        if agent.is_free and not self._has_place(agent.hello.rank_slot):
+            state = f"free, but no island has a place for it: it asks for {agent.hello.rank_slot}"
         return agent.report(name, state)
 
-    def _has_place(self, seat: Seat) -> bool:
-        """Whether a host of an island can be at such a seat; an island that is unknown here yet may have one."""
+    def _has_place(self, rank_slot: RankSlot) -> bool:
+        """Whether a host of an island can be at such a rank slot; an island that is unknown here yet may have one."""
         known = {**self._starts, **{island: starts for island, (starts, _) in self._waiting.items()}}
         if len(known) < self._settings.topology.islands:
             return True
-        return any(seat.fits(each.island, each.host, starts[0].host) for starts in known.values() for each in starts)
+        return any(
+            rank_slot.fits(each.island, each.host, starts[0].host) for starts in known.values() for each in starts
+        )
 
     # ---- agents
 
@@ -231,7 +233,7 @@ class HostsEngine:
         self._leases.renew(known.number, self._loop.time())
         match message:
             case m.AgentWorkerEnded():
-                known.meeting = message.meeting
+                known.coordinator_address = message.coordinator_address
                 text = message.reason or describe_exit(message.status)
                 end = HostEnd(None, known.departure) if known.leaves else HostEnd(message.status, text)
                 known.ended(message.incarnation, end)
@@ -338,9 +340,9 @@ class HostsEngine:
         return {each.served[0] for each in leaving if each.served is not None}
 
     def host_leaves(self, island: int, rank: int, seconds: float) -> None:
-        """What has started the agent with this seat will end it, and says so. May be said again and again."""
+        """What has started the agent with this rank slot will end it, and says so. May be said again and again."""
         for agent in list(self._agents.values()):
-            if agent.hello.seat == Seat(island, rank) and not agent.leaves:
+            if agent.hello.rank_slot == RankSlot(island, rank) and not agent.leaves:
                 self._leaves(agent, seconds, "its node is drained")
 
     def drained(self, status: Status, text: str) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.cluster.topology import Seat
+from atoll.cluster.topology import RankSlot
 
 
 @dataclass(frozen=True)
@@ -15,16 +15,17 @@ class Candidate:
 
     agent: str
     machine: str
-    seat: Seat
+    rank_slot: RankSlot
     group: str = ""
     served: tuple[int, int] | None = None
 
 
-def choose(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -> list[Candidate | None]:
+def assign_ranks(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -> list[Candidate | None]:
     """A machine for each of these hosts of the island, which are its first; None where nobody is there for it yet.
 
-    A machine that asks for a seat gets that one only. Of several that fit, the one that had the seat before is taken,
-    then one that asks for it, then one of the group that most of the free ones belong to, then the first that came.
+    A machine that asks for a rank slot gets that one only. Of several that fit, the one that had the rank slot before
+    is taken, then one that asks for it, then one of the group that most of the free ones belong to, then the first that
+    came.
     """
     left = list(free)
     near = Counter(each.group for each in free if each.group)
@@ -35,15 +36,15 @@ def choose(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -> list
             chosen[rank] = fits[0]
             left.remove(fits[0])
 
-    def open_to(rank: int) -> list[Candidate]:
-        return [each for each in left if each.seat.fits(island, hosts[rank], hosts[0])]
+    def candidates_of(rank: int) -> list[Candidate]:
+        return [each for each in left if each.rank_slot.fits(island, hosts[rank], hosts[0])]
 
     for rank in range(len(hosts)):
-        take(rank, [each for each in open_to(rank) if each.served == (island, rank)])
+        take(rank, [each for each in candidates_of(rank) if each.served == (island, rank)])
     for rank in range(len(hosts)):
-        take(rank, [each for each in open_to(rank) if each.seat.rank >= 0])
+        take(rank, [each for each in candidates_of(rank) if each.rank_slot.rank >= 0])
     for rank in range(len(hosts)):
-        take(rank, sorted(open_to(rank), key=lambda each: (each.seat.island < 0, -near[each.group])))
+        take(rank, sorted(candidates_of(rank), key=lambda each: (each.rank_slot.island < 0, -near[each.group])))
     return chosen
 
 
@@ -56,5 +57,5 @@ def pending_reason(chosen: Sequence[Candidate | None], others: Sequence[Candidat
     if have:
         text += f" ({', '.join(have)})"
     for each in others:
-        text += f"; {each.machine} is free, but asks for {each.seat}"
+        text += f"; {each.machine} is free, but asks for {each.rank_slot}"
     return text

@@ -197,7 +197,7 @@ class EngineActor:
             return EngineBegun("", {}, str(error))
         self._begin_watching()
         try:
-            joins = {role: str(engine.join_string(role)) for role in JOINING} if listen.tls else {}
+            joins = {role: str(engine.join_token(role)) for role in JOINING} if listen.tls else {}
         except AtollError as error:
             return EngineBegun("", {}, str(error))
         return EngineBegun(str(address), joins, "")

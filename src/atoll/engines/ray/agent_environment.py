@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from atoll.security.access import HOST_TOKEN_VARIABLE, INSECURE_VARIABLE, TOKEN_VARIABLE
-from atoll.security.join import JOIN_VARIABLE
+from atoll.security.join_token import JOIN_VARIABLE
 from atoll.security.start_security import AUTHORITY_VARIABLE
 
 _PREFIXES = ("ATOLL_", "XLA_", "NCCL_", "LIBTPU_", "TF_CPP_")
@@ -36,7 +36,7 @@ def engine_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
 def agent_environment(secured: bool, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that go along from the engine to every host agent.
 
-    Of secrets, what a host joins by: the join string that the engine has made for hosts; without TLS, the tokens.
+    Of secrets, what a host joins by: the join token that the engine has made for hosts; without TLS, the tokens.
     """
     return _chosen(environment, (JOIN_VARIABLE,) if secured else (TOKEN_VARIABLE, HOST_TOKEN_VARIABLE))
 

@@ -12,7 +12,7 @@ from atoll.engines.ray.agent_environment import engine_environment
 from atoll.engines.ray.ray_connection import connect
 from atoll.engines.start_engine import START_GRACE_SECONDS, check_settings
 from atoll.errors import ClusterError
-from atoll.security.join import JoinString, read_join
+from atoll.security.join_token import JoinToken, read_join
 from atoll.security.roles import Role
 
 _ACTOR_SECONDS = 60.0  # for Ray to start an actor
@@ -45,7 +45,7 @@ class RayCluster:
             if begun.error:
                 raise ClusterError(begun.error)
             self.address = begun.address
-            self.joins: dict[Role, JoinString] = {Role(role): read_join(text) for role, text in begun.joins.items()}
+            self.joins: dict[Role, JoinToken] = {Role(role): read_join(text) for role, text in begun.joins.items()}
         except BaseException:
             self.end()
             raise

@@ -57,8 +57,8 @@ class RayEngine(HostsEngine):
 
     def _arguments(self, ray: Any, island: int, rank: int) -> list[str]:
         address = reachable(self._controller, ray.util.get_node_ip_address())
-        seat = ["--address", str(address), "--island", str(island), "--rank", str(rank)]
-        return seat if address.tls else [*seat, "--insecure"]
+        rank_slot = ["--address", str(address), "--island", str(island), "--rank", str(rank)]
+        return rank_slot if address.tls else [*rank_slot, "--insecure"]
 
     def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
         first = starts[0]

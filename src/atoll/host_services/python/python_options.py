@@ -10,7 +10,7 @@ from pathlib import Path
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
 from atoll.errors import Code, StatusError
-from atoll.host_services.python.rendezvous import KeyValues, Meeting, nowhere, told_by_the_first
+from atoll.host_services.python.rendezvous import KeyValues, Rendezvous, nowhere, told_by_the_first
 from atoll.protocol.messages.python_messages import ClientSettings, PythonOptions
 from atoll.quantities import parse_bytes
 from atoll.wire.address import parse_address
@@ -43,10 +43,11 @@ def python_options(
     settings: ClientSettings,
     devices: Sequence[tuple[int, int]],
     rules: PythonRules = USER_RULES,
-) -> tuple[PythonOptions, Meeting]:
+) -> tuple[PythonOptions, Rendezvous]:
     """For the process of a session with these devices: (host of the island, the client's id).
 
-    Its `meeting` is to be asked for at each start. Raises FAILED_PRECONDITION if the rules cannot be kept here.
+    Its `coordinator_address` is to be asked for at each start. Raises FAILED_PRECONDITION if the rules cannot be kept
+    here.
     """
     _check(host, rules, len({where for where, _ in devices}))
     sockets = [Path(each.path) for each in map(parse_address, (host.controller, host.data_address)) if each.is_unix]

@@ -34,7 +34,7 @@ from atoll.cluster.processes.process_runtime import (
 from atoll.cluster.sandbox.grants import Sandbox, View
 from atoll.errors import FrameError
 from atoll.host_services.python.python_link import PythonLink
-from atoll.host_services.python.rendezvous import Meeting
+from atoll.host_services.python.rendezvous import Rendezvous
 from atoll.protocol.messages import python_messages as m
 from atoll.transfers.inbox import MAX_INBOX_BYTES
 
@@ -71,7 +71,7 @@ class PythonProcess:
         self,
         name: str,
         options: m.PythonOptions,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         on_message: Callable[[Any], None],
         on_end: Callable[[str], None],
         on_gone: Callable[[], None],
@@ -79,7 +79,7 @@ class PythonProcess:
     ) -> None:
         self.name = name
         self._options = options
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._on_message = on_message
         self._on_end = on_end
         self._on_gone = on_gone
@@ -141,10 +141,10 @@ class PythonProcess:
         link = self._link = PythonLink(ours, m.FromPython)
         reason = "did not start"
         try:
-            meeting = self._meeting()
+            coordinator_address = self._rendezvous()
             with self._lock:
                 if not self._is_killed:
-                    self._process = self._start(theirs, meeting)
+                    self._process = self._start(theirs, coordinator_address)
             theirs.close()
             if self._process is not None:
                 reason = self._serve(self._process, link)
@@ -183,8 +183,10 @@ class PythonProcess:
     def _because(self, how: str) -> str:
         return f"{self._problem}, and {how}" if self._problem else how
 
-    def _start(self, theirs: socket.socket, meeting: str) -> subprocess.Popen[bytes]:
-        options = msgspec.structs.replace(self._options, descriptor=theirs.fileno(), meeting=meeting)
+    def _start(self, theirs: socket.socket, coordinator_address: str) -> subprocess.Popen[bytes]:
+        options = msgspec.structs.replace(
+            self._options, descriptor=theirs.fileno(), coordinator_address=coordinator_address
+        )
         return subprocess.Popen(
             command(_MODULE, options),
             stdin=subprocess.DEVNULL,

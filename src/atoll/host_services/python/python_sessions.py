@@ -37,7 +37,7 @@ from atoll.errors import (
 from atoll.host_services.python.python_link import PythonLink, view
 from atoll.host_services.python.python_options import PythonHost, python_options
 from atoll.host_services.python.python_process import PythonProcess
-from atoll.host_services.python.rendezvous import Meeting, nowhere
+from atoll.host_services.python.rendezvous import Rendezvous, nowhere
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import Compile
 from atoll.protocol.messages import python_messages as m
@@ -96,7 +96,7 @@ class _Session:
     number: int
     rules: PythonRules
     options: m.PythonOptions | None = None  # once it is known which devices it has
-    meeting: Meeting = nowhere
+    rendezvous: Rendezvous = nowhere
     process: PythonProcess | None = None
     is_ready: bool = False
     functions: dict[str, m.Load] = field(default_factory=dict)  # as the next process would have to load them
@@ -151,13 +151,13 @@ class PythonSessions:
 
     def _open(self, record: _Session, hosts: m.PythonHosts, message: Compile, host: PythonHost) -> None:
         flat = [where for partitions in message.assignment for where, _ in partitions]
-        options, meeting = python_options(
+        options, rendezvous = python_options(
             host, record.number, hosts.settings, list(zip(flat, hosts.devices, strict=True)), record.rules
         )
         if record.options is not None and record.options.devices != options.devices:
             raise invalid("this session's Python processes were started for other devices of the island")
         if record.options is None:
-            record.options, record.meeting = options, meeting
+            record.options, record.rendezvous = options, rendezvous
 
     def _load(self, record: _Session, function: str) -> None:
         process, load = self._running(record), record.functions[function]
@@ -273,7 +273,7 @@ class PythonSessions:
             process = PythonProcess(
                 f"session {record.number} on host {self._host.number}",
                 record.options,
-                record.meeting,
+                record.rendezvous,
                 lambda message: self._received(record, process, message),
                 lambda reason: self._ended(record, process, reason),
                 lambda: self._gone(record),

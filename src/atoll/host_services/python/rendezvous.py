@@ -14,7 +14,7 @@ from typing import Protocol
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import free_address
 
-Meeting = Callable[[], str]  # the address; asked at each start of a process, on its own thread. Raises OSError.
+Rendezvous = Callable[[], str]  # the address; asked at each start of a process, on its own thread. Raises OSError.
 
 _TOLD_SECONDS = 60.0  # for the first host to say where: it is asked at the same time
 _FREE_SECONDS = 2.0  # for the process before to be gone
@@ -36,7 +36,7 @@ def nowhere() -> str:
     return ""
 
 
-def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: KeyValues) -> Meeting:
+def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: KeyValues) -> Rendezvous:
     """At a port of the first host, whose own address is `hostname` there."""
     key = f"atoll/python/{session}"
     chosen = ""

@@ -71,7 +71,7 @@ def atoll(
     `ATOLL_ENGINE`, `ATOLL_LEASE`, `ATOLL_WAIT`: what an embedded cluster has. All but the first count for `atoll up`,
     too.
 
-    - `ATOLL_JOIN`: the join string of a cluster on TCP, or the file that has it, for scripts and for all commands but
+    - `ATOLL_JOIN`: the join token of a cluster on TCP, or the file that has it, for scripts and for all commands but
     up.
 
     - `ATOLL_TOKEN`: a cluster that is started with it serves only clients that bring the same.

@@ -33,7 +33,7 @@ from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
 if TYPE_CHECKING:
     from atoll.operate.standing import StandingCluster
     from atoll.operate.standing_on_ray import StandingOnRay
-    from atoll.security.join import JoinString
+    from atoll.security.join_token import JoinToken
 
 _TABLE_WIDTH = 140  # where there is no terminal to ask
 
@@ -66,7 +66,7 @@ def up(
     advertise: Annotated[
         str,
         typer.Option(
-            help="By which HOST or HOST:PORT others reach it, in its join strings; where it listens if not given, or "
+            help="By which HOST or HOST:PORT others reach it, in its join tokens; where it listens if not given, or "
             "where that is everywhere (0.0.0.0) this machine's address. Several, with commas, are tried in turn.",
             metavar="ADDRESS",
         ),
@@ -156,7 +156,7 @@ def up(
     secured = parse_address(standing.record.address).tls
     try:
         for role, file in wanted.items() if secured else ():
-            join = standing.join_string(role)
+            join = standing.join_token(role)
             if file is not None:
                 tokens = tenant_tokens(cluster) if role is Role.CLIENT else {}
                 _write_join(join, file, standing, tokens)
@@ -241,7 +241,7 @@ def _check_join_files(files: list[Path], here: list[Path], *, secured: bool) -> 
 
 
 def _write_join(
-    join: JoinString, file: Path, standing: StandingCluster | StandingOnRay, tenants: dict[str, str]
+    join: JoinToken, file: Path, standing: StandingCluster | StandingOnRay, tenants: dict[str, str]
 ) -> None:
     """With {tenant} in its name, a file for each of `tenants`, which are their tokens by name, and for `default`."""
     try:

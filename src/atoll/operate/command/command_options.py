@@ -266,7 +266,7 @@ ClusterJoin = Annotated[
     typer.Option(
         "--join",
         metavar="FILE",
-        help="The cluster of this join string, or of the file that has it (`atoll up --join-file FILE` writes one). "
+        help="The cluster of this join token, or of the file that has it (`atoll up --join-file FILE` writes one). "
         "This user's own on this machine need none. Others see a command line: a file is better. ATOLL_JOIN if not "
         "given.",
     ),

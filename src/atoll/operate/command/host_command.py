@@ -20,7 +20,7 @@ def host(
         typer.Option(
             "--join",
             metavar="FILE",
-            help="The file with the cluster's join string for hosts: `atoll up --host-join-file FILE` writes it. "
+            help="The file with the cluster's join token for hosts: `atoll up --host-join-file FILE` writes it. "
             "ATOLL_JOIN if not given.",
         ),
     ] = "",
@@ -54,7 +54,7 @@ def host(
             metavar="HOST",
         ),
     ] = "",
-    meeting: Annotated[
+    coordinator_address: Annotated[
         str,
         typer.Option(
             help="This machine's address on the network that the hosts of an island compute over. The advertised one "
@@ -62,6 +62,7 @@ def host(
             metavar="HOST",
         ),
     ] = "",
+    meeting: Annotated[str, typer.Option(hidden=True)] = "",  # the name of --coordinator-address in 0.1
     group: Annotated[
         str, typer.Option(help="A name for machines that are near one another: an island is made of such first.")
     ] = "",
@@ -99,11 +100,11 @@ def host(
     from atoll.cluster.processes.process_runtime import run_loop, start_logging
     from atoll.engines.agent.agent import run_agents
     from atoll.engines.agent.agent_options import AgentOptions, options_of_workers
-    from atoll.engines.agent.launcher_environment import seat_of
+    from atoll.engines.agent.launcher_environment import rank_slot_of
     from atoll.errors import SettingsError
     from atoll.operate.joining import reach
     from atoll.security.access import INSECURE_VARIABLE
-    from atoll.security.join import JOIN_VARIABLE
+    from atoll.security.join_token import JOIN_VARIABLE
 
     if not (address or join):
         address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")
@@ -120,14 +121,16 @@ def host(
         os.environ[JOIN_VARIABLE] = join or str(reached.join)
     if controller.is_unix:
         raise SettingsError(f"{address}: a host agent reaches its controller over TCP: expected HOST:PORT")
-    seat = seat_of(os.environ, island, rank)
-    options = AgentOptions(controller, seat, advertise, listen, meeting, group, grace, stay, parent)
+    rank_slot = rank_slot_of(os.environ, island, rank)
+    options = AgentOptions(
+        controller, rank_slot, advertise, listen, coordinator_address or meeting, group, grace, stay, parent
+    )
     agents = options_of_workers(options, workers)
     start_logging("host")
 
     def joined(agent: AgentOptions) -> None:
         who = "this host" if workers == 1 else agent.machine
-        say(f"{who} has joined the cluster at {controller}: it takes {agent.seat}")
+        say(f"{who} has joined the cluster at {controller}: it takes {agent.rank_slot}")
 
     def happened(agent: AgentOptions, text: str) -> None:
         say(text if workers == 1 else f"{agent.machine}: {text}")

@@ -21,7 +21,7 @@ from atoll.operate.command.command_options import (
     with_option_groups,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say
-from atoll.security.join import JOIN_VARIABLE, read_join
+from atoll.security.join_token import JOIN_VARIABLE, read_join
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 

@@ -107,7 +107,7 @@ def web(
 ) -> None:
     """Serve a page that shows a cluster, and its metrics at /metrics; print its URL.
 
-    The URL has a key, without which nobody sees the page. It shows what the token or the join string of this command
+    The URL has a key, without which nobody sees the page. It shows what the token or the join token of this command
     may see, and does what that may do. Until Ctrl-C.
 
     Needs `pip install 'atoll[web]'`. Which cluster: as for `atoll status`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.processes.leases import LEASE_SECONDS
-from atoll.cluster.topology import Seat
+from atoll.cluster.topology import RankSlot
 from atoll.protocol.messages.opening_messages import Message, Refused
 
 # ---- what the controller sees
@@ -84,24 +84,24 @@ class AgentHello(Message, frozen=True, tag=120):
     machine: str  # the host name, for people
     address: str  # of its machine, as others of the cluster reach it
     version: str
-    seat: Seat = Seat()
+    rank_slot: RankSlot = RankSlot()
     group: str = ""
     devices: dict[str, int] = msgspec.field(default_factory=dict)  # by platform
     memory_bytes: int = 0
-    meeting: str = ""  # HOST:PORT that is free: where the coordination service of an island can be
+    coordinator_address: str = ""  # HOST:PORT that is free: where the coordination service of an island can be
     running: int = 0
     ended: tuple[int, int] = (0, 0)
 
 
 class AgentWorkerEnded(Message, frozen=True, tag=121):
-    """The worker of this incarnation has ended, with this exit status. `meeting`: as in AgentHello.
+    """The worker of this incarnation has ended, with this exit status. `coordinator_address`: as in AgentHello.
 
     `reason` says why, where that is more than the status: it gave no sign of life while it started, say.
     """
 
     incarnation: int
     status: int
-    meeting: str = ""
+    coordinator_address: str = ""
     reason: str = ""
 
 
@@ -120,7 +120,7 @@ class AgentLeaves(Message, frozen=True, tag=123):
 
 
 class StartWorker(Message, frozen=True, tag=130):
-    """Start a worker. `meeting` is where the hosts of its island meet; "" where there is one only.
+    """Start a worker. `coordinator_address` is where the hosts of its island meet; "" where there is one only.
 
     With `bulk_tls`, its data port is with TLS where the controller is. It is killed where it gives no sign of life for
     `lease` seconds while it starts.
@@ -133,7 +133,7 @@ class StartWorker(Message, frozen=True, tag=130):
     hosts: int
     devices: int
     platform: str
-    meeting: str
+    coordinator_address: str
     bulk_tls: bool = True
     lease: float = LEASE_SECONDS
 

@@ -102,10 +102,9 @@ class PythonOptions(msgspec.Struct, frozen=True):
     """How a process is started. `descriptor` is its end of its link to the worker.
 
     `devices[i]` are the client's ids of the devices of the island's host i, in the order in which that host counts
-    them; `rank` is this host. With several hosts, their processes join one JAX program at the address `meeting`, and
-    reach one another at the `hostname` of each.
-    `sandbox` is what the process may see and use, and `mechanisms` what this system has to hold it to that; None: not
-    known yet.
+    them; `rank` is this host. With several hosts, their processes join one JAX program at the address
+    `coordinator_address`, and reach one another at the `hostname` of each. `sandbox` is what the process may see and
+    use, and `mechanisms` what this system has to hold it to that; None: not known yet.
     """
 
     descriptor: int
@@ -113,7 +112,7 @@ class PythonOptions(msgspec.Struct, frozen=True):
     rank: int
     settings: ClientSettings
     sandbox: Sandbox
-    meeting: str
+    coordinator_address: str
     hostname: str
     mechanisms: Mechanisms | None = None
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from atoll.errors import AccessError, ConnectError, HandshakeCutError
 
-_NEW_JOIN = "take the cluster's present join string (`atoll up --join-file` writes it)"
+_NEW_JOIN = "take the cluster's present join token (`atoll up --join-file` writes it)"
 _NO_TLS = (
     "what listens there speaks no TLS. If the cluster was started with --insecure, use --insecure (or "
     "ATOLL_INSECURE=1) here, too; else the address is another program's"
@@ -85,7 +85,7 @@ def _of_verification(error: ssl.SSLCertVerificationError, who: str) -> str:
         return f"its certificate is of the future by this machine's clock ({_clock()}), which is behind: set the clock"
     if code in _UNKNOWN_AUTHORITY:
         return (
-            "its certificate is not of the authority of the join string. The cluster was started anew since: "
+            "its certificate is not of the authority of the join token. The cluster was started anew since: "
             f"{_NEW_JOIN}; or somebody else answers in its place"
         )
     if code == _OTHER_NAME:

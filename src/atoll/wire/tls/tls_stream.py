@@ -167,9 +167,7 @@ class TlsStream:
 def no_identity(address: Address, what: str, for_hosts: bool = False) -> AccessError:
     """There is nothing to prove this process with."""
     if for_hosts:
-        needs = (
-            "this host needs the cluster's join string for hosts: give --join FILE, or set ATOLL_JOIN to FILE, which"
-        )
+        needs = "this host needs the cluster's join token for hosts: give --join FILE, or set ATOLL_JOIN to FILE, which"
         return AccessError(
             f"{what} at {address.host_and_port} is reached by TLS, for which {needs} "
             "`atoll up --host-join-file FILE` has written"

@@ -34,15 +34,15 @@ def open_functions(options: m.PythonOptions) -> Functions:
     adopt(options.settings)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", len(options.devices[options.rank]))
-    if options.meeting:
+    if options.coordinator_address:
         jax.distributed.initialize(
-            options.meeting,
+            options.coordinator_address,
             len(options.devices),
             options.rank,
             cluster_detection_method="deactivate",
             initialization_timeout=_JOIN_SECONDS,
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-            coordinator_bind_address=options.meeting,
+            coordinator_bind_address=options.coordinator_address,
         )
         _compute_at(options.hostname)
     devices: dict[int, jax.Device] = {}

@@ -1,4 +1,4 @@
-"""Join strings: read from text or a file, written for their user alone, and never shown with their token."""
+"""Join tokens: read from text or a file, written for their user alone, and never shown with their token."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import AccessError
-from atoll.security.join import JOIN_VARIABLE, JoinString, join_of_environment, read_join
+from atoll.security.join_token import JOIN_VARIABLE, JoinToken, join_of_environment, read_join
 from atoll.security.start_security import advertised
 from atoll.wire.address import Address
 
 PRINT = "0123456789abcdef" * 4
-JOIN = JoinString(Address(host="10.0.0.1", port=7000, tls=True), PRINT, "a token/with %, # and ö")
+JOIN = JoinToken(Address(host="10.0.0.1", port=7000, tls=True), PRINT, "a token/with %, # and ö")
 
 
 @given(st.text(min_size=1), st.sampled_from(["10.0.0.1", "::1", "head.example"]), st.integers(1, 65535))
 def test_any_token_and_address_are_read_as_they_were_written(token: str, host: str, port: int) -> None:
     if any(0xD800 <= ord(each) < 0xE000 for each in token):
         return
-    join = JoinString(Address(host=host, port=port, tls=True), PRINT, token)
+    join = JoinToken(Address(host=host, port=port, tls=True), PRINT, token)
     assert read_join(f" {join}\n") == join
     assert str(join).isascii()
     assert len(str(join).split()) == 1
@@ -49,8 +49,8 @@ def test_it_is_written_to_a_file_for_its_user_alone_and_read_from_there(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("/nowhere/join", "neither a join string .* nor a file with one: No such file"),
-        ("10.0.0.1:7000", "neither a join string"),
+        ("/nowhere/join", "neither a join token .* nor a file with one: No such file"),
+        ("10.0.0.1:7000", "neither a join token"),
         (f"atoll://10.0.0.1/{PRINT}/sesame", "begins with atoll://HOST:PORT/"),
         ("atoll://10.0.0.1:7000", "was cut"),
         (f"atoll://10.0.0.1:7000/{PRINT}", "was cut"),
@@ -81,6 +81,6 @@ def test_a_token_is_not_printed() -> None:
 def test_a_join_string_may_have_several_addresses() -> None:
     listen = Address(host="0.0.0.0", port=7000, tls=True)
     known = advertised(listen, "10.0.0.1, head:7001,[fd00::1]")
-    join = JoinString(known, "a" * 64, "token")
+    join = JoinToken(known, "a" * 64, "token")
     assert str(join) == f"atoll://10.0.0.1:7000,head:7001,[fd00::1]:7000/{'a' * 64}/token"
     assert read_join(str(join)) == join

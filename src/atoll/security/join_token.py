@@ -25,7 +25,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class JoinString:
+class JoinToken:
     """`address` is with TLS."""
 
     address: Address
@@ -36,7 +36,7 @@ class JoinString:
         return f"{_SCHEME}{self.address.host_and_port}/{self.fingerprint}/{quote(self.token, safe='')}"
 
     def __repr__(self) -> str:
-        return f"JoinString({self.address})"  # without the token
+        return f"JoinToken({self.address})"  # without the token
 
     def save(self, file: Path) -> None:
         """Writes it for this user alone, in the place of what was there. Raises OSError."""
@@ -48,8 +48,8 @@ class JoinString:
         partial.rename(file)
 
 
-def read_join(text: str) -> JoinString:
-    """Reads a join string, or the file that one is in. Raises AccessError; its text never has the token."""
+def read_join(text: str) -> JoinToken:
+    """Reads a join token, or the file that one is in. Raises AccessError; its text never has the token."""
     text = text.strip()
     if not text.startswith(_SCHEME):
         try:
@@ -57,24 +57,24 @@ def read_join(text: str) -> JoinString:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise AccessError(
-                f"{text[:200]!r} is neither a join string (atoll://HOST:PORT/FINGERPRINT/TOKEN) nor a file with one: "
+                f"{text[:200]!r} is neither a join token (atoll://HOST:PORT/FINGERPRINT/TOKEN) nor a file with one: "
                 f"{reason}"
             ) from None
         if not content.startswith(_SCHEME):
-            raise AccessError(f"there is no join string in {text}: one begins with {_SCHEME}")
+            raise AccessError(f"there is no join token in {text}: one begins with {_SCHEME}")
         text = content
     where, _, rest = text.removeprefix(_SCHEME).partition("/")
     found, _, token = rest.partition("/")
     try:
         address = parse_address(where).secured()
     except AddressError:
-        raise AccessError(f"a join string begins with {_SCHEME}HOST:PORT/, and this one with {where[:200]!r}") from None
+        raise AccessError(f"a join token begins with {_SCHEME}HOST:PORT/, and this one with {where[:200]!r}") from None
     if not _FINGERPRINT.fullmatch(found) or not token:
-        raise AccessError("a join string ends with /FINGERPRINT/TOKEN: this one was cut, or is not one")
-    return JoinString(address, found, unquote(token))
+        raise AccessError("a join token ends with /FINGERPRINT/TOKEN: this one was cut, or is not one")
+    return JoinToken(address, found, unquote(token))
 
 
-def join_of_environment() -> JoinString | None:
+def join_of_environment() -> JoinToken | None:
     """That of ATOLL_JOIN. Raises AccessError where it cannot be read."""
     text = os.environ.get(JOIN_VARIABLE, "")
     return read_join(text) if text else None
