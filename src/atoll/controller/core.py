@@ -53,7 +53,7 @@ from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
+from atoll.protocol.actions import AnyAction, End, StoreEstimates, StoreUsage
 from atoll.scheduling.estimates import Estimates
 from atoll.scheduling.long_gangs import LongGangs
 from atoll.scheduling.policies import find_policy
@@ -112,7 +112,7 @@ class Controller:
             self.log,
             self._tracing,
             self._sessions.end,
-            self._keep_usage,
+            self._store_usage,
             self._stop_requested,
         )
         self._requests = from_operators.waiting
@@ -417,8 +417,8 @@ class Controller:
         self._failures.tick(now)
         self._watchdog.tick(now)
         self._long_gangs.tick(now, self.launcher.in_flight)
-        self._keep_usage()
-        self._keep_estimates(now)
+        self._store_usage()
+        self._store_estimates(now)
 
     def _ping_hosts(self, now: float) -> None:
         away = self.connections.away
@@ -428,19 +428,19 @@ class Controller:
         for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
             self._outbox.to_host(host, pings[left[host]])
 
-    def _keep_usage(self) -> None:
+    def _store_usage(self) -> None:
         present, usage = self.meter.take(self.resources.device_count)
         if present or usage:
-            self._outbox.add(KeepUsage(self._outbox.cause, present, usage))
+            self._outbox.add(StoreUsage(self._outbox.cause, present, usage))
 
-    def _keep_estimates(self, now: float) -> None:
+    def _store_estimates(self, now: float) -> None:
         changes = self._estimates.changes(now)
         if changes:
-            self._outbox.add(KeepEstimates(self._outbox.cause, changes))
+            self._outbox.add(StoreEstimates(self._outbox.cause, changes))
 
     def _stop(self, event: e.StopAsked) -> None:
-        self._keep_usage()
-        self._keep_estimates(math.inf)
+        self._store_usage()
+        self._store_estimates(math.inf)
         self._persistence.stopping(event.persist_sessions, self.settings.suspended_seconds)
         for host, connection in list(self.connections.hosts.items()):
             self._outbox.to_host(host, m.Stop())

@@ -136,8 +136,8 @@ class ControllerShell:
             a.ReportReady: lambda action: self._report(READY),
             a.End: self._end,
             a.PersistSessions: self._to_persist.append,
-            a.KeepUsage: lambda action: self.keeper.keep_usage(action.present_ns, action.usage),
-            a.KeepEstimates: lambda action: self.keeper.keep_estimates(action.estimates),
+            a.StoreUsage: lambda action: self.keeper.store_usage(action.present_ns, action.usage),
+            a.StoreEstimates: lambda action: self.keeper.store_estimates(action.estimates),
             a.AnswerUsage: self._answer_usage,
         }
         for link in state.links:
@@ -165,7 +165,7 @@ class ControllerShell:
         _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self.resumable.term)
         self.superseded_by = term
         if self.journal is not None:
-            self.journal.leave()
+            self.journal.close()
             self.journal = None
         self._replication.drop()
         there = self._replication.successor
@@ -336,7 +336,7 @@ class ControllerShell:
             self.commit()
         restarts = self.journal is not None and not self.journal.is_broken
         if self.journal is not None:
-            self.journal.leave()
+            self.journal.close()
         for number, connection in self.controller.connections.sessions.items():
             if connection in skipped.connections or number in skipped.sessions:
                 self._tell(connection, failure(skipped.reason))

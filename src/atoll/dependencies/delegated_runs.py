@@ -367,7 +367,7 @@ class DelegatedRuns:
         if run.limits is None or run.launch.error is not None or run.launch.session not in self._sessions:
             self._leave(run, gang)
             if run.launch.error is None:
-                self._keep_results(run, gang)
+                self._hold_results(run, gang)
             self._end(gang)  # which lets the one behind it grow
             return
         self._leave(run, gang)
@@ -385,7 +385,7 @@ class DelegatedRuns:
         self._scheduler.finished(gang, run.shared_ns(gang))
         self._memory.ended(gang)
 
-    def _keep_results(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
+    def _hold_results(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
         part = run.program.parts[gang.island]
         self._memory.hold_results(gang, part.results, part.lost)
 

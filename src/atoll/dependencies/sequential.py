@@ -59,9 +59,9 @@ class SequentialDispatch(Generic[Payload]):
         node = gang.node
         is_dispatched = not any(other.sequence in self._unacknowledged for other in node.gangs)
         if is_dispatched and self._unstarted.get(node.number) == 0:
-            self.leave(node)
+            self.finish(node)
 
-    def leave(self, node: QueuedNode[Payload]) -> None:
+    def finish(self, node: QueuedNode[Payload]) -> None:
         """The node has been dispatched, or never will be: the next of its session follows."""
         if self._current.get(node.session) is not node:
             return

@@ -229,7 +229,7 @@ class Compilation:
             del self._awaiting[key]
         for key in [key for key in self._delayed if key[0] == session.number]:
             del self._delayed[key]
-        self._remains.leave(session, session.functions, self.drop_reference)
+        self._remains.release_in_steps(session, session.functions, self.drop_reference)
 
     # ---- the hosts' answers
 

@@ -287,7 +287,7 @@ class LaunchCompletion:
         self.delegated_runs.failed(launch)
         if self._sequential is not None:
             for node in launch.nodes:
-                self._sequential.leave(node)
+                self._sequential.finish(node)
         for _ in unstarted:
             self.gang_ended(launch)
 
@@ -304,11 +304,11 @@ class LaunchCompletion:
         for node in nodes:
             if node.is_delegated:
                 self._end_node(node)
-        self._remains.leave(session, later, self._end_node)
+        self._remains.release_in_steps(session, later, self._end_node)
         for gang in self.delegated_runs.session_closed(session.number):
             self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each somewhere
         # After the nodes: their inputs have the memory again that these were to take over from them.
-        self._remains.leave(session, session.directory.entries, self._memory.release, _ENTRIES_PER_STEP)
+        self._remains.release_in_steps(session, session.directory.entries, self._memory.release, _ENTRIES_PER_STEP)
 
     def _end_node(self, node: QueuedNode[GangRun]) -> None:
         """End the gangs of a closed session's node, as far as they have not started."""

@@ -184,7 +184,7 @@ class ProgramRegistry:
             result = outcome
         else:
             result, gangs = outcome
-            self._keep(result, gangs)
+            self._store(result, gangs)
         if self._sessions.get(session.number) is session and lowering.number in session.definitions:
             self._replace(session, lowering.number, result)
         elif isinstance(result, RegisteredProgram):
@@ -198,7 +198,7 @@ class ProgramRegistry:
         """Lowers a small program of the session for these places and functions. Raises StatusError where it cannot."""
         program, gangs = finish(self._steps(self._next_plan, session, definition, locations, functions, is_new=False))
         self._new_plan()
-        self._keep(program, gangs)
+        self._store(program, gangs)
         return program
 
     def _new_plan(self) -> int:
@@ -229,7 +229,7 @@ class ProgramRegistry:
         )
         return program, (yield from self._estimates.keys_of(program))
 
-    def _keep(self, program: RegisteredProgram, gangs: GangsByKey) -> None:
+    def _store(self, program: RegisteredProgram, gangs: GangsByKey) -> None:
         """The hosts get their plans."""
         number = program.number
         self._estimates.begin(program, gangs)
@@ -256,7 +256,7 @@ class ProgramRegistry:
         self.discards.add(program.nodes, program.values, program.result_specs)
 
     def session_closed(self, session: Session) -> None:
-        self._remains.leave(session, session.programs, self._drop_remaining)
+        self._remains.release_in_steps(session, session.programs, self._drop_remaining)
         for uncompiled in self._uncompiled.take_of(session.number):
             self._forget(uncompiled)
         for definition in session.definitions.values():

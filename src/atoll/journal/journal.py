@@ -181,7 +181,7 @@ class Journal:
         self._directory.clear()
         self._directory.close()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Another controller goes on: nothing is written any more, and nothing removed."""
         self._is_broken, self._retry = True, math.inf
         if self._child:

@@ -24,7 +24,7 @@ internals.leave_out_of_tracebacks(__file__)
 _staging = threading.Lock()
 
 
-class Launch:
+class ProgramLaunch:
     """A program that a cluster knows. `call` is the path of every call."""
 
     def __init__(self, built: Built) -> None:

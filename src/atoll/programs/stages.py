@@ -10,7 +10,7 @@ import jax
 from atoll.client import jax_internals as internals
 from atoll.cluster.locations import DeviceLocation
 from atoll.errors import ProgramError
-from atoll.programs.launch import Launch
+from atoll.programs.launch import ProgramLaunch
 from atoll.programs.program_building import Built, devices, on_atoll
 from atoll.programs.values import Value
 
@@ -91,7 +91,7 @@ class Compiled(_Stage):
 
     def __init__(self, built: Built, in_tree: Any, out_tree: Any, donated: frozenset[int]) -> None:
         super().__init__(built, in_tree, out_tree, donated)
-        self._launch = Launch(built) if built.program.nodes else None
+        self._launch = ProgramLaunch(built) if built.program.nodes else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not internals.trace_state_clean():

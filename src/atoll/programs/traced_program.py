@@ -20,7 +20,7 @@ import numpy as np
 from atoll.client import jax_internals as internals
 from atoll.client.backend import clear_with_client, losses
 from atoll.errors import ProgramError
-from atoll.programs.launch import Launch
+from atoll.programs.launch import ProgramLaunch
 from atoll.programs.program_building import Built, build, on_atoll
 from atoll.programs.program_functions import FunctionTable
 from atoll.programs.program_tracing import OrderedEffects, record
@@ -74,7 +74,7 @@ class _Traced:
 
     built: Built | None
     out_tree: Any
-    launch: Launch | None
+    launch: ProgramLaunch | None
     plain: bool
     # Host losses of the cluster before it was traced. Later ones may have taken its constants, so it is traced again.
     losses: int
@@ -207,7 +207,7 @@ class Program:
             built, out_tree = self._build(leaves, tree, statics)
         except OrderedEffects:
             return _Traced(None, None, None, True, before)
-        launch = Launch(built) if built.program.nodes and on_atoll(built) else None
+        launch = ProgramLaunch(built) if built.program.nodes and on_atoll(built) else None
         return _Traced(built, out_tree, launch, built.plain, before)
 
     def _build(self, leaves: Sequence[Any], tree: Any, statics: Any) -> tuple[Built, Any]:

@@ -55,7 +55,7 @@ class End(Action, frozen=True, tag=6):
     """End the process, once what was sent is on its way."""
 
 
-class KeepUsage(Action, frozen=True, tag=7):
+class StoreUsage(Action, frozen=True, tag=7):
     """Keep what was used since the last such action, and how much device time there was."""
 
     present_ns: int
@@ -72,7 +72,7 @@ class AnswerUsage(Action, frozen=True, tag=8):
     expected: tuple[Expected, ...] = ()
 
 
-class KeepEstimates(Action, frozen=True, tag=9):
+class StoreEstimates(Action, frozen=True, tag=9):
     """Store the duration estimates of gangs."""
 
     estimates: tuple[Estimate, ...]
@@ -93,5 +93,15 @@ class Log(Action, frozen=True, tag=11):
 
 
 AnyAction = (
-    Log | Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates | PersistSessions
+    Log
+    | Send
+    | Close
+    | Name
+    | SetTimer
+    | ReportReady
+    | End
+    | StoreUsage
+    | AnswerUsage
+    | StoreEstimates
+    | PersistSessions
 )

@@ -45,7 +45,7 @@ class Estimates:
     def load(self, estimates: Iterable[Estimate]) -> None:
         """Set the estimates of earlier clusters."""
         for each in estimates:
-            self._keep(each)
+            self._store(each)
             self._saved[each.key] = each.nanoseconds
 
     def keys_of(self, program: RegisteredProgram) -> Steps[GangsByKey]:
@@ -103,9 +103,9 @@ class Estimates:
         """Keeps what gangs of that key have taught."""
         known = self._live[key]
         if known.runs >= _LEAST_RUNS:
-            self._keep(Estimate(key, known.nanoseconds, known.runs))
+            self._store(Estimate(key, known.nanoseconds, known.runs))
 
-    def _keep(self, estimate: Estimate) -> None:
+    def _store(self, estimate: Estimate) -> None:
         known = self._known
         known.pop(estimate.key, None)
         known[estimate.key] = estimate

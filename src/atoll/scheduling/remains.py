@@ -31,7 +31,7 @@ class Remains:
         self._turns: Turns[_Part] = Turns()
         self.waiting = self._turns.waiting
 
-    def leave(
+    def release_in_steps(
         self, session: Session, items: dict[int, Any] | list[Any], release: Callable[[Any], None], per_step: int = 1
     ) -> None:
         """Release the items, or the values of a dictionary, `per_step` of them in each step of a flush.

@@ -30,9 +30,9 @@ def report(keeper: Keeper) -> dict[str, Any]:
 def test_what_was_kept_is_in_the_next_report(tmp_path: Path):
     path = str(tmp_path / "usage.sqlite")
     keeper = Keeper(path)
-    keeper.keep_usage(4_000_000_000, [row(1)])
+    keeper.store_usage(4_000_000_000, [row(1)])
     assert report(keeper)["total"]["device_seconds"] == 1.0
-    keeper.keep_usage(4_000_000_000, [row(2)])
+    keeper.store_usage(4_000_000_000, [row(2)])
     keeper.close()
     again = Keeper(path)
     found = report(again)
@@ -42,7 +42,7 @@ def test_what_was_kept_is_in_the_next_report(tmp_path: Path):
 
 def test_without_a_file_it_is_in_memory():
     keeper = Keeper()
-    keeper.keep_usage(4_000_000_000, [row(1)])
+    keeper.store_usage(4_000_000_000, [row(1)])
     found = report(keeper)
     assert (found["total"]["device_seconds"], found["kept"]) == (1.0, False)
     keeper.close()
@@ -52,7 +52,7 @@ def test_a_directory_that_cannot_be_written_is_a_warning_and_usage_is_in_memory(
     (tmp_path / "file").write_text("")
     keeper = Keeper(str(tmp_path / "file" / "usage.sqlite"))
     with caplog.at_level(logging.WARNING):
-        keeper.keep_usage(1, [row(1)])
+        keeper.store_usage(1, [row(1)])
         assert report(keeper)["total"]["device_seconds"] == 1.0
     keeper.close()
     assert "usage is not kept" in caplog.text
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_set_aside_and_usage_is_kept_in_a_new_one(
         path.write_bytes(content or whole[:4096] + bytes(range(256)) * ((len(whole) - 4096) // 256))
 
     keeper = Keeper(str(path))
-    keeper.keep_usage(1, [row(1)])
+    keeper.store_usage(1, [row(1)])
     assert report(keeper)["total"]["device_seconds"] == 1.0
     if starts_damaged:
         keeper.close()
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_set_aside_and_usage_is_kept_in_a_new_one(
         damage()
         keeper._do(lambda: keeper._opened()._database.execute("PRAGMA shrink_memory"))
     with caplog.at_level(logging.WARNING):
-        keeper.keep_usage(1, [row(2)])
+        keeper.store_usage(1, [row(2)])
         assert report(keeper)["total"]["device_seconds"] == 2.0
     keeper.close()
     assert "a new file of usage begins" in caplog.text

@@ -56,12 +56,12 @@ class Keeper:
         """What was learnt before. Blocks for as long as it takes to read a file."""
         return read_estimates(self._estimates) if self._estimates else ()
 
-    def keep_usage(self, present_ns: int, rows: Sequence[Usage]) -> None:
+    def store_usage(self, present_ns: int, rows: Sequence[Usage]) -> None:
         """This was used until now, of so much device time that there was."""
         self._waiting.append((time.time(), present_ns, rows))
         self._do(self._write)
 
-    def keep_estimates(self, learnt: Sequence[Estimate]) -> None:
+    def store_estimates(self, learnt: Sequence[Estimate]) -> None:
         if self._estimates:
             self._do(lambda: self._write_estimates(learnt))
 

@@ -30,7 +30,7 @@ class OperatorService:
     """Answers each message of an operator's connection with one reply.
 
     A tenant that is no operator sees and moves what is its own, and nothing else. `end_session(number, status)` ends
-    one, `keep_usage()` has the shell keep what was used until now, and `stop_asked(operator, message)` learns of the
+    one, `store_usage()` has the shell keep what was used until now, and `stop_asked(operator, message)` learns of the
     end, and answers.
     """
 
@@ -43,7 +43,7 @@ class OperatorService:
         log: EventLog,
         tracing: Tracing,
         end_session: Callable[[int, Status], None],
-        keep_usage: Callable[[], None],
+        store_usage: Callable[[], None],
         stop_asked: Callable[[int, m.StopRequest], None],
     ) -> None:
         self._controller = controller
@@ -54,7 +54,7 @@ class OperatorService:
         self._log = log
         self._tracing = tracing
         self._end_session = end_session
-        self._keep_usage = keep_usage
+        self._store_usage = store_usage
         self._stop_asked = stop_asked
         self.waiting = WaitingRequests(state.connections.peers, self._serve, self._end_connection)
 
@@ -95,7 +95,7 @@ class OperatorService:
                 self._tracing.begin(peer.connection, message, viewer, now)
                 return
             case m.UsageRequest(by=by, seconds=seconds):
-                self._keep_usage()
+                self._store_usage()
                 tenant = None if viewer is None else viewer.name
                 expected = expectations(self._controller.sessions.values(), viewer)
                 self._outbox.add(AnswerUsage(self._outbox.cause, peer.connection, by, seconds, tenant, expected))

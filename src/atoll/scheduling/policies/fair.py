@@ -71,7 +71,7 @@ class _Line(Generic[Who]):
         who.is_waiting = True
         insort_right(self.waiting, who, key=_time)
 
-    def leave(self, who: Who) -> None:
+    def remove(self, who: Who) -> None:
         if who.is_waiting:
             who.is_waiting = False
             self.waiting.remove(who)
@@ -243,7 +243,7 @@ class FairShares(Policy):
         ended = self._sessions.pop(session, None)
         if ended is None:
             return
-        ended.tenant.line.leave(ended)
+        ended.tenant.line.remove(ended)
         del ended.tenant.sessions[session]
         self._served -= not ended.tenant.sessions
         self._find_who_is_alone()
@@ -263,9 +263,9 @@ class FairShares(Policy):
         self._alone = first if len(self._sessions) == 1 else None
         self._only = first.tenant if first is not None and self._served == 1 else None
         if self._alone is not None:
-            self._alone.tenant.line.leave(self._alone)
+            self._alone.tenant.line.remove(self._alone)
         if self._only is not None:
-            self._lines[self._only.priority].leave(self._only)
+            self._lines[self._only.priority].remove(self._only)
         if before != (self._alone, self._only):
             for session in self._sessions.values():
                 if session.ready and session is not self._alone:
@@ -295,7 +295,7 @@ class FairShares(Policy):
     def _move(self, old: _Tenant, priority: int) -> _Tenant:
         """Its priority was changed: what it has in line goes along, and it starts with those who are there."""
         self._add_line(priority)
-        self._lines[old.priority].leave(old)
+        self._lines[old.priority].remove(old)
         tenant = _Tenant(priority)
         tenant.sessions, tenant.line = old.sessions, old.line
         (name,) = (name for name, each in self._tenants.items() if each is old)

@@ -20,7 +20,7 @@ from tests.controller.play import Cluster, Play, runs
 MS = 1_000_000
 
 
-def kept(cluster: Cluster, kind: type[Any] = a.KeepUsage) -> list[Any]:
+def kept(cluster: Cluster, kind: type[Any] = a.StoreUsage) -> list[Any]:
     return [action for action in cluster.flush() if isinstance(action, kind)]
 
 
@@ -58,7 +58,7 @@ def test_a_gang_is_charged_where_it_ends_and_compiling_to_the_program():
     assert (used["f"].device_ns, used["f"].session, used["f"].label) == (300 * MS, play.session, "script.py")
     assert used["put"].bytes_moved == 8
     assert used[""].compile_seconds == 0.1, "this model of a worker names no functions"
-    (action,) = [action for action in play.actions if isinstance(action, a.KeepUsage)][-1:]
+    (action,) = [action for action in play.actions if isinstance(action, a.StoreUsage)][-1:]
     assert action.present_ns == 2_000_000_000, "of two devices"
 
 
@@ -122,10 +122,10 @@ def test_when_the_cluster_ends_all_is_kept():
     play.now = 1.5
     play.event(e.StopAsked(1.5))
     actions = play.flush()
-    (usage,) = [action for action in actions if isinstance(action, a.KeepUsage)]
+    (usage,) = [action for action in actions if isinstance(action, a.StoreUsage)]
     assert usage.present_ns == 1_000_000_000
     assert {each.program: each.device_ns for each in usage.usage}["f"] == 30 * MS
-    (kept,) = [action for action in actions if isinstance(action, a.KeepEstimates)]
+    (kept,) = [action for action in actions if isinstance(action, a.StoreEstimates)]
     assert [(each.nanoseconds, each.runs) for each in kept.estimates] == [(10 * MS, 3)]
 
 
@@ -153,7 +153,7 @@ def test_a_user_is_shown_its_own_usage_alone():
 
 
 def estimates_in(play: Play) -> list[Estimate]:
-    return [each for action in kept(play, a.KeepEstimates) for each in action.estimates]
+    return [each for action in kept(play, a.StoreEstimates) for each in action.estimates]
 
 
 def taught() -> tuple[Play, Estimate]:
