@@ -81,7 +81,7 @@ def test_it_takes_as_long_as_node_by_node():
     took = []
     for seconds in (1.0, None):
         cluster = VirtualCluster("2x1x1")
-        cluster.controller.launcher.delegated_runs._alone_seconds = seconds
+        cluster.controller.launcher.delegated_runs._exclusive_after = seconds
         client = ToAndFro(cluster, cluster.client())
         cluster.run(client.run(3))
         began, sent = cluster.now(), counted(cluster)

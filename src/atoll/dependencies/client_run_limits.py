@@ -47,11 +47,11 @@ class Places(Generic[Payload]):
             self._of_island[gang.island] += change
 
 
-class ClientRuns(Generic[Payload]):
+class ClientRunLimits(Generic[Payload]):
     """Those that are in their lines or have started, and those that wait for a place, in order."""
 
     def __init__(self) -> None:
-        self._begun: set[Dependency[Payload]] = set()
+        self._admitted: set[Dependency[Payload]] = set()
         self._waiting: list[Dependency[Payload]] = []
         self._all: Places[Payload] = Places(MOST_OF_A_SESSION, MOST_OF_AN_ISLAND)
         self._in_xla: Places[Payload] = Places(MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)
@@ -59,7 +59,7 @@ class ClientRuns(Generic[Payload]):
 
     def begin(self, run: Dependency[Payload]) -> bool:
         """Whether it has a place. If not, `end` of another one will return it."""
-        if run in self._begun:
+        if run in self._admitted:
             return True
         if self._has_room(run):
             self._enter(run)
@@ -69,11 +69,11 @@ class ClientRuns(Generic[Payload]):
 
     def end(self, run: Dependency[Payload]) -> list[Dependency[Payload]]:
         """It has ended, or will not be; returns those that have a place now."""
-        if run not in self._begun:
+        if run not in self._admitted:
             if run in self._waiting:
                 self._waiting.remove(run)
             return []
-        self._begun.discard(run)
+        self._admitted.discard(run)
         self._count(run, -1)
         self._alone -= run.alone
         entered = []
@@ -81,14 +81,14 @@ class ClientRuns(Generic[Payload]):
             if self._has_room(each):
                 self._enter(each)
                 entered.append(each)
-        self._waiting = [each for each in self._waiting if each not in self._begun]
+        self._waiting = [each for each in self._waiting if each not in self._admitted]
         return entered
 
     def _has_room(self, run: Dependency[Payload]) -> bool:
         return all(places.has_room(run) for places in self._places(run)) and self._alone.isdisjoint(run.alone)
 
     def _enter(self, run: Dependency[Payload]) -> None:
-        self._begun.add(run)
+        self._admitted.add(run)
         self._count(run, 1)
         self._alone |= run.alone
 

@@ -60,7 +60,7 @@ class DelegatedRuns:
         self._quarantine = quarantine
         self._charges = charges
         self._scheduler, self._memory, self._in_flight = launching.scheduler, launching.memory, launching.in_flight
-        self._alone_seconds = exclusive_after
+        self._exclusive_after = exclusive_after
         self._runs: dict[int, DelegatedRun] = {}  # by the number of their node
         self._revocations: dict[int, Revocation] = {}  # by session
         self._scheduler.use_delegation(self._may_be_committed)
@@ -69,7 +69,7 @@ class DelegatedRuns:
 
     def program_of(self, session: Session, program: RegisteredProgram) -> DelegatedProgram | None:
         """Return the delegated program to launch now, or None if the launch is to be enqueued node by node."""
-        settings, exclusive_after = session.tenant.settings, self._alone_seconds
+        settings, exclusive_after = session.tenant.settings, self._exclusive_after
         if exclusive_after is None or program.delegated is False:
             return None
         if self._quarantine.suspects or settings.memory or settings.total_memory:

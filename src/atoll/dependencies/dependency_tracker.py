@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Generic
 
-from atoll.dependencies.client_run_limits import ClientRuns
+from atoll.dependencies.client_run_limits import ClientRunLimits
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.queued_nodes import Dependency, HostCallKind, Payload, QueuedNode
@@ -39,7 +39,7 @@ class DependencyTracker(Generic[Payload]):
         self._enqueue = enqueue
         self._unresolved: Counter[int] = Counter()  # by session
         self._last_python: dict[int, Dependency[Payload]] = {}  # the last call of Python that was deferred, by session
-        self._client_runs: ClientRuns[Payload] = ClientRuns()
+        self._client_runs: ClientRunLimits[Payload] = ClientRunLimits()
 
     def has_some(self, session: int) -> bool:
         """Return whether the session has an unresolved dependency. Otherwise only unbounded launches need `order`."""

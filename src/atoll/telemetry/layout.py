@@ -50,12 +50,12 @@ def laid_out(spans: Iterable[Span]) -> list[Span]:
 class _Device:
     """`transfers` are (dispatch, end) of those that have ended since it computed last, `moved` is when the last did."""
 
-    __slots__ = ("_begun", "_ended", "moved", "transfers")
+    __slots__ = ("_ended", "_started", "moved", "transfers")
 
     def __init__(self) -> None:
         self.transfers: list[tuple[int, int]] = []
         self.moved = 0
-        self._begun: list[int] = []
+        self._started: list[int] = []
         self._ended: list[int] = []
 
     def free_for(self, span: Span) -> int:
@@ -65,12 +65,12 @@ class _Device:
 
     def computed(self, started: int, ended: int) -> None:
         self.transfers.clear()
-        self._begun.append(started)
+        self._started.append(started)
         self._ended.append(ended)
 
     def free_beside(self, span: Span) -> int:
         """For a transfer, when it is known of all that compute."""
         after = bisect_right(self._ended, span.ended)
-        if after < len(self._ended) and self._begun[after] < span.ended:
+        if after < len(self._ended) and self._started[after] < span.ended:
             return span.ended
         return max(span.started, self.moved, self._ended[after - 1] if after else 0)

@@ -9,7 +9,7 @@ from atoll.cluster.device_info import VirtualDevice as VirtualDevice
 from atoll.errors import Status
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
-PROTOCOL = 26
+PROTOCOL = 27
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
 INTERNAL_FEEDS = 1 << 48
