@@ -125,11 +125,11 @@ def steps_until_one_fails() -> str:
         return str(error)
 
 
-def failing_controller(pump: Path) -> dict[str, str]:
+def failing_controller(start_ready: Path) -> dict[str, str]:
     """An environment in which a launch with seven arguments raises, and one turn of the controller if a file exists."""
     places = {
         "atoll.dispatch.launcher:Launcher.launch_within_window": "raises_if:len(arguments[2].arguments) == 7",
-        "atoll.dispatch.launcher:Launcher.pump": f"raises_if_file:{pump}",
+        "atoll.dispatch.launcher:Launcher.start_ready": f"raises_if_file:{start_ready}",
     }
     return faults.environment(places, quick({}))
 
@@ -141,9 +141,9 @@ def log_of(cluster: StandingCluster) -> str:
 def test_a_bug_at_a_sessions_message_ends_that_session_alone_and_is_not_repeated(
     start_cluster, start_python, module_directory
 ):
-    journal, pump = module_directory / "journal", module_directory / "pump"
+    journal, start_ready = module_directory / "journal", module_directory / "start_ready"
     cluster = start_cluster(
-        failing_controller(pump), islands="1x1x1", journal=str(journal), grace_seconds=60.0, has_bugs=True
+        failing_controller(start_ready), islands="1x1x1", journal=str(journal), grace_seconds=60.0, has_bugs=True
     )
     user, neighbor = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))
     for each in (user, neighbor):
@@ -155,7 +155,7 @@ def test_a_bug_at_a_sessions_message_ends_that_session_alone_and_is_not_repeated
     assert "gone" not in error
     assert neighbor.call(step, seconds=BACK_SECONDS) == 22.0
 
-    pump.touch()  # a bug at the end of a turn
+    start_ready.touch()  # a bug at the end of a turn
     report = until(cluster, lambda report: restarts(report) == 2)
     assert neighbor.call(step, seconds=BACK_SECONDS) == 22.0
     assert report["islands"][0]["restarts"] == 0
