@@ -113,25 +113,7 @@ def test_http2_and_grpc_know_nothing_of_atoll() -> None:
 
 # Python and pytest look for files of these names.
 _FIXED_NAMES = {"__init__.py", "__main__.py", "conftest.py", "sitecustomize.py"}
-_REPEATED_NAMES = {
-    "agents.py",
-    "build.py",
-    "checks.py",
-    "engines.py",
-    "functions.py",
-    "hosts.py",
-    "operators.py",
-    "program.py",
-    "proxies.py",
-    "recovery.py",
-    "relays.py",
-    "tracing.py",
-    "types.py",
-    "test_rates.py",
-    "test_tracing.py",
-    "test_usage.py",
-    "test_validation.py",
-}
+_REPEATED_NAMES: set[str] = set()
 
 
 def test_the_name_of_a_module_identifies_it() -> None:
