@@ -71,6 +71,32 @@ def test_a_name_in_a_docstring_exists(package: str) -> None:
     assert unknown == []
 
 
+def test_a_name_in_a_string_exists() -> None:
+    """`module:name` is imported or patched late, sometimes only if it is there."""
+    known = modules()
+    unknown = []
+    for path in (*known.values(), *files_in(ROOT / "tests"), *files_in(ROOT / "benchmarks")):
+        if path.suffix != ".py":
+            continue
+        for node in nodes_of(path):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            if (found := re.fullmatch(r"(atoll(?:\.\w+)+):(\w+)((?:\.\w+)*)", node.value)) is None:
+                continue
+            module, name, members = found.groups()
+            defined = (
+                {
+                    *(getattr(each, "name", None) for each in nodes_of(known[module])),
+                    *(each.id for each in nodes_of(known[module]) if isinstance(each, ast.Name)),
+                }
+                if module in known
+                else set()
+            )
+            if not {name, *members.split(".")[1:]} <= defined:
+                unknown.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
+    assert unknown == []
+
+
 def _is_handled(handler: ast.ExceptHandler) -> bool:
     """Whether a handler of all exceptions raises, ends the process, or hands the error on."""
     for node in ast.walk(ast.Module(handler.body, [])):

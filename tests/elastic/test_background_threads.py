@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import time
 
-from atoll.elastic import threads
+from atoll.elastic import background_threads
 
 
 def work():
@@ -16,7 +16,7 @@ def work():
     print("over")
 
 
-threads.start("work", work)
+background_threads.start("work", work)
 """
 
 

@@ -117,7 +117,7 @@ def test_a_value_that_skips_parts_is_sent_and_told_of_by_size_and_line() -> None
         made, _ = cut_up(skipping, params, jax.ShapeDtypeStruct((4, 8), np.float32), 3)
     text = str(warned[0].message)
     assert re.search(
-        r"f32\[4,8\] \(128 B\) of part 0 to part 2: made at .*test_cut.py:\d+.*; used at .*test_cut.py", text
+        r"f32\[4,8\] \(128 B\) of part 0 to part 2: made at .*test_pipeline_cut.py:\d+.*; used at .*test_pipeline_cut.py", text
     )
     assert made.crossings[0].targets == (2,)
 
@@ -152,7 +152,7 @@ def test_a_mark_inside_of_a_checkpoint_or_a_scan_is_refused() -> None:
         h = jax.checkpoint(lambda h: stage_boundary(h @ params[0]))(batch)
         return jnp.mean(h @ params[1])
 
-    with pytest.raises(PipelineError, match=r"stage_boundary at .*test_cut.py.* stands inside of remat2? at"):
+    with pytest.raises(PipelineError, match=r"stage_boundary at .*test_pipeline_cut.py.* stands inside of remat2? at"):
         cut_up(hidden, [np.ones((8, 8), np.float32)] * 2, jax.ShapeDtypeStruct((4, 8), np.float32), 2)
 
 
@@ -176,7 +176,7 @@ def test_a_print_is_left_out_and_told_of() -> None:
         jax.debug.print("{}", h)
         return jnp.mean(h)
 
-    with pytest.warns(UserWarning, match=r"debug.* at .*test_cut.py.* is left out of the pipeline"):
+    with pytest.warns(UserWarning, match=r"debug.* at .*test_pipeline_cut.py.* is left out of the pipeline"):
         cut_up(printing, [np.ones((8, 8), np.float32)], jax.ShapeDtypeStruct((4, 8), np.float32), 1)
 
 

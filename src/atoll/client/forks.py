@@ -117,7 +117,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     "jaxlib._jax": ("batched_copy_to_host_async",),
     "jaxlib._jax:Client": ("compile_ifrt_program", "compile_and_load", "deserialize_executable"),
     "jaxlib._jax:LoadedExecutable": ("execute_sharded", "serialize", "cost_analysis", "get_hlo_text", "hlo_modules"),
-    "atoll.programs.launch:Launch": ("call",),  # has jaxlib's method since before the fork
+    "atoll.programs.launch:ProgramLaunch": ("call",),  # has jaxlib's method since before the fork
     "jaxlib.xla_client": (
         "batched_device_put",
         "batched_copy_array_to_devices_with_sharding",

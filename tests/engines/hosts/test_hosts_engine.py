@@ -369,7 +369,7 @@ def test_a_machine_with_too_few_devices_is_named_and_not_taken() -> None:
 
 
 def test_a_cluster_of_other_machines_must_listen_where_they_reach_it() -> None:
-    with pytest.raises(ClusterError, match="assign_ranks where the controller listens"):
+    with pytest.raises(ClusterError, match="choose where the controller listens"):
         HostsEngine(EngineOptions(ClusterSettings(engine="hosts"), "/nowhere"))
 
 

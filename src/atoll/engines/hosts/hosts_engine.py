@@ -53,7 +53,7 @@ class HostsEngine:
         check_kinds(self._settings)
         if parse_address(options.controller_address).is_unix:
             raise ClusterError(
-                "host agents come from other machines: assign_ranks where the controller listens, such as "
+                "host agents come from other machines: choose where the controller listens, such as "
                 "`--listen 10.0.0.1:7000`"
             )
         self._agents: dict[str, Agent] = {}

@@ -174,5 +174,5 @@ def no_identity(address: Address, what: str, for_hosts: bool = False) -> AccessE
         )
     return AccessError(
         f"{what} at {address.host_and_port} is reached by TLS, for which this process needs the cluster's join "
-        "string: set ATOLL_JOIN to it, or to the file that `atoll up --join-file FILE` has written"
+        "token: set ATOLL_JOIN to it, or to the file that `atoll up --join-file FILE` has written"
     )
