@@ -165,8 +165,9 @@ def leaked_processes() -> list[str]:
 
 def leaked_directories() -> list[str]:
     """Atoll's directories and sockets of this run; in shared places, those that no live process has or names."""
-    from atoll.cluster.processes.client_directories import in_use
+    from atoll.cluster.processes.client_directories import in_use, sweep
 
+    sweep(RUNTIME)  # as the next client would: a client that jaxlib ends, since its proxy was killed, removes nothing
     fresh = _directories() - _DIRECTORIES_BEFORE
     if any(path.parent != RUNTIME for path in fresh):
         named = "\n".join(_command(process) for process in psutil.process_iter())

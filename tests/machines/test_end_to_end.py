@@ -16,7 +16,7 @@ from tests.machines.plugin import long, make_machines  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), long]
 
-FILES = ("arrays_at_home", "checkpoints", "colocated_python", "data")
+FILES = ("arrays_at_home", "checkpoints", "colocated_python", "data_end_to_end")
 # It writes a module where only the client's machine has it.
 LEFT_OUT = ("tests/end_to_end/test_colocated_python.py::test_modules_on_the_users_path_are_found",)
 # Children that ask for one of these get the cluster that stands, whose island has two hosts.

@@ -117,7 +117,8 @@ def test_a_value_that_skips_parts_is_sent_and_told_of_by_size_and_line() -> None
         made, _ = cut_up(skipping, params, jax.ShapeDtypeStruct((4, 8), np.float32), 3)
     text = str(warned[0].message)
     assert re.search(
-        r"f32\[4,8\] \(128 B\) of part 0 to part 2: made at .*test_pipeline_cut.py:\d+.*; used at .*test_pipeline_cut.py", text
+        r"f32\[4,8\] \(128 B\) of part 0 to part 2: made at .*_pipeline_cut.py:\d+.*; used at .*_pipeline_cut.py",
+        text,
     )
     assert made.crossings[0].targets == (2,)
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,14 @@ from pathlib import Path
 from atoll.client.client_settings import Settings, script_name
 from atoll.cluster.directories import default_cache_directory
 from atoll.cluster.processes.child import Child
-from atoll.cluster.processes.client_directories import claim, make_transfer_directory, remove, sweep, transfer_directory
+from atoll.cluster.processes.client_directories import (
+    claim,
+    make_transfer_directory,
+    remove,
+    sweep,
+    transfer_bases,
+    transfer_directory,
+)
 from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process_runtime import PYTHON_ENVIRONMENT_VARIABLE
@@ -180,7 +186,7 @@ def _shared_memory() -> Path:
 
     jaxlib's client ends its process when it cannot write there. Containers often have 64 MiB of shared memory.
     """
-    places = [Path(place) for place in ("/dev/shm", tempfile.gettempdir()) if os.access(place, os.W_OK)]
+    places = [place for place in transfer_bases() if os.access(place, os.W_OK)]
     return place_with_room(places, {place: shutil.disk_usage(place).free for place in places})
 
 

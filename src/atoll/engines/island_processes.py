@@ -1,7 +1,7 @@
 """The worker processes of one island: started together, and restarted together once one of them has ended.
 
-XLA's collectives do not survive the loss of a process, so an island lives and dies as a whole (`docs/design.md`,
-"Failures"). Invariant: no process of an island is started while one of an earlier incarnation runs.
+XLA's collectives do not survive the loss of a process, so an island lives and dies as a whole (see
+docs/how-it-works/failures.md). Invariant: no process of an island is started while one of an earlier incarnation runs.
 """
 
 from __future__ import annotations

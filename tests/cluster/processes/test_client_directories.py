@@ -72,6 +72,28 @@ def kill_after_one(rmtree: Callable[..., None]) -> Callable[..., None]:
     return remove_one
 
 
+def test_the_transfer_directory_of_a_killed_client_is_removed_though_nothing_names_it(tmp_path: Path):
+    code = """
+import pathlib, sys
+from atoll.cluster.processes.client_directories import make_transfer_directory, transfer_directory
+made = transfer_directory(pathlib.Path("/dev/shm"))
+make_transfer_directory(made)
+print(made, flush=True)
+sys.stdin.read()
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    made = Path(child.stdout.readline().strip())
+    try:
+        sweep(tmp_path)
+        assert made.is_dir()
+    finally:
+        child.kill()
+        child.communicate()
+    sweep(tmp_path)
+    assert not made.exists()
+
+
 def test_a_pid_that_another_process_has_now_is_no_owner(tmp_path: Path):
     directory, transfers = directories(tmp_path, "old")
     (directory / "owner").write_text(f"{os.getpid()} 1\n{transfers}\n")

@@ -12,6 +12,8 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
+import zlib
 from pathlib import Path
 
 from atoll.cluster.processes.process_table import began, this_machine
@@ -24,12 +26,17 @@ _chosen: dict[int, Path] = {}  # by the process that has chosen it: a fork has t
 
 
 def transfer_directory(base: Path) -> Path:
-    """Return the path of this process's transfer directory: atoll-PID-..., in `base`.
+    """Return the path of this process's transfer directory: atoll-PID-MACHINE-START-..., in `base`.
 
     All clients of a process have the same, one after another: jaxlib asks for its name once.
     """
     pid = os.getpid()
-    return _chosen.setdefault(pid, base / f"atoll-{pid}-{secrets.token_hex(4)}")
+    return _chosen.setdefault(pid, base / f"atoll-{pid}-{_mark()}-{began(pid)}-{secrets.token_hex(4)}")
+
+
+def _mark() -> str:
+    """Return what distinguishes this machine's transfer directories from those of others that share the memory."""
+    return f"{zlib.crc32(this_machine().encode()):08x}"
 
 
 def make_transfer_directory(directory: Path) -> None:
@@ -70,6 +77,8 @@ def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
 
     With HOST_DIRECTORIES those of host agents, which are named and claimed likewise.
     """
+    if kind == CLIENT_DIRECTORIES:
+        _sweep_transfer_directories()
     for directory in base.glob(f"atoll-{kind}-*"):
         with contextlib.suppress(OSError, ValueError):
             if directory.stat().st_uid != os.getuid():
@@ -78,3 +87,21 @@ def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
             pid, started, *machine = owner.split()
             if machine in ([], [this_machine()]) and began(int(pid)) != int(started):
                 remove(directory, Path(transfer_directory))
+
+
+def _sweep_transfer_directories() -> None:
+    """Remove this user's transfer directories whose process has ended, also where nothing names them any more.
+
+    jaxlib ends a client's process when its proxy is killed, and a container's other files may be gone by then.
+    """
+    for base in transfer_bases():
+        for directory in base.glob(f"atoll-*-{_mark()}-*-*"):
+            with contextlib.suppress(OSError, ValueError):
+                _, pid, _, started, _ = directory.name.split("-")
+                if directory.lstat().st_uid == os.getuid() and began(int(pid)) != int(started):
+                    shutil.rmtree(directory, ignore_errors=True)
+
+
+def transfer_bases() -> tuple[Path, ...]:
+    """Return where transfer directories may be: shared memory, and the directory for temporary files."""
+    return Path("/dev/shm"), Path(tempfile.gettempdir())
