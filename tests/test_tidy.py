@@ -71,6 +71,14 @@ def test_a_name_in_a_docstring_exists(package: str) -> None:
     assert unknown == []
 
 
+@functools.cache
+def _names_in(path: Path) -> frozenset[str]:
+    """Return the names of a module's functions and classes, and of all variables in it."""
+    nodes = nodes_of(path)
+    defined = (each.name for each in nodes if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
+    return frozenset((*defined, *(each.id for each in nodes if isinstance(each, ast.Name))))
+
+
 def test_a_name_in_a_string_exists() -> None:
     """`module:name` is imported or patched late, sometimes only if it is there."""
     known = modules()
@@ -84,15 +92,7 @@ def test_a_name_in_a_string_exists() -> None:
             if (found := re.fullmatch(r"(atoll(?:\.\w+)+):(\w+)((?:\.\w+)*)", node.value)) is None:
                 continue
             module, name, members = found.groups()
-            defined = (
-                {
-                    *(getattr(each, "name", None) for each in nodes_of(known[module])),
-                    *(each.id for each in nodes_of(known[module]) if isinstance(each, ast.Name)),
-                }
-                if module in known
-                else set()
-            )
-            if not {name, *members.split(".")[1:]} <= defined:
+            if module not in known or not {name, *members.split(".")[1:]} <= _names_in(known[module]):
                 unknown.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
     assert unknown == []
 

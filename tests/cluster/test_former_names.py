@@ -25,6 +25,12 @@ def test_a_cluster_file_may_have_a_former_key(tmp_path: Path) -> None:
     assert read_cluster_file(file, ClusterSettings()).suspend_directory == "/former"
 
 
+def test_a_host_takes_the_former_name_of_its_coordinators_address() -> None:
+    said = CliRunner().invoke(app, ["host", "--meeting", "nowhere", "--lower-than-any"]).output
+    assert "--lower-than-any" in said
+    assert "No such option: --meeting" not in said
+
+
 @pytest.mark.parametrize(("option", "known"), [("--suspend-folder", True), ("--suspend-place", False)])
 def test_a_command_takes_a_former_option(option: str, known: bool) -> None:
     said = CliRunner().invoke(app, ["up", option, "/former", "--islands", "none"]).output

@@ -126,7 +126,7 @@ class ClientProcesses:
         return proxy
 
     def losses(self) -> int:
-        """How often the cluster has failed hosts, and what they stored, as far as the proxy knows."""
+        """Return how often hosts of the cluster have failed, with what they stored, as far as the proxy knows."""
         try:
             return os.stat(self._losses).st_size
         except OSError:  # the proxy has ended, and removed it

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 VARIABLES = {"ATOLL_SUSPEND_DIR": "ATOLL_SUSPEND_FOLDER"}
-OPTIONS = {"suspend-folder": "suspend-directory"}
+OPTIONS = {"suspend-folder": "suspend-directory", "meeting": "coordinator-address"}
 KEYS = {"suspend_folder": "suspend_directory"}
 
 

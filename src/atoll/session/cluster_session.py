@@ -166,9 +166,10 @@ class ClusterSession:
             then(self.lost)
             return
         number = self.number()
-        first, following = handles[: m.MAX_HANDLES], handles[m.MAX_HANDLES :]
-        self._waits[number] = then if not following else partial(self._wait_for_more, following, then)
-        self.send(m.Await(number, tuple(first)))
+        if len(handles) > m.MAX_HANDLES:
+            then = partial(self._wait_for_more, handles[m.MAX_HANDLES :], then)
+        self._waits[number] = then
+        self.send(m.Await(number, tuple(handles[: m.MAX_HANDLES])))
 
     def _wait_for_more(self, handles: Sequence[int], then: Callable[[Status], None], status: Status) -> None:
         """Wait for the handles that one message could not name, unless an earlier one has failed."""

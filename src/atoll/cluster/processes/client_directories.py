@@ -61,9 +61,16 @@ def remove(directory: Path, transfer_directory: Path) -> None:
 
 
 def in_use(transfer_directory: Path) -> bool:
-    """Whether the process that made the directory runs."""
-    pid = transfer_directory.name.split("-")[1]
-    return pid.isdigit() and began(int(pid)) is not None
+    """Return whether the process that the directory is named after runs; False for the name of anything else."""
+    with contextlib.suppress(ValueError):
+        _, pid, _, started, _ = transfer_directory.name.split("-")
+        return _runs(pid, started)
+    return False
+
+
+def _runs(pid: str, started: str) -> bool:
+    """Return whether the process that began at `started` still has this pid."""
+    return began(int(pid)) == int(started)
 
 
 def claim(directory: Path, transfer_directory: Path) -> None:
@@ -85,7 +92,7 @@ def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
                 continue
             owner, transfer_directory = (directory / _OWNER).read_text().splitlines()
             pid, started, *machine = owner.split()
-            if machine in ([], [this_machine()]) and began(int(pid)) != int(started):
+            if machine in ([], [this_machine()]) and not _runs(pid, started):
                 remove(directory, Path(transfer_directory))
 
 
@@ -96,9 +103,8 @@ def _sweep_transfer_directories() -> None:
     """
     for base in transfer_bases():
         for directory in base.glob(f"atoll-*-{_mark()}-*-*"):
-            with contextlib.suppress(OSError, ValueError):
-                _, pid, _, started, _ = directory.name.split("-")
-                if directory.lstat().st_uid == os.getuid() and began(int(pid)) != int(started):
+            with contextlib.suppress(OSError):
+                if directory.lstat().st_uid == os.getuid() and not in_use(directory):
                     shutil.rmtree(directory, ignore_errors=True)
 
 

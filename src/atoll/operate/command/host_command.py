@@ -62,7 +62,6 @@ def host(
             metavar="HOST",
         ),
     ] = "",
-    meeting: Annotated[str, typer.Option(hidden=True)] = "",  # the name of --coordinator-address in 0.1
     group: Annotated[
         str, typer.Option(help="A name for machines that are near one another: an island is made of such first.")
     ] = "",
@@ -122,9 +121,7 @@ def host(
     if controller.is_unix:
         raise SettingsError(f"{address}: a host agent reaches its controller over TCP: expected HOST:PORT")
     rank_slot = rank_slot_of(os.environ, island, rank)
-    options = AgentOptions(
-        controller, rank_slot, advertise, listen, coordinator_address or meeting, group, grace, stay, parent
-    )
+    options = AgentOptions(controller, rank_slot, advertise, listen, coordinator_address, group, grace, stay, parent)
     agents = options_of_workers(options, workers)
     start_logging("host")
 
