@@ -2,7 +2,7 @@
 
     python -m benchmarks.micro.cpu_time > benchmarks/results/cpu-time.json
 
-Rates mean little on a machine that does other things, too; CPU time means more.
+Rates mean little on a machine that also does other things. CPU time means more.
 """
 
 import json

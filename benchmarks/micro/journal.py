@@ -1,4 +1,4 @@
-"""What a journal costs the controller: CPU time for a gang, with and without one, in turn.
+"""Measure the cost of a journal: the controller's CPU time for a gang, with and without a journal in turn.
 
     python -m benchmarks.micro.journal > benchmarks/results/journal.json
 

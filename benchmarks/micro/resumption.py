@@ -1,4 +1,4 @@
-"""What it costs that control connections can be resumed: CPU time for a message, with that and without, in turn.
+"""Measure the cost of resumable control connections: CPU time for a message, with and without, in turn.
 
     python -m benchmarks.micro.resumption > benchmarks/results/resumption.json
 

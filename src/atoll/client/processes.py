@@ -158,7 +158,7 @@ class ClientProcesses:
     def _proxy_ended(self) -> None:
         """Nothing takes large arrays out of the shared memory any more, however many the client still puts there."""
         with self._ending:
-            if not self._is_ending:  # else the next client of this process may have the directory already
+            if not self._is_ending:  # otherwise the next client of this process may have the directory already
                 shutil.rmtree(self.transfer_directory, ignore_errors=True)
                 self._look_after_proxy()
 

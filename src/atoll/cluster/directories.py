@@ -19,8 +19,9 @@ def default_cache_directory(wanted: str = "") -> str:
 
 
 def usage_file(cluster: str) -> str:
-    """Where the usage of the cluster of that name is kept: in $ATOLL_STATE_DIR ("off" keeps none), or a directory of
-    the user's. "" where nothing is to be kept.
+    """Return the file for the usage of a cluster, in $ATOLL_STATE_DIR or a directory of the user's.
+
+    Return "" if $ATOLL_STATE_DIR is "off": then no usage is stored.
     """
     if os.environ.get("ATOLL_STATE_DIR", "") == OFF:
         return ""
@@ -28,8 +29,9 @@ def usage_file(cluster: str) -> str:
 
 
 def suspended_directory() -> str:
-    """Where a host keeps the arrays of sessions that are suspended on disk, unless the cluster's settings say where: in
-    $ATOLL_STATE_DIR, or a directory of the user's.
+    """Return the directory for arrays of sessions that are suspended to disk, unless the cluster's settings name one.
+
+    It is in $ATOLL_STATE_DIR, or a directory of the user's.
     """
     return str(state_directory() / "suspended")
 

@@ -412,7 +412,7 @@ class Launcher:
             # A result that is released before its gang starts must not be freed before it: it is counted, too.
             for position in spec.handles:
                 entries[handles[position]].uses += 1
-            # An unbounded gang never runs alone: it may need what others compute.
+            # An unbounded gang never runs exclusively: it may need results of other gangs.
             exclusive = not (spec.host_call or self._quarantine.suspects.isdisjoint(spec.functions))
             if spec.host_call is HostCallKind.PYTHON:
                 session.python_gangs.add(sequence)

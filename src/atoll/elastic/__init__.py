@@ -1,4 +1,5 @@
-"""Trainings that go on when islands fail, and grow again when they are back (paper, sections 4.1 and 4.3).
+"""Trainings that continue when islands fail, and grow again when the islands have restarted (paper, sections 4.1 and
+4.3).
 
 `run` is the loop; `data_parallel` makes a training of two functions, `pipeline` one of a loss function; `Training` is
 what any other has to be.

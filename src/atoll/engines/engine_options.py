@@ -55,7 +55,7 @@ def sockets_base() -> Path:
 
 
 def registry_directory() -> Path:
-    """Where the clusters of this user that stay have their directories: see `operate.cluster_registry`."""
+    """Return the directory for the standing clusters of this user: see `operate.cluster_registry`."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if base and os.access(base, os.W_OK):
         return Path(base) / "atoll"

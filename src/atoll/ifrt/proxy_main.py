@@ -75,7 +75,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
 
 
 def _beside(address: Address, directory: str) -> Address:
-    """Where clients of a proxy at this address can have their callbacks: a socket in its directory, or any port."""
+    """Return the address for the callbacks of this proxy's clients: a socket in its directory, or any port."""
     return Address(path=f"{directory}/callbacks.sock") if directory else Address(host=address.host or "127.0.0.1")
 
 

@@ -46,7 +46,7 @@ _LOOK_SECONDS = 0.5
 class Target:
     """A cluster that a command is about; with its record where it is this user's, on this machine.
 
-    With a join token where it is reached by TLS.
+    Use a join token if the cluster uses TLS.
     """
 
     address: Address

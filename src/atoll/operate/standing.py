@@ -85,7 +85,7 @@ class StandingCluster:
                 self._directory.mkdir(mode=0o700)
             except (
                 FileExistsError
-            ):  # one of another machine's, which shares the directory: else it was removed just now
+            ):  # another machine, which shares the directory, has it: this machine's own was removed just now
                 raise ClusterError(
                     f"{self._directory} belongs to a cluster of another machine: give this one another --name"
                 ) from None

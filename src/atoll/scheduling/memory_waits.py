@@ -116,7 +116,9 @@ class MemoryWaits:
         return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
 
     def lacking(self, node: QueuedNode[GangRun]) -> tuple[HostDevice, int, str] | None:
-        """Where the node waits for memory: a device, the bytes that it needs there, and the quota that lacks them."""
+        """The place at which the node waits for memory: a device, the bytes that it needs there, and the quota that
+        lacks them.
+        """
         waiting = self.waiting.get(node)
         return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
 

@@ -33,11 +33,12 @@ class Policy(Protocol):
         """
 
     def take(self) -> QueuedNode[Any] | None:
-        """Removes and returns the node to commit next on this island; None where there is none.
+        """Remove and return the node to commit next on this island, or None.
 
-        Called when the island has room, so as late as possible. A node that another island has committed meanwhile,
-        or that was dropped, may be returned: the scheduler skips it and calls again. A policy must return each node
-        that was added, sooner or later: one that keeps a node back keeps back its session on all of its islands.
+        The scheduler calls this when the island can take a node, so as late as possible. A node that another island has
+        committed meanwhile, or that was dropped, may be returned: the scheduler skips it and calls again. A policy must
+        return each node that was added, sooner or later: one that keeps a node back keeps back its session on all of
+        its islands.
         """
 
     def commit(self, gang: Gang[Any]) -> None:

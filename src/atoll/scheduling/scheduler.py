@@ -77,13 +77,13 @@ class Scheduler(Generic[Payload]):
     # ---- events
 
     def use_policy(self, policy: Callable[[], Policy]) -> None:
-        """Has each island choose by a policy of its own from now on. To be called before nodes are enqueued."""
+        """Have each island use its own policy from now on. Call this before nodes are enqueued."""
         self._policy = policy
         for island in self._islands:
             island.policy = policy()
 
     def use_memory(self, reserve: Callable[[QueuedNode[Payload]], Reason | None]) -> None:
-        """Asks for memory before it commits a node. One that lacks some is not committed until `retry`."""
+        """Ask for memory before a node is committed. A node that lacks memory is not committed until `retry`."""
         self._reserve = reserve
 
     def use_delegation(self, may: Callable[[QueuedNode[Payload]], bool]) -> None:

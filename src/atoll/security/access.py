@@ -32,7 +32,7 @@ def is_insecure() -> bool:
 
 
 def token_for(address: Address, role: Role) -> str:
-    """What to say in a Hello to the controller at this address. Raises AccessError for a bad join token."""
+    """Return the token for a Hello to the controller at this address. Raises AccessError for a bad join token."""
     join = join_of_environment() if address.tls else None
     if join is not None:
         return join.token

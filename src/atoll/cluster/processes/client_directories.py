@@ -1,8 +1,8 @@
 """A client's directories, and the removal of those whose client has died.
 
-The last of client and proxy to end removes the directories of a client. Where both are killed, or jaxlib ends the
-client's process because its proxy ended, the directories stay. So each directory names its owner, and later clients
-remove those whose owner does not run.
+Of a client and its proxy, the last one to end removes the client's directories. If both are killed, or if jaxlib ends
+the client's process because its proxy ended, the directories stay. Each directory names its owner, so later clients
+remove the directories of owners that do not run.
 """
 
 from __future__ import annotations

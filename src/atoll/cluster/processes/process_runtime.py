@@ -120,7 +120,7 @@ _COLLECT_AFTER = 50_000
 
 
 def freeze_gc() -> None:
-    """Exclude the objects that exist now, which stay for good, from garbage collection, and collect rarely.
+    """Exclude the objects that exist now from garbage collection, since they stay, and collect rarely.
 
     Modules alone are some hundred thousand objects, and a collection that visits them takes 50 ms or more. From now on
     it looks rarely: thousands of objects are alive while gangs are in flight, and hardly any refer to themselves.

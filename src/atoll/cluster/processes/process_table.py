@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def this_machine() -> str:
-    """What distinguishes this machine from others with which it shares directories: their pids mean nothing here."""
+    """Return a name that distinguishes this machine from others that share its directories, but not its pids."""
     return os.uname().nodename
 
 

@@ -1,4 +1,4 @@
-"""What was learnt of functions, in the directory where compiled programs are kept.
+"""Duration estimates of functions, in the directory of compiled programs.
 
 All clusters that use the directory share the file. Each writes what it has learnt over what the file has then, and a
 reader finds the one or the other as a whole.

@@ -1,4 +1,5 @@
-"""Where an array is in a CPU device's memory, for a script that asks (`client/jax_patches/buffer_pointers.py`).
+"""Find the address of an array in a CPU device's memory, for a script that asks
+(`client/jax_patches/buffer_pointers.py`).
 
 A program with the array as its parameter asks, by a custom call. So it takes its place in the order like any other, and
 needs no message of its own.

@@ -150,7 +150,7 @@ class HostAgent:
             )
         except AccessError as error:
             is_enqueued, self._identity = self._identity is not None, None
-            if not (is_enqueued or self._options.stays):  # else the file with the join token may change
+            if not (is_enqueued or self._options.stays):  # otherwise the file with the join token may change
                 self._end(error)
             else:
                 self._say(str(error))

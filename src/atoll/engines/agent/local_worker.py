@@ -1,4 +1,4 @@
-"""The worker of a host agent: one process at most, in a directory of its own, from its start to its end."""
+"""The worker of a host agent: at most one process, in its own directory, from its start to its end."""
 
 from __future__ import annotations
 

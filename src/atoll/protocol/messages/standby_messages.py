@@ -1,4 +1,4 @@
-"""What a controller says to the standby that follows it: a snapshot once, and all that it handles after that.
+"""Messages from a controller to its standby: one snapshot, then everything that the controller handles.
 
     standby    -> controller   Hello, and about the connection: Acknowledge, of turns
     controller -> standby      Refused, SnapshotChunk, LogBatchChunk, Heartbeat; Close where the cluster has ended
