@@ -15,7 +15,7 @@ from atoll.cluster.topology import RankSlot
 from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts import hosts_engine as module
-from atoll.engines.hosts.hosts_engine import HostsEngine
+from atoll.engines.hosts.hosts_engine import DRAIN_RETRY_SECONDS, HostsEngine, MachineDrains
 from atoll.errors import OK, ClusterError, Code, Status
 from atoll.protocol import messages as m
 
@@ -231,7 +231,7 @@ def test_a_silent_agent_is_lost_when_its_lease_is_over() -> None:
         await asyncio.sleep(0.3)
         ((_, end),) = play.ends
         assert end.status is None
-        assert "nothing was heard of the host agent on m1" in end.text
+        assert "the host agent on m1 (10.0.0.1) sent nothing" in end.text
         assert play.report.machines == ()
 
     played(scene)
@@ -276,7 +276,7 @@ def test_a_machine_of_which_others_say_that_it_goes_leaves_once() -> None:
 
 
 def test_a_drain_that_is_refused_for_want_of_room_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.engines.hosts.machine_drains.AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("atoll.engines.hosts.hosts_engine.DRAIN_RETRY_SECONDS", 0.2)
 
     async def scene() -> None:
         play = Scene("1x1x4", lease_seconds=3.0)
@@ -492,3 +492,43 @@ def test_agents_of_one_machine_are_told_apart_and_a_place_that_does_not_exist_is
         ]
 
     played(scene)
+
+
+NO_ROOM = Status(Code.FAILED_PRECONDITION, "island 0 is the only one that is ready")
+IN_USE = Status(Code.FAILED_PRECONDITION, "island 0 is in use: red: no room")
+
+
+def test_a_drain_that_was_refused_is_asked_for_again_while_a_machine_of_the_island_leaves() -> None:
+    drains = MachineDrains()
+    assert drains.ask(0)
+    assert drains.due(50.0, {0}) == []  # the answer is still to come
+    assert drains.answered(NO_ROOM, 100.0) == (0, NO_ROOM.message)
+    assert drains.due(100.0 + DRAIN_RETRY_SECONDS - 0.1, {0}) == []
+    assert drains.due(100.0 + DRAIN_RETRY_SECONDS, {0}) == [0]
+    assert drains.due(100.0 + 2 * DRAIN_RETRY_SECONDS, {0}) == []
+    assert drains.answered(OK, 120.0) == (0, "")
+    assert drains.due(1000.0, {0}) == []
+
+
+def test_where_the_machines_are_gone_a_drain_is_not_asked_for_again() -> None:
+    drains = MachineDrains()
+    drains.ask(0)
+    drains.answered(NO_ROOM, 100.0)
+    assert drains.due(101.0, set()) == []
+    assert drains.due(100.0 + DRAIN_RETRY_SECONDS, {0}) == []  # the next machine that leaves asks by itself
+
+
+def test_a_reason_is_given_once() -> None:
+    drains = MachineDrains()
+    said = []
+    for turn, status in enumerate((NO_ROOM, NO_ROOM, IN_USE)):
+        drains.ask(0)
+        said.append(drains.answered(status, 10.0 * turn)[1])
+    assert said == [NO_ROOM.message, "", IN_USE.message]
+
+
+def test_answers_come_in_the_order_of_what_was_asked_and_an_island_is_asked_for_once() -> None:
+    drains = MachineDrains()
+    assert [drains.ask(island) for island in (1, 0, 1)] == [True, True, False]
+    assert drains.answered(OK, 1.0) == (1, "")
+    assert drains.answered(NO_ROOM, 1.0)[0] == 0

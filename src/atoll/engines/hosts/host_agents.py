@@ -1,8 +1,8 @@
-"""The host agents that an engine knows, and the worker that each of them holds.
+"""The host agents that an engine knows, each with at most one worker.
 
-Invariant: an agent is given a worker only while it holds none, of this cluster or of any other. One that is silent for
-its lease is forgotten, and by then it has ended its worker itself: what it is told with each ping is how long it may
-still trust the engine, counted from when the engine last heard of it.
+Invariant: the engine gives an agent a worker only while the agent holds none, of this cluster or of another. Each ping
+tells the agent how much of its lease is left, counted from the last message that the engine received from it. So when
+the engine forgets a silent agent, the agent has already ended its worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class AgentWorker:
-    """A worker that an agent holds; see `atoll.engines.engine_interface.HostProcess`."""
+    """The worker of a host agent, as a `HostProcess`."""
 
     agent: Agent
     incarnation: int
@@ -32,26 +32,25 @@ class AgentWorker:
         self.agent.tell(m.EndWorker(self.incarnation))
 
     def kill(self) -> None:
-        """Where the agent is away, it hears it when it is back."""
-        self.is_killed = True
+        self.is_killed = True  # a disconnected agent gets the message when it reconnects
         self.agent.tell(m.EndWorker(self.incarnation, force=True))
 
 
 @dataclass(eq=False)
 class Agent:
-    """A host agent. `connection` is None while it is away; it may come back until its lease is over."""
+    """A host agent. `connection` is None while it is disconnected; it can reconnect until its lease expires."""
 
-    number: int  # among all that have come: for leases
+    number: int  # unique, for leases
     hello: m.AgentHello
     connection: int | None
     send: Callable[[m.Message], None] = field(repr=False)
     worker: AgentWorker | None = None
-    foreign: int = 0  # the incarnation of a worker that it holds and that nobody wants
+    foreign: int = 0  # the incarnation of a worker that it holds and has to end
     coordinator_address: str = ""
     served: tuple[int, int] | None = None
-    doing: str = ""  # such as "host 1, incarnation 3"
-    host: int = -1  # that its worker serves
-    leaves: str = ""  # the reason, if its machine is about to go
+    doing: str = ""  # such as "host 1 of island 0"
+    host: int = -1  # the host that its worker serves
+    leaves: str = ""  # the reason, if its machine is about to leave
 
     @property
     def is_free(self) -> bool:
@@ -59,7 +58,7 @@ class Agent:
 
     @property
     def name(self) -> str:
-        """For people: its machine and where that is."""
+        """Return its machine and the address of that, for messages."""
         return f"{self.hello.machine} ({self.hello.address})"
 
     @property
@@ -69,7 +68,7 @@ class Agent:
 
     @property
     def state(self) -> str:
-        """What it does, for people."""
+        """Return what the agent does, for messages."""
         if self.connection is None:
             return f"away ({self.doing})" if self.worker is not None else "away"
         if self.worker is not None:
@@ -84,11 +83,11 @@ class Agent:
 
     @property
     def departure(self) -> str:
-        """The reason for the loss of its worker, if its machine leaves: "m2 left: SIGTERM"."""
+        """Return the reason for the end of its worker if its machine leaves, such as "m2 left: SIGTERM"."""
         return f"{self.hello.machine} left: {self.leaves}"
 
     def report(self, name: str = "", state: str = "") -> m.MachineReport:
-        """Return what `atoll status` shows; `name` and `state` are better ones, if the engine knows them."""
+        """Return what `atoll status` shows. `name` and `state` replace those of the agent if they are not ""."""
         hello, host = self.hello, self.host if self.worker is not None else -1
         return m.MachineReport(
             name or hello.machine,
@@ -111,7 +110,7 @@ class Agent:
         return self.worker
 
     def ended(self, incarnation: int, end: HostEnd) -> None:
-        """Its worker of this incarnation has ended. Does nothing where that is known."""
+        """Record the end of the worker of this incarnation. Do nothing if the end is known."""
         if self.foreign == incarnation:
             self.foreign = 0
         worker = self.worker
@@ -120,12 +119,12 @@ class Agent:
             worker.on_end(end)
 
     def came(self, hello: m.AgentHello, connection: int) -> None:
-        """It has connected, for the first time or again, and says what it holds."""
+        """Record that the agent has connected or reconnected, and reconcile the worker that it reports."""
         self.hello, self.connection, self.coordinator_address = hello, connection, hello.coordinator_address
         expected = self.worker.incarnation if self.worker is not None else 0
         self.foreign = hello.running if hello.running != expected else 0
         if self.foreign:
-            _log.warning("%s holds a worker of incarnation %d, which is over", self.name, hello.running)
+            _log.warning("%s holds a worker of the earlier incarnation %d: ending it", self.name, hello.running)
             self.tell(m.EndWorker(hello.running, force=True))
         if self.worker is not None and self.worker.is_killed and hello.running == expected:
             self.worker.kill()
@@ -134,6 +133,6 @@ class Agent:
         incarnation, status = hello.ended
         if incarnation == expected:
             end = HostEnd(status, describe_exit(status))
-        else:  # it never got the start
-            end = HostEnd(None, f"{self.name} has lost its connection while the worker was started")
-        self.ended(expected, end)  # the last thing here: the island may start its next worker at once, on this agent
+        else:  # it never received the start message
+            end = HostEnd(None, f"{self.name} lost its connection while the worker was started")
+        self.ended(expected, end)  # last, since the island may start its next worker on this agent at once

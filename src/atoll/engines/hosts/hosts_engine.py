@@ -1,7 +1,7 @@
-"""The engine `hosts`: machines come by themselves, each with a host agent that somebody has started there.
+"""The engine `hosts`: machines join the cluster with host agents that are started there.
 
-An island starts once all of its hosts are there. Machines that are left over are spares: they take the place of those
-that are lost. The agents' messages come and go by way of the controller, the one address that they have to reach.
+An island starts when there is a machine for each of its hosts. Surplus machines are spares, which replace machines that
+are lost. The messages of agents pass through the controller, so agents need to reach only its address.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -21,7 +22,6 @@ from atoll.cluster.topology import RankSlot
 from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.host_agents import Agent
-from atoll.engines.hosts.machine_drains import MachineDrains
 from atoll.engines.hosts.rank_assignment import Candidate, assign_ranks, pending_reason
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
@@ -31,29 +31,20 @@ from atoll.wire.framing import NO_MESSAGE
 
 _log = logging.getLogger(__name__)
 
-# For an agent whose connection has ended to come back: its process has ended, as a rule.
-AWAY_SECONDS = 2.0
-_PINGS = 8  # in a lease, at least
-
-
-def _problem(agent: Agent, start: HostStart) -> str:
-    """Why its machine can be no such host; "" where it can."""
-    platform, needed = start.platform, start.devices
-    has = agent.hello.devices.get(platform)
-    if has is None or has >= needed:
-        return ""
-    return f"{agent.hello.machine} has {has} {platform} devices of the {needed} that a host needs"
+AWAY_SECONDS = 2.0  # for an agent to reconnect; usually its process has ended
+_PINGS = 8  # per lease, at least
+DRAIN_RETRY_SECONDS = 3.0
 
 
 class HostsEngine:
-    """See `atoll.engines.engine_interface.Engine` and `AgentHandler`, which it is both."""
+    """The engine for machines that run host agents: an `Engine` and an `AgentHandler`."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._settings = options.settings
         check_kinds(self._settings)
         if parse_address(options.controller_address).is_unix:
             raise ClusterError(
-                "host agents come from other machines: choose where the controller listens, such as "
+                "host agents connect from other machines: choose the address of the controller, such as with "
                 "`--listen 10.0.0.1:7000`"
             )
         self._agents: dict[str, Agent] = {}
@@ -63,15 +54,15 @@ class HostsEngine:
         self._leases = Leases(seconds, min(PING_SECONDS, seconds / _PINGS))
         self._waiting: dict[int, tuple[Sequence[HostStart], Callable[[Sequence[str]], None]]] = {}  # by island
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
-        self._starts: dict[int, Sequence[HostStart]] = {}  # of islands that were placed
-        self._avoided: dict[int, Agent] = {}  # by island: the last choice of its next placement
+        self._starts: dict[int, Sequence[HostStart]] = {}  # by island, if it was placed
+        self._avoided: dict[int, Agent] = {}  # by island: the agent that its next placement prefers least
         self._drains = MachineDrains()
         self._is_cut_off = False  # from the controller, and so from all agents
-        self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
+        self._left: set[int] = set()  # islands drained because a machine leaves: other islands are placed first
         self._send: Callable[[m.Message], None] = lambda message: None
         self._has_begun = False
         self._reported: m.EngineReport | None = None
-        self._loop: asyncio.AbstractEventLoop  # from `begin` on
+        self._loop: asyncio.AbstractEventLoop  # set by `begin`
 
     @property
     def agents(self) -> AgentHandler:
@@ -88,13 +79,13 @@ class HostsEngine:
         self._report()
 
     def release(self, island: int) -> None:
-        """Its machines are free already: who holds no worker is."""
+        """Do nothing: an agent without a worker is free."""
 
     def controller_at(self, address: Address) -> None:
-        """Agents find it by themselves: it is one of the addresses that they know."""
+        """Do nothing: agents know the addresses of the standbys."""
 
     async def close(self) -> None:
-        """The controller has told all agents that the cluster has ended."""
+        """Do nothing: the controller notifies all agents of the end of the cluster."""
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         agents = self._placed[start.island]
@@ -115,7 +106,7 @@ class HostsEngine:
         return agent.start(message, on_end)
 
     def _form(self) -> None:
-        """Starts the islands for which all machines are there."""
+        """Start the islands that have a machine for each host."""
         for island in sorted(self._waiting, key=lambda each: (each in self._left, each)):
             starts, then = self._waiting[island]
             chosen = [each for each in self._chosen(starts) if each is not None]
@@ -124,7 +115,7 @@ class HostsEngine:
                 self._left.discard(island)
                 avoided = self._avoided.pop(island, None)
                 if avoided is not None and avoided.hello.agent not in {each.agent for each in chosen}:
-                    avoided.served = None  # nor is it the first choice the next time
+                    avoided.served = None  # so it is not the first choice at the next placement
                 self._starts[island] = starts
                 agents = self._placed[island] = [self._agents[each.agent] for each in chosen]
                 then([each.hello.machine for each in agents for _ in range(starts[0].hosts // len(starts))])
@@ -140,14 +131,13 @@ class HostsEngine:
         return assign_ranks(island, [each.host for each in starts], free)
 
     def avoid(self, host: int) -> None:
-        """A spare replaces the machine of this host when its island starts again, if there is one."""
         for island, agents in self._placed.items():
             for agent in agents:
                 if agent.host == host and agent.worker is not None:
                     self._avoided[island] = agent
 
     def _has_spares(self, island: int) -> bool:
-        """Whether the island could start now on machines that stay."""
+        """Return whether the island could start now on machines that stay."""
         starts = self._starts.get(island)
         if starts is None:
             return False
@@ -156,10 +146,10 @@ class HostsEngine:
         return all(each is not None for each in chosen)
 
     def _free(self, start: HostStart) -> list[Candidate]:
-        """Those with enough devices for such a host, in the order in which they came."""
+        """Return the free machines with enough devices for the host, in the order in which they joined."""
         return [each.candidate for each in self._agents.values() if each.is_free and not _problem(each, start)]
 
-    # ---- what they wait for
+    # ---- status
 
     def missing(self) -> str:
         return "; ".join(f"island {island} {text}" for island, text in self._waits())
@@ -173,12 +163,12 @@ class HostsEngine:
             text = pending_reason(chosen, [each for each in free if each not in chosen])
             away = [each.name for each in self._agents.values() if each.connection is None]
             if away:
-                text += f"; {', '.join(away)} cannot be heard now"
+                text += f"; {', '.join(away)} cannot be reached now"
             waits.append((island, "; ".join([text, *problems])))
         return waits
 
     def _report(self) -> None:
-        """Tells the controller what `atoll status` is to show, where that has changed."""
+        """Send the controller what `atoll status` shows, if it has changed."""
         machines = tuple(self._machine(each) for each in self._agents.values())
         report = m.EngineReport(tuple(self._waits()), machines)
         if report != self._reported:
@@ -186,7 +176,7 @@ class HostsEngine:
             self._send(report)
 
     def _machine(self, agent: Agent) -> m.MachineReport:
-        """Agents on one machine have numbers; a free agent says if no island has a place for it."""
+        """Return the report of an agent: numbered among those of its machine, and with a note if no island fits it."""
         twins = [each for each in self._agents.values() if each.hello.machine == agent.hello.machine]
         name = f"{agent.hello.machine} ({twins.index(agent) + 1} of {len(twins)})" if len(twins) > 1 else ""
         state = ""
@@ -195,7 +185,7 @@ class HostsEngine:
         return agent.report(name, state)
 
     def _has_place(self, rank_slot: RankSlot) -> bool:
-        """Whether a host of an island can be at such a rank slot; an island that is unknown here yet may have one."""
+        """Return whether a host of an island can be at the rank slot, or of an island that was not placed yet."""
         known = {**self._starts, **{island: starts for island, (starts, _) in self._waiting.items()}}
         if len(known) < self._settings.topology.islands:
             return True
@@ -209,7 +199,7 @@ class HostsEngine:
         self._loop = asyncio.get_running_loop()
         self._send = send
         self._reported = None
-        self._connections.clear()  # to an earlier controller
+        self._connections.clear()  # these were of an earlier controller
         for agent in self._agents.values():
             agent.connection = None
         self.cut_off(False)
@@ -223,8 +213,8 @@ class HostsEngine:
         try:
             message = m.read_from_agent(content)
         except NO_MESSAGE as error:
-            _log.error("a host agent sent what is no message: %s", error)
-            self._refuse(agent, "this is no message of a host agent's")
+            _log.error("a host agent sent an invalid message: %s", error)
+            self._refuse(agent, "the host agent sent an invalid message")
             return
         if known is None:
             if isinstance(message, m.AgentHello):
@@ -244,7 +234,7 @@ class HostsEngine:
 
     def _came(self, connection: int, hello: m.AgentHello) -> None:
         if hello.version != __version__:
-            text = f"this cluster runs atoll {__version__}, and {hello.machine} has {hello.version}: install the same"
+            text = f"this cluster runs atoll {__version__}, but {hello.machine} has {hello.version}: install the same"
             self._refuse(connection, text)
             return
         agent = self._agents.get(hello.agent)
@@ -275,10 +265,10 @@ class HostsEngine:
         if self._is_cut_off:
             self._loop.call_later(AWAY_SECONDS, self._still_away, agent)
         elif agent.connection is None:
-            self._forget(agent, f"the host agent on {agent.name} has ended, or cannot reach the controller")
+            self._forget(agent, f"the host agent on {agent.name} has ended or cannot reach the controller")
 
     def _forget(self, agent: Agent, reason: str) -> None:
-        """The machine is lost. Its agent may come again, as one that nobody knows."""
+        """Treat the machine of an agent as lost. The agent can join again, as a new one."""
         if self._agents.get(agent.hello.agent) is not agent:
             return
         _log.warning("%s", reason)
@@ -309,7 +299,7 @@ class HostsEngine:
         for agent in list(self._agents.values()):
             if agent.number in silent:
                 seconds = f"{self._leases.seconds:.0f} s"
-                self._forget(agent, f"nothing was heard of the host agent on {agent.name} for {seconds}")
+                self._forget(agent, f"the host agent on {agent.name} sent nothing for {seconds}")
             else:
                 agent.tell(m.Renew(round(self._leases.left(agent.number, now), 1), self._settings.grace_seconds))
         for island in self._drains.due(now, self._left_by_machines()):
@@ -318,13 +308,13 @@ class HostsEngine:
     # ---- machines that leave
 
     def _leaves(self, agent: Agent, seconds: float, reason: str) -> None:
-        """Its island is drained, where what is there can be elsewhere. Else it goes on until the agent ends."""
+        """Ask to drain the island of an agent whose machine leaves. If it cannot be drained, it runs to the end."""
         agent.leaves = reason
         if agent.worker is not None and agent.served is not None:
             island = agent.served[0]
             when = f"in {seconds:.0f} s" if math.isfinite(seconds) else "soon"
             _log.warning("%s leaves %s (%s): it is host %d of island %d", agent.name, when, reason, agent.host, island)
-            self._report()  # first: if the worker ends now, the controller knows the reason
+            self._report()  # first, so the controller knows the reason if the worker ends now
             if seconds > 0 and self._drains.ask(island):
                 self._ask_to_drain(island)
         self._dismiss_if_done(agent)
@@ -335,12 +325,12 @@ class HostsEngine:
         self._send(m.DrainRequest(island, returns=True, has_spares=self._has_spares(island)))
 
     def _left_by_machines(self) -> set[int]:
-        """The islands of which a machine that leaves holds a worker."""
+        """Return the islands with a worker on a machine that leaves."""
         leaving = (each for each in self._agents.values() if each.leaves and each.worker is not None)
         return {each.served[0] for each in leaving if each.served is not None}
 
     def host_leaves(self, island: int, rank: int, seconds: float) -> None:
-        """What has started the agent with this rank slot will end it, and says so. May be said again and again."""
+        """Treat the machine of the agent with this rank slot as leaving in `seconds`. Repeated calls do nothing."""
         for agent in list(self._agents.values()):
             if agent.hello.rank_slot == RankSlot(island, rank) and not agent.leaves:
                 self._leaves(agent, seconds, "its node is drained")
@@ -350,8 +340,52 @@ class HostsEngine:
         if not status.ok:
             self._left.discard(island)
         if refusal:
-            _log.warning("island %d cannot be drained now: %s; it is tried again while there is time", island, refusal)
+            _log.warning("cannot drain island %d now: %s; trying again while there is time", island, refusal)
 
     def _dismiss_if_done(self, agent: Agent) -> None:
         if agent.leaves and agent.worker is None and not agent.foreign:
             agent.tell(m.Dismiss("its work is done"))
+
+
+def _problem(agent: Agent, start: HostStart) -> str:
+    """Return why the machine of an agent has too few devices for the host, "" if it has enough."""
+    platform, needed = start.platform, start.devices
+    has = agent.hello.devices.get(platform)
+    if has is None or has >= needed:
+        return ""
+    return f"{agent.hello.machine} has {has} {platform} devices of the {needed} that a host needs"
+
+
+class MachineDrains:
+    """The drains that an engine requests from the controller because machines leave. Pure.
+
+    A drain is refused while no other island can take what is on the island. That can change before the machine leaves,
+    so a refused drain is requested again while a machine that leaves holds a worker of the island. The controller
+    answers the requests in order.
+    """
+
+    def __init__(self) -> None:
+        self._asked: deque[int] = deque()  # islands
+        self._refused: dict[int, tuple[float, str]] = {}  # by island: the time, from the caller's clock, and the reason
+
+    def ask(self, island: int) -> bool:
+        """Record a request. Return False, and do not send it, if a request is not answered yet."""
+        if island in self._asked:
+            return False
+        self._asked.append(island)
+        return True
+
+    def answered(self, status: Status, now: float) -> tuple[int, str]:
+        """Record an answer. Return its island, and the reason if it was refused for another reason than before."""
+        island = self._asked.popleft()
+        _, before = self._refused.pop(island, (0.0, ""))
+        if status.ok:
+            return island, ""
+        self._refused[island] = now, status.message
+        return island, status.message if status.message != before else ""
+
+    def due(self, now: float, leaving: Collection[int]) -> list[int]:
+        """Return the islands among `leaving` whose drains are due again, and record the requests."""
+        self._refused = {island: refused for island, refused in self._refused.items() if island in leaving}
+        late = [island for island, (at, _) in self._refused.items() if now - at >= DRAIN_RETRY_SECONDS]
+        return [island for island in late if self.ask(island)]

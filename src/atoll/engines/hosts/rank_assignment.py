@@ -1,4 +1,4 @@
-"""Which machines an island gets: all that it needs, or none. Pure."""
+"""Assign free machines to the hosts of an island, all or none. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.cluster.topology import RankSlot
 
 @dataclass(frozen=True)
 class Candidate:
-    """A machine that is free, in the order in which machines came. `served` is the island and rank that it had last."""
+    """A free machine. `served` is the island and the rank that its last worker had."""
 
     agent: str
     machine: str
@@ -21,11 +21,11 @@ class Candidate:
 
 
 def assign_ranks(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -> list[Candidate | None]:
-    """A machine for each of these hosts of the island, which are its first; None where nobody is there for it yet.
+    """Return a machine for each of the island's first hosts `hosts`, None for a host that no free machine fits.
 
-    A machine that asks for a rank slot gets that one only. Of several that fit, the one that had the rank slot before
-    is taken, then one that asks for it, then one of the group that most of the free ones belong to, then the first that
-    came.
+    `free` is in the order in which the machines joined. A machine that asks for a rank slot gets only that slot. If
+    several machines fit, the machine that served the rank before is preferred, then a machine that asks for this rank,
+    then a machine of the group with the most free machines, then the one that joined first.
     """
     left = list(free)
     near = Counter(each.group for each in free if each.group)
@@ -49,7 +49,7 @@ def assign_ranks(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -
 
 
 def pending_reason(chosen: Sequence[Candidate | None], others: Sequence[Candidate]) -> str:
-    """What an island waits for that has these machines, and why the others that are free are none for it."""
+    """Return which hosts an island with the machines `chosen` waits for, and why it cannot use the free `others`."""
     have = [f"rank {rank} would be {each.machine}" for rank, each in enumerate(chosen) if each is not None]
     missing = [rank for rank, each in enumerate(chosen) if each is None]
     ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
