@@ -1,1 +1,1 @@
-"""Clusters as other systems start them: manifests for Kubernetes, batch scripts for Slurm. Text in, text out."""
+"""Manifests for Kubernetes and batch scripts for Slurm. These modules only build text: they start nothing."""

@@ -1,41 +1,42 @@
 """Manifests of a cluster for Kubernetes: a controller, and a JobSet for each island.
 
-Each island is an indexed Job of as many pods as it has hosts, in a JobSet (jobset.x-k8s.io/v1alpha2, which must be
-installed there): Kubernetes starts a pod again that ends, on another node if need be, and the cluster takes it as the
-same host of the same island. The controller is a Deployment of one pod behind a Service; when it ends, the hosts wait
-for the next one. What each kind of process proves itself with is in a Secret of its own, and so are the tenants.
+Each island is a JobSet (jobset.x-k8s.io/v1alpha2) with one indexed Job that has one pod per host. Kubernetes restarts
+a pod that ends, on another node if necessary, and the pod rejoins as the same host. The controller is a Deployment of
+one pod behind a Service. If it ends, the hosts wait for the next one. Each kind of process has a Secret with its
+credentials, and one more Secret holds the tenants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.cluster.topology import Topology
-from atoll.manifests.tenant_files import FILE as TENANTS_FILE
+from atoll.errors import SettingsError
+from atoll.manifests.credentials import TENANTS_FILE
 
 Manifest = dict[str, Any]
 
 PORT = 7000
-# In which a host that is to end may move what is on it elsewhere (`atoll host --grace`); and a little more, to end.
+# Seconds for a terminating host to move its arrays to other hosts (`atoll host --grace`), and to exit afterwards.
 GRACE_SECONDS = 25
 _END_SECONDS = 10
-# Kubernetes has given this many times to each host before it gives the island up.
+# Restarts of a host or an island before Kubernetes reports that it failed: practically unlimited.
 _RESTARTS = 1_000_000
 
-# Where the cluster's file is, in the controller's pod; the suffix of the object that has it.
+# Mount point and name of the cluster file in the controller's pod, and suffix of its ConfigMap's name.
 _DIRECTORY, _FILE, _CLUSTER = "/etc/atoll", "cluster.toml", "-cluster"
-# The same of the tenants.
+# Mount point of the tenants' files in the controller's pod, and suffix of their Secret's name.
 _TENANTS_DIRECTORY, _TENANTS = "/etc/atoll-tenants", "-tenants"
 
-# What a pod asks for to get devices of a platform.
+# Resource that a pod requests to get devices of a platform.
 DEVICE_RESOURCES = {"cuda": "nvidia.com/gpu", "gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
 
 
 @dataclass(frozen=True)
 class KubernetesCluster:
-    """What the manifests are to say. `settings` are further flags of `atoll up`; `resources` of each host's pod."""
+    """The cluster to describe. `settings` are more flags for `atoll up`, `resources` belong to each host's pod."""
 
     name: str
     topology: Topology
@@ -45,23 +46,25 @@ class KubernetesCluster:
     settings: Sequence[str] = ()
     resources: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    file: str = ""  # the content of a cluster file, in place of the topology's short form
+    file: str = ""  # content of a cluster file, which replaces `--islands`
     has_tenants: bool = False
 
     @property
     def address(self) -> str:
-        """Where the controller is reached, from everywhere in the namespace."""
+        """Address of the controller, valid in the cluster's namespace."""
         return f"{self.name}:{PORT}"
 
 
 def manifests(
     cluster: KubernetesCluster, credentials: Mapping[str, Mapping[str, str]], tenants: Mapping[str, str] | None = None
 ) -> list[Manifest]:
-    """All that the cluster is, in the order in which it is to be applied.
+    """Return all manifests of the cluster, in the order in which to apply them.
 
-    `credentials` is the environment that nobody else may read, of its "controller", "host" and "client": each in a
-    Secret NAME-controller and so on. `tenants` are the files of the Secret NAME-tenants. What is not given is there
-    already.
+    Args:
+        cluster: The cluster to describe.
+        credentials: Secret environments by component ("controller", "host", "client", ...). Each becomes a Secret
+            NAME-COMPONENT. Pass none if the Secrets already exist.
+        tenants: Files of the Secret NAME-tenants.
     """
     content = {**credentials, _TENANTS[1:]: tenants} if tenants else credentials
     secrets = [
@@ -71,6 +74,28 @@ def manifests(
     islands = [_island(cluster, number) for number in range(cluster.topology.islands)]
     files = [_object(cluster, "v1", "ConfigMap", _CLUSTER) | {"data": {_FILE: cluster.file}}] if cluster.file else []
     return [*secrets, *files, _service(cluster), _controller(cluster), *islands]
+
+
+def as_yaml(documents: Iterable[dict[str, Any]]) -> str:
+    """Return `documents` as YAML without aliases, with strings of several lines as literal blocks.
+
+    Raises SettingsError if PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise SettingsError("printing manifests requires PyYAML: pip install 'atoll[kubernetes]'") from None
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    written: str = yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=120)
+    return written
 
 
 def _service(cluster: KubernetesCluster) -> Manifest:
@@ -108,7 +133,7 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
     return _object(cluster, "apps/v1", "Deployment") | {
         "spec": {
             "replicas": 1,
-            "strategy": {"type": "Recreate"},  # never two at a time
+            "strategy": {"type": "Recreate"},  # never run two controllers at a time
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},
@@ -144,7 +169,7 @@ def _island(cluster: KubernetesCluster, number: int) -> Manifest:
 
 
 def _host(cluster: KubernetesCluster, island: int, labels: Mapping[str, str]) -> Manifest:
-    """The pod of one host. Kubernetes says which by JOB_COMPLETION_INDEX."""
+    """Return the pod of one host. Kubernetes sets JOB_COMPLETION_INDEX to the host's rank in the island."""
     command = ["atoll", "host", "--address", cluster.address, "--advertise", "$(POD_IP)"]
     command += ["--grace", str(GRACE_SECONDS), "--stay"]
     container = _container(cluster, "host", command)
@@ -162,7 +187,7 @@ def _host(cluster: KubernetesCluster, island: int, labels: Mapping[str, str]) ->
     spec = _pod([container]) | {
         "restartPolicy": "OnFailure",
         "terminationGracePeriodSeconds": GRACE_SECONDS + _END_SECONDS,
-        # Hosts of an island that share a node share its fate, and its devices.
+        # Prefer one node per host: hosts on the same node fail together and share its devices.
         "affinity": {
             "podAntiAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -183,7 +208,7 @@ def _host(cluster: KubernetesCluster, island: int, labels: Mapping[str, str]) ->
 
 
 def _pod(containers: list[Manifest]) -> Manifest:
-    # A Service's links would be variables that begin with its name, as those that Atoll reads do.
+    # Service links would add variables that begin with the Service's name, and Atoll reads variables named ATOLL_*.
     return {"automountServiceAccountToken": False, "enableServiceLinks": False, "containers": containers}
 
 

@@ -1,7 +1,7 @@
-"""A batch script for Slurm: one job that is a cluster, and runs a command on it.
+"""A batch script for Slurm: one job that starts a cluster and runs a command on it.
 
-The first node has the controller and the command, every node a host agent. What they prove themselves with is made in
-the job and passed in the environment of its steps: no directory need be shared.
+The first node runs the controller and the command, and every node runs a host agent. The job creates the credentials
+and passes them in the environment of its steps, so the nodes need no shared directory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from atoll.cluster.topology import Topology
 from atoll.errors import SettingsError
 
 _GPUS = ("cuda", "gpu", "rocm")
-# Seconds for the controller to say how hosts join.
+# Seconds for the controller to write the hosts' join token.
 _START_SECONDS = 60
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What the script is to say. `settings` are further flags of `atoll up`, `directives` further ones of sbatch."""
+    """The job to describe. `settings` are more flags for `atoll up`, `directives` are more directives for sbatch."""
 
     name: str
     topology: Topology
@@ -29,20 +29,20 @@ class SlurmJob:
     platform: str = ""
     settings: Sequence[str] = ()
     directives: Sequence[str] = ()
-    file: str = ""  # the content of a cluster file, in place of the topology's short form
-    join_file: str = ""  # where clients but the command find how to join; {tenant} stands for one for each of `tenants`
+    file: str = ""  # content of a cluster file, which replaces `--islands`
+    join_file: str = ""  # path of the join token for other clients; {tenant} is replaced by each name in `tenants`
     tenants: Sequence[str] = ()
 
 
 def batch_script(job: SlurmJob) -> str:
-    """The script, for `sbatch`. Raises SettingsError where the nodes of one job cannot be such hosts."""
+    """Return the script for `sbatch`. Raise SettingsError if hosts have different numbers of GPUs."""
     hosts, shapes = job.topology.host_count, job.topology.shapes
     gpus = {shape.devices if shape.platform in _GPUS else 0 for shape in shapes}
     if len(gpus) > 1:
         text = "; ".join(f"island {number} has {shape}" for number, shape in enumerate(shapes))
         raise SettingsError(
             f"all nodes of a Slurm job have the same GPUs, and these islands differ: {text}. Start the cluster with "
-            "`atoll up --engine hosts`, and `atoll host` in a job of its own for each kind of node"
+            "`atoll up --engine hosts`, and run `atoll host` in a separate job for each kind of node"
         )
     directives = [f"--job-name={job.name}", f"--nodes={hosts}", "--ntasks-per-node=1"]
     if gpus != {0}:
@@ -70,13 +70,13 @@ def _file(content: str) -> str:
 
 
 _BODY = """
-# One cluster for this job: its controller is on this node, the first one, and a host on each of the {hosts}.
+# The cluster of this job: its controller runs on this node, the first one, and a host runs on each of {hosts} nodes.
 set -euo pipefail
 
 directory=$(mktemp -d)
 controller= hosts=
 finish() {{
-  # Hosts end with their controller.
+  # Hosts exit when their controller does.
   if [ -n "$controller" ]; then kill "$controller" 2>/dev/null && wait "$controller" || true; fi
   if [ -n "$hosts" ]; then kill "$hosts" 2>/dev/null && wait "$hosts" || true; fi
   rm -rf "$directory"{written}
@@ -90,11 +90,11 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 controller=$!
 
 for ((i = 0; i < {seconds} * 10; i++)); do
-  [ -s "$directory/hosts" ] && break  # which is written last
+  [ -s "$directory/hosts" ] && break  # the controller writes this file last
   kill -0 "$controller" || exit 1
   sleep 0.1
 done
-[ -s "$directory/hosts" ] || {{ echo "the controller was not up within {seconds} s" >&2; exit 1; }}
+[ -s "$directory/hosts" ] || {{ echo "the controller did not start within {seconds} s" >&2; exit 1; }}
 
 ATOLL_JOIN=$(cat "$directory/hosts") srun --ntasks={hosts} --overlap --export=ALL atoll host &
 hosts=$!

@@ -75,10 +75,8 @@ def kubernetes(
     anew by each run of this command: keep them like passwords. Scripts run in pods of the namespace, with the
     environment of the Secret NAME-client, or NAME-client-TENANT, and `JAX_PLATFORMS=atoll`.
     """
-    from atoll.manifests.credentials import make_credentials
-    from atoll.manifests.kubernetes import KubernetesCluster, manifests
-    from atoll.manifests.manifest_yaml import as_yaml
-    from atoll.manifests.tenant_files import tenants_directory
+    from atoll.manifests.credentials import make_credentials, tenants_directory
+    from atoll.manifests.kubernetes import KubernetesCluster, as_yaml, manifests
 
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
