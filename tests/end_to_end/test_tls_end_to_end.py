@@ -199,7 +199,7 @@ def test_a_client_cannot_open_a_data_port_as_a_host(secured: StandingCluster, cl
     for each in attempts:
         each.result()
     log = (secured.directory.parent / "log").read_text()
-    assert "a client is no host" in log
+    assert "a client is not a host" in log
     assert "its secret is not the session's" in log
 
 

@@ -29,7 +29,7 @@ def test_many_addresses_do_not_flood_the_log() -> None:
 
 def test_each_reason_of_an_address_is_logged_once_per_minute() -> None:
     refusals = Refusals()
-    reasons = ["a client is no host", "its secret is not the session's"] * 30
+    reasons = ["a client is not a host", "its secret is not the session's"] * 30
     lines = [refusals.line("10.0.0.2", reason, 0.5 * count) for count, reason in enumerate(reasons)]
     assert [line for line in lines if line is not None] == [
         f"a connection from 10.0.0.2 was refused: {reason}" for reason in reasons[:2]

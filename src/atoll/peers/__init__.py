@@ -1,1 +1,1 @@
-"""The hosts that a host exchanges bulk bytes with: who dials and listens, and who is no longer heard."""
+"""A host's connections for bulk data: its listening data port, its channels to other hosts, and their silence."""

@@ -1,8 +1,7 @@
-"""The worker's data port: feeds come in from proxies and other hosts, array contents go out.
+"""The worker's data port, which receives feeds from proxies and other hosts and sends array contents.
 
-Each connection has a thread that blocks on its socket, so that bulk bytes never touch the control loop. A connection is
-admitted by the secret of its session, which the controller gave to both ends, or by the cluster's own (between hosts).
-How connections are accepted is `listener`'s matter, and what arrives is the inbox's.
+Each connection has a thread that blocks on its socket, so bulk bytes never pass through the control loop. A proxy is
+admitted by the secret of its session, a host by the secret between hosts. The controller sends a secret to both ends.
 """
 
 from __future__ import annotations
@@ -30,35 +29,33 @@ from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
-NEWS_SECONDS = 5.0  # for what a host has learned to be known to another
+NEWS_SECONDS = 5.0  # by which all hosts have received what the controller sent to one of them
 
 
 @dataclass(frozen=True)
 class DataPortStatistics:
-    """The port's inbox, and its channels by session."""
-
     inbox: InboxStatistics
-    channels: dict[int, ChannelStatistics]
+    channels: dict[int, ChannelStatistics]  # by session
 
 
 class Answers(Protocol):
-    """What takes the pieces with which clients answer to calls: such pieces are no feeds."""
+    """A receiver of the pieces with which clients answer calls. Such pieces are not feeds."""
 
     def takes(self, feed: int) -> bool:
-        """Whether a piece of this number is an answer."""
+        """Return whether a piece with this number is an answer."""
 
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
-        """One has arrived; `done` is to be called when the content has been read."""
+        """Handle an answer that has arrived, and call `done` once its content has been read."""
 
     def fail(self, session: int) -> None:
-        """The session's channel has ended: no answer will come."""
+        """Fail the session's calls, because its channel has ended."""
 
 
 class DataPort:
-    """Listens for proxies and other hosts; keeps the channel of each session. For any thread.
+    """A listener for proxies and other hosts that holds the channel of each session. Safe to use from any thread.
 
-    `identity` is for an address with TLS, here or elsewhere. Those who connect send by the `kinds` of transfer.
-    `answers` is to be set before they do, where this host calls its clients.
+    `identity` serves addresses with TLS, this host's and others'. Peers send using the `kinds` of transfer. If this
+    host calls its clients, set `answers` before they connect.
     """
 
     def __init__(
@@ -72,34 +69,34 @@ class DataPort:
         self.answers: Answers | None = None
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
-        self._named: dict[tuple[int, str], DataChannel] = {}  # by session, and the name that the dialer gave
+        self._named: dict[tuple[int, str], DataChannel] = {}  # by session and the name that the dialer chose
         self._hosts = HostChannels(lambda *lost: self.on_lost(*lost), identity, lambda host: self._watch.add(host))
         self._watch = HostWatch(self._hosts, lambda host, seconds: self.on_silent(host, seconds))
         self._lease = SILENCE_SECONDS
-        # To be set before hosts are known; `neighbours` are always watched.
+        # Set these before `set_peers`. `neighbours` are always watched.
         self.neighbours: frozenset[int] = frozenset()
         self.on_lost: OnLost = lambda host, lost, why: None
         self.on_silent: OnSilent = lambda host, seconds: None
-        # Messages of other hosts, on their connection's thread; FrameError ends it. Set it before hosts are known.
+        # Receives other hosts' messages, each on its connection's thread. FrameError ends the connection.
         self.on_control: Callable[[Any], None] = lambda content: None
         self._admitted: frozenset[str] = frozenset()  # secrets of hosts
-        self._from_hosts: dict[DataChannel, str] = {}  # what other hosts have opened, and the secret that they showed
+        self._from_hosts: dict[DataChannel, str] = {}  # channels that hosts have opened, with the secret they showed
         self._opened = threading.Condition()
-        self._listener = Listener(address, self._serve, self._look_again, kinds, identity)
+        self._listener = Listener(address, self._serve, self._wake_waiters, kinds, identity)
         self.address = self._listener.address
 
-    # ---- who is admitted
+    # ---- admission
 
     def open_session(self, session: int, secret: str) -> None:
-        """From now on, the secret admits the session's proxy."""
+        """Admit the session's proxy if it shows `secret`."""
         with self._opened:
             self._secrets[session] = secret
             self._opened.notify_all()
 
     def close_session(self, session: int) -> None:
-        """Nobody is admitted for the session any more, and its channel is closed with all of its shared memory.
+        """Stop admitting the session's proxy, and close its channel with all its shared memory.
 
-        What the session has in the inbox is freed with its store.
+        The store frees the session's pieces in the inbox.
         """
         with self._opened:
             self._secrets.pop(session, None)
@@ -120,14 +117,15 @@ class DataPort:
         admitted: frozenset[str] | None = None,
         lease: float = SILENCE_SECONDS,
     ) -> None:
-        """All hosts with their data ports' addresses, and the secret that this one shows them. Does not block.
+        """Set the data port addresses of all hosts, and the secret that this host shows them. Never blocks.
 
-        Hosts that show one of the `admitted` secrets are let in; None: those that have this one's. Channels that others
-        have opened before are closed: they are of earlier incarnations. A host may be silent for `lease` seconds.
+        A host is admitted if it shows one of the `admitted` secrets, or by default `secret`. Channels of hosts that
+        showed another secret are closed, because they belong to earlier incarnations. A host may be silent for `lease`
+        seconds.
         """
         self._lease = self._hosts.patience = lease
         self._hosts.set_hosts(hosts, secret)
-        # Of those on this machine the kernel tells.
+        # The kernel reports the end of hosts on this machine.
         far = frozenset(host for host, address in hosts if not parse_address(address).is_unix)
         self._watch.set_hosts(far, self.neighbours & far, lease)
         with self._opened:
@@ -142,12 +140,12 @@ class DataPort:
         try:
             opening = channel.receive_open()
             if opening.session == 0 and channel.peer_role not in ("", "host"):
-                raise AtollError(f"a data connection was refused: a {channel.peer_role} is no host")
+                raise AtollError(f"a data connection was refused: a {channel.peer_role} is not a host")
             if not self._admit(channel, opening.session, opening.secret):
                 raise AtollError("a data connection was refused: its secret is not the session's")
             has_opened = self._listener.opened(channel)
             if not has_opened:
-                return  # it has been closed meanwhile
+                return  # its time to open was over
             if opening.stream:
                 self._run_stream(opening, channel)
                 return
@@ -183,34 +181,34 @@ class DataPort:
                 is_last = self._channels.get(session) is channel
                 if is_last:
                     del self._channels[session]
-            channel.shut_down()  # before calls fail: who has just called notices
+            channel.shut_down()  # before calls fail, so that a call that is just being sent fails as well
             if is_last:
                 self._fail_calls(session)
 
     def _name(self, opening: Open, channel: DataChannel) -> None:
-        """The channel's streams may come from now on."""
+        """Let the channel's streams find the channel by its name."""
         if opening.channel:
             with self._opened:
                 self._named.setdefault((opening.session, opening.channel), channel)
                 self._opened.notify_all()
 
     def _run_stream(self, opening: Open, stream: DataChannel) -> None:
-        """A further connection of a channel, which was opened with the same secret."""
+        """Serve a further connection of a channel. It was opened with the same secret."""
         name = (opening.session, opening.channel)
         with self._opened:
-            # Where both have waited for the secret to be known here, the stream may be the first to go on.
+            # If both waited for this host to receive the secret, the stream may be admitted before its channel.
             self._opened.wait_for(lambda: name in self._named or stream.is_closed, NEWS_SECONDS)
             channel = self._named.get(name)
-        if channel is not None:  # else it has ended
+        if channel is not None:
             channel.run_stream(stream, sends=opening.stream == "receives")
 
     def _keep(self, session: int, channel: DataChannel) -> None:
-        """The session's channel, in the place of one that it may have had before."""
+        """Make `channel` the session's channel, and close the one that it replaces."""
         with self._opened:
             if session in self._secrets:
                 before = self._channels.get(session)
                 self._channels[session] = channel
-            else:  # it has been closed since
+            else:  # the session was closed meanwhile
                 before = channel
             self._opened.notify_all()
         if before is not None:
@@ -218,11 +216,13 @@ class DataPort:
 
     def _admit(self, channel: DataChannel, session: int, secret: str) -> bool:
         with self._opened:
-            # The controller sends secrets to both sides at the same time; either may be first.
+            # The controller sends secrets to both ends at the same time, so a peer may connect before its secret
+            # arrives here.
             if session == 0:
-                # Nor do all hosts learn at the same time of one that has come.
                 seconds = NEWS_SECONDS if self._admitted else OPEN_SECONDS
-                if not secret or not self._opened.wait_for(lambda: self._knows(secret) or channel.is_closed, seconds):
+                if not secret or not self._opened.wait_for(
+                    lambda: secret in self._admitted or channel.is_closed, seconds
+                ):
                     return False
                 self._from_hosts[channel] = secret
                 return True
@@ -230,22 +230,21 @@ class DataPort:
             expected = self._secrets.get(session, "")
         return bool(expected) and hmac.compare_digest(expected.encode(), secret.encode())
 
-    def _knows(self, secret: str) -> bool:
-        """Whether a host that is there has this secret."""
-        return secret in self._admitted
-
-    def _look_again(self) -> None:
+    def _wake_waiters(self) -> None:
         with self._opened:
             self._opened.notify_all()
 
     def takes_call(self, session: int, feed: int) -> bool:
-        """Whether such a piece answers a call: it is awaited, and is no feed."""
+        """Return whether a piece with this number answers a call, so that it is not a feed."""
         return bool(session and self.answers is not None and self.answers.takes(feed))
 
     # ---- sending
 
     def to_proxy(self, session: int) -> DataChannel:
-        """The channel to a session's proxy; waits a few seconds for it to open. Raises StatusError."""
+        """Return the channel to a session's proxy, after waiting a few seconds for it to open.
+
+        Raise StatusError if the proxy opens none, or if the session has ended.
+        """
         with self._opened:
             if not self._opened.wait_for(
                 lambda: session in self._channels or session not in self._secrets, OPEN_SECONDS
@@ -257,22 +256,22 @@ class DataPort:
         return channel
 
     def to_host(self, host: int) -> DataChannel:
-        """The channel to another host's data port, opened at first use. Raises ConnectError."""
+        """Return the channel to another host's data port, which the first use opens. Raise ConnectError if it fails."""
         return self._hosts.to(host)
 
     def can_send_nowait(self, session: int, nbytes: int) -> bool:
-        """Whether so much could be sent to the session's proxy without waiting."""
+        """Return whether `nbytes` can be sent to the session's proxy without waiting."""
         channel = self._channels.get(session)
         return channel is not None and channel.can_send_nowait(nbytes)
 
     def can_send_to_host_nowait(self, host: int, nbytes: int) -> bool:
-        """The same for another host; False where there is no channel to it yet."""
+        """Return whether `nbytes` can be sent to the host without waiting. False if it has no open channel."""
         return self._hosts.can_send_nowait(host, nbytes)
 
     # ---- the end
 
     def close(self) -> None:
-        """Accepts no more connections, and closes all channels."""
+        """Stop accepting connections, and close all channels."""
         self._listener.close()
         self._watch.close()
         self._hosts.close()
@@ -290,7 +289,7 @@ class DataPort:
 
 
 class _InboxBudget:
-    """The budget of what comes on one channel (`session` 0: from another host): see `Inbox.admit`."""
+    """The inbox as the budget of one channel's transfers. `session` is 0 for a channel from another host."""
 
     def __init__(self, port: DataPort, session: int) -> None:
         self._port = port

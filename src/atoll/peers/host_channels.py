@@ -1,7 +1,7 @@
 """This worker's channels to the data ports of other hosts, each opened at its first use.
 
-Invariant: at most one channel a host is in use, and it goes to the address and with the secret that were set last.
-Nothing blocks under the lock, which the control thread takes: hosts are dialed outside of it.
+Invariant: at most one channel per host is in use, and it was dialed with the address and secret that were set last.
+Nothing blocks while holding the lock, because the control thread takes it. Hosts are dialed without the lock.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from atoll.transfers.silence_monitor import SILENCE_SECONDS
 from atoll.wire.address import parse_address
 from atoll.wire.tls.identity import Identity
 
-# A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken, those of session 0
-# being control messages; and why, if known.
+# Receives a host, the feeds (session, feed) that may not have reached it because the channel broke, and the reason if
+# known. Session 0 stands for control messages.
 OnLost = Callable[[int, list[tuple[int, int]], str], None]
 
 
 class HostChannels:
-    """Channels by host. For any thread. `identity` is for those that are reached by TLS.
+    """One channel per host. Safe to use from any thread. `identity` serves hosts with TLS.
 
-    `on_lost` is called where a channel breaks and small pieces may have been lost: large ones fail for who sends them.
-    `on_open(host)` is called when there is a channel to a host.
+    `on_lost` is called if a channel breaks and small pieces may be lost. Large pieces fail at their senders.
+    `on_open(host)` is called when a channel to a host has opened.
     """
 
     def __init__(
@@ -38,21 +38,21 @@ class HostChannels:
     ) -> None:
         self._on_lost = on_lost
         self._on_open = on_open
-        self.patience = SILENCE_SECONDS  # with a host during a transfer
+        self.patience = SILENCE_SECONDS  # for which a host may be silent during a transfer
         self._identity = identity
         self._lock = threading.Lock()
         self._secret = ""
         self._addresses: dict[int, str] = {}
         self._channels: dict[int, Future[DataChannel]] = {}
-        self._silent: dict[int, str] = {}  # hosts that nobody but `dial` tries, and why
+        self._silent: dict[int, str] = {}  # hosts that only `dial` tries to reach, with the reason
 
     @property
     def secret(self) -> str:
-        """What opens data ports between hosts; empty before it was set."""
+        """The secret between hosts, which opens their data ports. Empty until it is set."""
         return self._secret
 
     def set_hosts(self, hosts: Iterable[tuple[int, str]], secret: str) -> None:
-        """All hosts and their data ports' addresses. Channels to what has changed are closed, others kept."""
+        """Set the data port addresses of all hosts. Close channels to hosts that have changed, and keep the others."""
         with self._lock:
             before, self._addresses = self._addresses, dict(hosts)
             changed = secret != self._secret
@@ -68,14 +68,14 @@ class HostChannels:
         _close(replaced)
 
     def to(self, host: int) -> DataChannel:
-        """The channel to a host; dials where there is none. Raises ConnectError, at once where the host is silent."""
+        """Return the channel to a host, and dial it if necessary. Raise ConnectError, at once if the host is silent."""
         silence = self._silent.get(host)
         if silence is not None:
             raise ConnectError(silence)
         return self.dial(host)
 
     def opened(self, host: int) -> DataChannel | None:
-        """The channel to a host, if there is one."""
+        """Return the channel to a host, or None if it has none."""
         opening = self._channels.get(host)
         if opening is None or not opening.done() or opening.exception() is not None:
             return None
@@ -83,7 +83,7 @@ class HostChannels:
         return None if channel.is_closed else channel
 
     def fail(self, host: int, silence: str) -> None:
-        """Nothing is heard of the host: what is under way to it fails, and what follows, until `dial` reaches it."""
+        """Fail the transfers to a silent host, and later ones until `dial` reaches it."""
         with self._lock:
             self._silent[host] = silence
         channel = self.opened(host)
@@ -91,7 +91,7 @@ class HostChannels:
             channel.fail(TimeoutError(silence))
 
     def dial(self, host: int, timeout: float = 10.0) -> DataChannel:
-        """As `to`, silent or not, with a time limit of its own where it is the one who dials."""
+        """Return the channel to a host, silent or not. `timeout` is in seconds, for the call that dials."""
         with self._lock:
             opening = self._channels.get(host)
             if opening is not None and not (opening.done() and opening.result().is_closed):
@@ -103,7 +103,7 @@ class HostChannels:
             return opening.result()
         try:
             if address is None:
-                raise ConnectError(f"host {host} is not known here")
+                raise ConnectError(f"host {host} is not known to this host")
             channel = _open(address, secret, self._identity, timeout, self.patience, partial(self._ended, host))
         except BaseException as error:
             with self._lock:
@@ -113,24 +113,24 @@ class HostChannels:
             raise
         with self._lock:
             self._silent.pop(host, None)
-        mine.set_result(channel)  # `set_hosts` closes it from here on, where the host has changed meanwhile
+        mine.set_result(channel)  # if the host has changed meanwhile, `set_hosts` has registered to close the channel
         self._on_open(host)
         return channel
 
     def _ended(self, host: int, channel: DataChannel) -> None:
-        """A channel has ended. Those that are replaced were closed here: their host has changed, and others tell so."""
+        """Report what a channel that ended may have lost, unless `set_hosts` closed it because its host changed."""
         lost = [] if channel.is_closed or channel.liveness is None else channel.liveness.unconfirmed()
         if channel.carries_control and not channel.is_closed:
             lost.append((0, CONTROL))
         channel.close()
         if channel.silence is not None:
             with self._lock:
-                self._silent.setdefault(host, f"nothing is heard of host {host}")
+                self._silent.setdefault(host, f"host {host} is silent")
         if lost:
             self._on_lost(host, lost, str(channel.silence or ""))
 
     def can_send_nowait(self, host: int, nbytes: int) -> bool:
-        """Whether so much could be sent to the host without waiting; False where there is no channel to it yet."""
+        """Return whether `nbytes` can be sent to the host without waiting. False if it has no open channel."""
         channel = self.opened(host)
         return channel is not None and channel.can_send_nowait(nbytes)
 
@@ -160,7 +160,7 @@ def _open(
 
 
 def _close(openings: Iterable[Future[DataChannel]]) -> None:
-    """Closes channels, those that are being opened as soon as they are."""
+    """Close channels, or if they are being opened, as soon as they are open."""
 
     def close(opening: Future[DataChannel]) -> None:
         if opening.exception() is None:

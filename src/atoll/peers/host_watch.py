@@ -1,8 +1,8 @@
-"""Finds hosts that this one cannot hear, or that cannot hear it, while the controller hears both.
+"""Detects hosts that this host cannot exchange data with although both reach the controller.
 
-A host has an open channel to each that it watches: its neighbours in the island, and whom it has sent anything. While
-bytes flow there, all is well. Else it asks, every second or two, and an answer shows that both directions work. So a
-pair needs to be watched from one side only.
+A host watches its neighbors in the island and all hosts to which it has sent anything, and keeps an open channel to
+each. If no bytes flow on a channel, it sends a probe every second or two. The answer shows that both directions work,
+so only one host of a pair has to watch the other.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from atoll.peers.host_channels import HostChannels
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.silence_monitor import MONITOR, SILENCE_SECONDS, SilenceMonitor
 
-# Of the others of an island: the next ones, and further on those at a power of two.
+# The hosts that directly follow a host in its island and are its neighbors, beside those at powers of two.
 NEXT_HOSTS = 4
-# A first dial may take as long as any; one after a silence is soon done or tried again, so that the end of the silence
-# is noticed.
+# Time limit of a dial. It is short, so that the end of a silence is noticed soon.
 _REDIAL_SECONDS = 2.0
-# An answer to a question and its acknowledgement are smaller than this, in bytes; all else is traffic.
+# Bytes between two looks from which a channel has traffic. The answer to a probe and its acknowledgement are smaller.
 _SMALL = 256
 
-# A host, and for how many seconds nothing was heard of it. On a thread of its own; again while that lasts.
+# Receives a host and the seconds for which it has been silent. Called on a new thread, and again while it is silent.
 OnSilent = Callable[[int, float], None]
 
 
 def neighbours(host: int, island: Sequence[int]) -> frozenset[int]:
-    """The hosts of its island that `host` watches: in islands of up to nine, each pair is watched.
+    """Return the hosts of its island that `host` watches.
 
-    In a larger one their number grows with the logarithm of the island's size.
+    In islands of up to nine hosts, each pair is watched. In larger ones, the number of neighbors grows with the
+    logarithm of the island's size.
     """
     size, rank = len(island), island.index(host)
     distances = {*range(1, NEXT_HOSTS + 1), *itertools.takewhile(lambda each: each <= size // 2, _powers_of_two())}
@@ -44,7 +44,7 @@ def _powers_of_two() -> Iterable[int]:
 
 
 class HostWatch:
-    """Watches some hosts of those that `channels` reaches. For any thread; nothing blocks."""
+    """A watch on some of the hosts that `channels` reaches. Safe to use from any thread; nothing blocks."""
 
     def __init__(self, channels: HostChannels, on_silent: OnSilent, monitor: SilenceMonitor | None = None) -> None:
         self._channels = channels
@@ -56,7 +56,10 @@ class HostWatch:
         self._patience = SILENCE_SECONDS
 
     def set_hosts(self, known: Iterable[int], always: Iterable[int], patience: float) -> None:
-        """Of the hosts that are there, which are `known`, these are always watched; others once there is a channel."""
+        """Set the hosts that exist, those to watch always, and the seconds for which a host may be silent.
+
+        Other known hosts are watched once `add` is called for them.
+        """
         with self._lock:
             self._known = frozenset(known)
             self._patience = patience
@@ -67,11 +70,11 @@ class HostWatch:
             self.add(host)
 
     def add(self, host: int) -> None:
-        """There is a channel to the host, or should be one."""
+        """Watch a known host, and dial it unless a channel is open."""
         with self._lock:
             if host not in self._known or host in self._watched:
                 return
-            # The last question that was answered may be one period old when a silence begins.
+            # The last answered probe may be one period old when a silence begins.
             patience = self._patience + self._monitor.period
             watched = self._watched[host] = _Watched(host, self._channels, patience, self._on_silent, self._again)
         self._monitor.watch(watched)
@@ -85,7 +88,7 @@ class HostWatch:
 
 
 class _Watched:
-    """One host: see `silence.Watched`."""
+    """A watched host, as the silence monitor sees it."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class _Watched:
         self._dials = False
         self._channel: DataChannel | None = None
         self._opened = 0  # channels so far
-        self._counts = (0, 0)  # bytes that came in, and that were acknowledged
+        self._counts = (0, 0)  # bytes received, and bytes acknowledged
         self._traffic = False
 
     def end(self) -> None:
@@ -145,6 +148,6 @@ class _Watched:
     def peer_is_silent(self, seconds: float) -> None:
         if self._ended:
             return
-        self._channels.fail(self._host, f"nothing was heard of host {self._host} for {seconds:.0f} s")
+        self._channels.fail(self._host, f"host {self._host} was silent for {seconds:.0f} s")
         threading.Thread(target=self._on_silent, args=(self._host, seconds), name="atoll-silent", daemon=True).start()
         self._again(self)

@@ -1,6 +1,6 @@
-"""The listening socket of a data port: survives a lack of descriptors, and closes connections that do not open.
+"""The listening socket of a data port. It survives a lack of descriptors, and closes connections that do not open.
 
-One thread accepts. Each connection is served by a thread of its own.
+One thread accepts connections, and each connection has its own thread.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 128
-# Where the system has no more descriptors or memory: until the next attempt.
+# Delay before the next attempt to accept if the system has no more descriptors or memory.
 _RETRY_SECONDS = 0.1
 
 
 class Listener:
-    """Listens at `address` (port 0: any free port). `serve(channel)` is called for each connection, on its own thread.
+    """A listener at `address` that calls `serve(channel)` for each connection, on the connection's own thread.
 
-    Where the address is with TLS, `identity` proves who listens, and those who connect have certificates of the
-    cluster. `serve` calls `opened(channel)` once the peer has said who it is; what does not get there in time is shut
-    down, and `on_shut_down()` called. An error that `serve` raises before that is logged as a refusal. Raises OSError
-    where it cannot listen.
+    Port 0 stands for any free port. If the address has TLS, the listener shows the certificate of `identity`, and peers
+    need certificates of the cluster. `serve` has to call `opened(channel)` once the peer is authenticated. If it does
+    not in time, the channel is shut down and `on_shut_down()` is called. Errors that `serve` raises before that are
+    logged as refusals. Raise OSError if the address cannot be bound.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Listener:
         self._on_shut_down = on_shut_down
         self._kinds = kinds
         self._pending: PendingConnections[DataChannel] = PendingConnections()
-        self._addresses: dict[DataChannel, str] = {}  # of these
+        self._addresses: dict[DataChannel, str] = {}  # of pending channels
         self._refusals = Refusals()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -62,12 +62,12 @@ class Listener:
         self.address = address if address.is_unix else replace(address, port=self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
-        self._wake = os.eventfd(0)  # `shutdown` of the socket would not end a wait with a deadline
+        self._wake = os.eventfd(0)  # shutting down the socket would not end a poll with a deadline
         self._thread = threading.Thread(target=self._accept, name="atoll-data-port", daemon=True)
         self._thread.start()
 
     def opened(self, channel: DataChannel) -> bool:
-        """The peer has said who it is: the connection may stay. False where its time was over before."""
+        """Keep a connection whose peer is authenticated. Return False if its time to open was over."""
         with self._lock:
             self._addresses.pop(channel, None)
             return self._pending.remove(channel)
@@ -96,7 +96,7 @@ class Listener:
     def _start(self, sock: socket.socket) -> None:
         try:
             channel = DataChannel(accepted_stream(sock, self.address, self._identity), self._kinds)
-        except Exception as error:  # whatever it is, the others are served
+        except Exception as error:  # other connections are still served
             _log.error("a data connection cannot be served: %s", error)
             sock.close()
             return
@@ -105,11 +105,11 @@ class Listener:
             evicted = self._pending.add(channel, time.monotonic(), address)
             self._addresses[channel] = address
         if evicted is not None:
-            self._refuse(evicted, "too many data connections are not opened yet")
+            self._refuse(evicted, "too many data connections have not been opened yet")
             self._shut_down(evicted)
         try:
             threading.Thread(target=self._run, args=(channel,), name="atoll-data", daemon=True).start()
-        except RuntimeError as error:  # no more threads
+        except RuntimeError as error:  # the system has no more threads
             _log.error("a data connection cannot be served: %s", error)
             self._end(channel)
 
@@ -124,8 +124,8 @@ class Listener:
             self._serve(channel)
         except (AtollError, EOFError, OSError, MemoryError) as error:
             self._refuse(channel, str(error) or "it ended before it was opened")
-        except Exception:  # at what this peer has sent: it is not served any more, and the others are
-            _log.exception("a data connection ends: what came on it cannot be handled")
+        except Exception:  # while handling this peer's data: only its connection ends
+            _log.exception("a data connection ends: its data cannot be handled")
             channel.shut_down()
         finally:
             self._end(channel)
@@ -145,7 +145,7 @@ class Listener:
             _log.warning("%s", line)
 
     def _close_expired(self) -> int | None:
-        """Closes what has not opened in time. Returns the time until the next may have to be closed, in ms."""
+        """Close connections that have not opened in time. Return the milliseconds until the next one may expire."""
         now = time.monotonic()
         with self._lock:
             late = self._pending.expired(now)
@@ -168,7 +168,7 @@ class Listener:
         self._on_shut_down()
 
     def close(self) -> None:
-        """Accepts no more. Connections that are served stay."""
+        """Stop accepting connections. Accepted connections continue."""
         self._closing.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join()
