@@ -160,7 +160,7 @@ def test_a_state_of_more_shards_is_refused():
     next(iterator)
     state = json.loads(iterator.get_state())
     iterator.set_state(json.dumps(state | {"shards": state["shards"] * 2}).encode())
-    with pytest.raises(ValueError, match="a state of 2 shards, where the sharding makes 1"):
+    with pytest.raises(ValueError, match="a state of 2 shards, but the sharding has 1"):
         next(iterator)
 
 
@@ -185,7 +185,7 @@ class WithLargeState:
 def test_a_state_without_room_is_refused_when_it_is_asked_for_and_no_earlier():
     iterator = iter(Batches(lambda shard: WithLargeState(), sharded("x")))
     next(iterator)
-    with pytest.raises(ValueError, match=r"takes 20\d+ bytes.*for 16384.*state_bytes"):
+    with pytest.raises(ValueError, match=r"takes 20\d+ bytes, but the limit is 16384.*state_bytes"):
         iterator.get_state()
     iterator = iter(Batches(lambda shard: WithLargeState(), sharded("x"), state_bytes=20_100))
     next(iterator)

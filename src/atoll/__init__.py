@@ -2,11 +2,11 @@
 
     JAX_PLATFORMS=atoll python train.py
 
-runs any JAX script on an embedded cluster. `connect` does the same from Python; `program` makes a function over
-several compiled functions into one launch; `pipeline` cuts a model over several meshes; `elastic.run` goes on where
-islands fail, and `replicate` keeps second copies; `make_virtual_device_set` asks the cluster for slices of its
-islands; `trace` records what the cluster runs; the command `atoll` starts clusters that stay. All errors are
-subclasses of `AtollError`: `atoll.errors` shows the tree.
+runs any JAX script on an embedded cluster. `connect` does the same from Python. `program` turns a function over several
+compiled functions into one launch. `pipeline` splits a model across several meshes. `elastic.run` continues a training
+when islands fail, and `replicate` keeps second copies of arrays. `make_virtual_device_set` requests slices of the
+cluster's islands. `trace` records what the cluster runs. The command `atoll` starts clusters that outlive a script. All
+exceptions are subclasses of `AtollError`; `atoll.errors` shows the tree.
 """
 
 from __future__ import annotations
@@ -59,50 +59,41 @@ if TYPE_CHECKING:
     from atoll.programs.traced_program import program as program
     from atoll.protocol.spans import Span as Span
 
-# Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
-_MODULES = {
-    "__version__": "atoll._version",
-    "connect": "atoll.client.connect",
-    "ConnectedCluster": "atoll.client.connect",
-    "program": "atoll.programs.traced_program",
-    "Program": "atoll.programs.traced_program",
-    "cond": "atoll.programs.choices",
-    "switch": "atoll.programs.choices",
-    "while_loop": "atoll.programs.choices",
-    "route": "atoll.programs.routing",
-    "unroute": "atoll.programs.routing",
-    "Routing": "atoll.programs.routing",
-    "make_virtual_device_set": "atoll.client.client_slices",
-    "Slice": "atoll.client.client_slices",
-    "VirtualDeviceSet": "atoll.client.client_slices",
-    "trace": "atoll.client.client_trace",
-    "pipeline": "atoll.pipelines.pipeline",
-    "Pipeline": "atoll.pipelines.pipeline",
-    "PipelineState": "atoll.pipelines.pipeline",
-    "stage_boundary": "atoll.pipelines.boundary",
-    "schedule": "atoll.pipelines.schedules",
-    "Schedule": "atoll.pipelines.schedule",
-    "replicate": "atoll.elastic.replica",
-    "recover": "atoll.elastic.replica",
-    "Replica": "atoll.elastic.replica",
-    "Span": "atoll.protocol.spans",
-    "AtollError": "atoll.errors",
-    "AddressError": "atoll.errors",
-    "ConnectError": "atoll.errors",
-    "VersionError": "atoll.errors",
-    "AccessError": "atoll.errors",
-    "HandshakeCutError": "atoll.errors",
-    "FrameError": "atoll.errors",
-    "ClusterError": "atoll.errors",
-    "SettingsError": "atoll.errors",
-    "JournalError": "atoll.errors",
-    "BackendError": "atoll.errors",
-    "PipelineError": "atoll.errors",
-    "ProgramError": "atoll.errors",
-    "RecoveryError": "atoll.errors",
-    "SliceError": "atoll.errors",
-    "StatusError": "atoll.errors",
+# Public names by module. A module is imported at the first use of a name: JAX imports this package in every script.
+_NAMES = {
+    "atoll._version": ("__version__",),
+    "atoll.client.connect": ("connect", "ConnectedCluster"),
+    "atoll.programs.traced_program": ("program", "Program"),
+    "atoll.programs.choices": ("cond", "switch", "while_loop"),
+    "atoll.programs.routing": ("route", "unroute", "Routing"),
+    "atoll.client.client_slices": ("make_virtual_device_set", "Slice", "VirtualDeviceSet"),
+    "atoll.client.client_trace": ("trace",),
+    "atoll.pipelines.pipeline": ("pipeline", "Pipeline", "PipelineState"),
+    "atoll.pipelines.boundary": ("stage_boundary",),
+    "atoll.pipelines.schedules": ("schedule",),
+    "atoll.pipelines.schedule": ("Schedule",),
+    "atoll.elastic.replica": ("replicate", "recover", "Replica"),
+    "atoll.protocol.spans": ("Span",),
+    "atoll.errors": (
+        "AtollError",
+        "AddressError",
+        "ConnectError",
+        "VersionError",
+        "AccessError",
+        "HandshakeCutError",
+        "FrameError",
+        "ClusterError",
+        "SettingsError",
+        "JournalError",
+        "BackendError",
+        "PipelineError",
+        "ProgramError",
+        "RecoveryError",
+        "SliceError",
+        "StatusError",
+    ),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AccessError",

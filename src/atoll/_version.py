@@ -1,3 +1,3 @@
-"""The version of Atoll, in one place."""
+"""The version of Atoll."""
 
 __version__ = "0.1.0"

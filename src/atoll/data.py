@@ -1,6 +1,6 @@
-"""Input that is made on the hosts: batches go from a host's Python into its devices, never through the script::
+"""Input pipelines that run on the hosts: a batch moves from a host's Python to its devices without the script::
 
-    def pipeline(shard):  # runs on each host, which reads its own part
+    def pipeline(shard):  # runs on each host and reads the host's part of the data
         source = grain.MapDataset.source(Corpus("/data/corpus")).seed(0).shuffle().repeat()
         return source[shard.index :: shard.count].map(tokenize).batch(32)
 
@@ -8,15 +8,15 @@
     iterator = iter(batches)
     for batch in iterator:  # global arrays of 32 * shard.count rows, with that sharding
         state, loss = step(state, batch)
-    iterator.get_state()  # bytes; with them, another iterator goes on with exactly the next batch
+    iterator.get_state()  # bytes; another iterator that is set to them continues with exactly the next batch
 
-A pipeline is a function that gives a dataset of grain or tf.data, a `grain.DataLoader`, or any iterable of batches; a
-batch is a pytree of NumPy arrays whose first axes are its rows. Each host calls it in the session's Python process
-there (`jax.experimental.colocated_python`), and reads ahead while the script computes. On stock JAX the same code runs
-in the script's own process.
+A pipeline is a function that returns a grain or tf.data dataset, a `grain.DataLoader`, or any iterable of batches. A
+batch is a pytree of NumPy arrays whose first axis is the rows. Each host calls the function in the session's Python
+process on that host (`jax.experimental.colocated_python`) and reads ahead while the script computes. With stock JAX the
+same code runs in the script's process.
 
-Invariants: batch n of every host is part of batch n of the script; at most `prefetch` batches that are read ahead are
-in device memory; the state that the script sees is that of the batch that it took last, whatever was read ahead.
+Invariants: batch n of the script consists of batch n of every host; at most `prefetch` batches that the script has not
+taken are in device memory; the state that the script sees belongs to the batch that it took last.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 __all__ = ["BatchIterator", "Batches", "Shard"]
 
 _FORMAT = "atoll.data 1"
-_REST_BYTES = 4096  # of a record, beside the state
+_REST_BYTES = 4096  # size of a record without the state
 _LOST = re.compile("ABORTED|DATA_LOSS|UNAVAILABLE|.*RuntimeError: the object was lost", re.DOTALL)
-_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds, while the processes of a host that failed come back
+_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds between attempts while the processes of a failed host restart
 _LOST_NOTE = (
-    "The batches that were read ahead are gone with it. `iterator.set_state(iterator.get_state())` makes the pipelines"
-    " again, which go on with the batch that failed."
+    "The batches that were read ahead are lost. Call `iterator.set_state(iterator.get_state())` to recreate the"
+    " pipelines and continue with the batch that failed."
 )
 
 
 @dataclass(frozen=True, order=True)
 class Shard:
-    """Which part of the data a host reads. Hosts whose devices hold the same rows read the same part."""
+    """The part of the data that a host reads. Hosts whose devices hold the same rows read the same part."""
 
     index: int
     count: int
@@ -63,21 +63,22 @@ Source = Callable[[Shard], Iterable[Any]] | Iterable[Any]
 
 
 class Batches:
-    """Batches of global arrays, from what each host reads of `source`. Each `iter` of it begins anew.
+    """An iterable of batches of global arrays, which the hosts read from `source`. Each `iter` starts at the beginning.
 
     Args:
-      source: A function from a `Shard` to an iterable of this shard's batches. Or the iterable itself: what can be
-        sliced, as a `grain.MapDataset` and a list can, is sharded by `source[shard.index :: shard.count]`; anything
-        else only where one shard is all. It is pickled with cloudpickle: large data is opened in the function.
-      sharding: That of each array, one for all or a pytree of them that is a prefix of the batch's. Rows may be sharded
-        over hosts, and each host gives as many; all hosts give equally long batches. Other axes are whole on each host.
-      prefetch: How many batches may be in device memory that the script has not taken yet; at least 1.
-      state_bytes: Room for the state of one host's iterator, as JSON.
+      source: A function from a `Shard` to an iterable of that shard's batches, or the iterable itself. An iterable that
+        supports slicing, such as a `grain.MapDataset` or a list, is sharded by `source[shard.index :: shard.count]`;
+        any other iterable must have a single shard. The source is pickled with cloudpickle, so open large data inside
+        the function.
+      sharding: The sharding of each array: one for all arrays, or a pytree that is a prefix of the batch's. Rows may be
+        sharded over hosts; all hosts must return batches of equal length. Each host has all of the other axes.
+      prefetch: Maximum number of batches in device memory that the script has not taken yet; at least 1.
+      state_bytes: Maximum size of one host's iterator state, as JSON.
     """
 
     def __init__(self, source: Source, sharding: Any, *, prefetch: int = 2, state_bytes: int = 16384) -> None:
         if prefetch < 1:
-            raise ValueError(f"prefetch={prefetch}: at least one batch is made before the script takes it")
+            raise ValueError(f"prefetch={prefetch}: expected at least 1")
         for each in jax.tree.leaves(sharding) or [None]:
             if not isinstance(each, NamedSharding | SingleDeviceSharding):
                 raise TypeError(f"batches need a NamedSharding or a SingleDeviceSharding, got {each!r}")
@@ -91,11 +92,11 @@ class Batches:
 
 
 class BatchIterator(Iterator[Any]):
-    """One pass over `Batches`. For any thread; nothing is read before the first batch, or `start_prefetch`.
+    """One pass over `Batches`. Thread-safe. Reading starts with the first `next` or with `start_prefetch`.
 
-    An exception in the pipeline is raised by the `next` whose batch it is, with the traceback of the host. Where a host
-    has no more batches the iterator ends, on all of them. Saved and restored by `grain.checkpoint.CheckpointSave` and
-    `CheckpointRestore` as grain's own iterators are.
+    If the pipeline raises an exception for a batch, the `next` for that batch raises it, with the host's traceback.
+    When one host has no more batches, the iterator ends for all hosts. `grain.checkpoint.CheckpointSave` and
+    `CheckpointRestore` accept this iterator like grain's own.
     """
 
     def __init__(self, batches: Batches) -> None:
@@ -104,18 +105,18 @@ class BatchIterator(Iterator[Any]):
         self._begin(None)
 
     def _begin(self, state: list[Any] | None, batches: int = 0) -> None:
-        self._shards = state  # by shard, after the batch that was taken last; None at the beginning
+        self._shards = state  # the state per shard after the batch that was taken last; None at the beginning
         self._batches = batches
         self._hosts: Any = None
         self._pending: deque[tuple[jax.Array | Exception, Any]] = deque()  # records and batch of each call
-        self._end: Exception | None = None  # what every `next` raises from now on
-        self._thread = 0
+        self._end: Exception | None = None  # raised by every later `next`
+        self._thread = 0  # the thread that issued the last calls to the hosts
 
     def __iter__(self) -> BatchIterator:
         return self
 
     def __next__(self) -> Any:
-        """The next batch. Raises what the pipeline raised; JaxRuntimeError where a host failed."""
+        """Return the next batch. Raise the pipeline's exception, or JaxRuntimeError if a host failed."""
         with self._lock:
             if self._end is None:
                 try:
@@ -140,7 +141,7 @@ class BatchIterator(Iterator[Any]):
         return jax.tree.map(jax.device_put, batch, jax.tree.broadcast(self._of.sharding, batch))
 
     def start_prefetch(self) -> None:
-        """Begins to read; for a script that has more to do before it takes the first batch."""
+        """Start to read, if the script has other work to do before it takes the first batch."""
         with self._lock:
             if self._hosts is None and self._end is None:
                 self._hosts, is_empty = self._open()
@@ -148,7 +149,10 @@ class BatchIterator(Iterator[Any]):
                     self._read_ahead()
 
     def _open(self) -> tuple[_Hosts, bool]:
-        """Makes the pipelines; once more where a process is lost meanwhile, since an island's end one after another."""
+        """Create the pipelines; return them and whether a host has no batches.
+
+        Try again if a process is lost meanwhile: the processes of a failed island end one after another.
+        """
         for pause in (*_PAUSES, None):
             try:
                 hosts = _Hosts(self._of, self._shards)
@@ -161,7 +165,7 @@ class BatchIterator(Iterator[Any]):
 
     def _read_ahead(self) -> None:
         if self._thread != threading.get_ident():
-            # Calls of one thread are in order, on every host; those of two threads are not.
+            # Every host receives the calls of one thread in order, but not the calls of two threads.
             for records, _ in self._pending:
                 with contextlib.suppress(Exception):
                     jax.block_until_ready(records)
@@ -170,31 +174,32 @@ class BatchIterator(Iterator[Any]):
             try:
                 records, batch = self._hosts.next()
                 records.copy_to_host_async()
-            except Exception as error:  # where the pipeline runs in this process
+            except Exception as error:  # raised here if the pipeline runs in this process
                 records, batch = error, None
             self._pending.append((records, batch))
 
     def get_state(self) -> bytes:
-        """Where it is, as JSON: each host's own state after the batch that was taken last.
+        """Return the position as JSON: the state of each shard after the batch that was taken last.
 
-        An iterator of the pipeline that has `get_state` and `set_state`, as grain's have, says it itself. Any other is
-        set by reading as many batches again. Valid for the same pipeline and the same number of shards.
+        If the pipeline's iterator has `get_state` and `set_state`, as grain's iterators have, the state is its own.
+        Otherwise it is the number of batches, and `set_state` reads that many batches again. A state is valid for the
+        same pipeline and the same number of shards.
         """
         with self._lock:
             for index, state in enumerate(self._shards or ()):
                 if "too_large" in state:
                     raise ValueError(
-                        f"the state of shard {index} takes {state['too_large']} bytes, and there is room for "
-                        f"{self._of.state_bytes}: Batches(..., state_bytes=...) gives it more"
+                        f"the state of shard {index} takes {state['too_large']} bytes, but the limit is "
+                        f"{self._of.state_bytes}: pass a larger limit as Batches(..., state_bytes=...)"
                     )
             return json.dumps({"format": _FORMAT, "batches": self._batches, "shards": self._shards}).encode()
 
     def set_state(self, state: bytes) -> None:
-        """Goes on with the batch after those that had been taken when `get_state` gave this."""
+        """Continue with the batch that follows the position at which `get_state` returned `state`."""
         try:
             found = json.loads(state)
             if found["format"] != _FORMAT:
-                raise ValueError(f"its format is {found['format']!r}")
+                raise ValueError(f"the format is {found['format']!r}, expected {_FORMAT!r}")
             batches, shards = int(found["batches"]), found["shards"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"not the state of an iterator of atoll.data: {error}") from None
@@ -202,15 +207,15 @@ class BatchIterator(Iterator[Any]):
             self._begin(shards, batches)
 
     def close(self) -> None:
-        """Lets go of the batches that were read ahead, and of the pipelines on the hosts."""
+        """Release the batches that were read ahead and the pipelines on the hosts."""
         with self._lock:
             self._hosts = None
             self._pending.clear()
-            self._end = self._end or ValueError("this iterator has been closed; set_state opens it again")
+            self._end = self._end or ValueError("this iterator has been closed; call set_state to open it again")
 
 
 class _Hosts:
-    """The script's side of the pipelines: an object of `_HostPipeline` on each host of the sharding's devices."""
+    """Handle of the script on the pipelines: one `_HostPipeline` on each host of the sharding's devices."""
 
     def __init__(self, batches: Batches, state: list[Any] | None) -> None:
         sharding = jax.tree.map(_beside_host, batches.sharding)
@@ -220,27 +225,27 @@ class _Hosts:
         records = NamedSharding(Mesh(np.array(one_a_host), ("host",)), PartitionSpec("host"))
         make: Any = colocated_python.colocated_python_class(_HostPipeline)
         room = batches.state_bytes + _REST_BYTES
-        # The pipelines live as long as this does.
+        # The pipelines live as long as this object.
         self._pipeline = make(batches.source, sharding, records, room, state)
-        weakref.finalize(self, self.__dict__.clear)  # at exit, too, while JAX still can
+        weakref.finalize(self, self.__dict__.clear)  # also at exit, while JAX still works
         spec = jax.ShapeDtypeStruct((len(one_a_host), room), np.uint8, sharding=records)
         calls = {"in_specs": ((), {}), "devices": devices}
         self._open = self._pipeline.open.specialize(out_specs_fn=lambda: spec, **calls)
         self.next = self._pipeline.next.specialize(**calls)
 
     def open(self) -> bool:
-        """Whether a host has no batches at all. Raises ValueError where their first batches are not alike."""
+        """Open the pipelines; return whether a host has no batches. Raise ValueError if the first batches differ."""
         records = _unpack(self._open())
         if len({each["batch"] for each in records} - {None}) > 1:
             text = "; ".join(f"host {each['host']}: {each['batch']}" for each in records)
-            raise ValueError(f"the hosts' first batches are not alike: {text}")
+            raise ValueError(f"the hosts' first batches differ in structure, dtypes or shapes: {text}")
         return any(each["ended"] for each in records)
 
 
 class _HostPipeline:
-    """A host's side: reads the pipeline, and puts each batch on this host's devices with what follows it.
+    """The pipeline of one host: reads batches and puts each on this host's devices, together with a record.
 
-    A *record* is a row of bytes, JSON of one length: whether the pipeline has ended, and its state after the batch.
+    A *record* is a row of bytes of fixed length, as JSON: whether the pipeline has ended, and its state after a batch.
     """
 
     def __init__(self, source: Source, sharding: Any, records: Any, room: int, state: list[Any] | None) -> None:
@@ -250,15 +255,15 @@ class _HostPipeline:
         self._room = room
 
     def open(self) -> jax.Array:
-        """Makes the pipeline and reads its first batch; the record says what that is like."""
+        """Create the pipeline and read its first batch; return a record with the batch's dtypes and shapes."""
         shards = {_own_shard(each) for each in jax.tree.leaves(self._sharding)}
         if len(shards) > 1:
-            raise ValueError(f"the arrays of a batch have their rows on this host in different ways: {sorted(shards)}")
+            raise ValueError(f"the arrays of a batch have different rows on this host: {sorted(shards)}")
         (self._shard,) = shards
         self._pipeline = _Pipeline(_part_of(self._source, self._shard))
         if self._start is not None:
             if len(self._start) != self._shard.count:
-                raise ValueError(f"a state of {len(self._start)} shards, where the sharding makes {self._shard.count}")
+                raise ValueError(f"a state of {len(self._start)} shards, but the sharding has {self._shard.count}")
             self._pipeline.set_state(self._start[self._shard.index])
         self._first: Any = next(self._pipeline, _END)
         if self._first is _END:
@@ -277,8 +282,8 @@ class _HostPipeline:
         specs = jax.tree.map_with_path(_spec, batch)
         if specs != self._specs:
             raise ValueError(
-                f"this batch is {_described(specs)}, and the first was {_described(self._specs)}: all are to be alike."
-                " A last one that is short is left out by .batch(..., drop_remainder=True) of grain and tf.data"
+                f"this batch is {_described(specs)}, and the first was {_described(self._specs)}: all batches must be"
+                " alike. To drop a short last batch, use .batch(..., drop_remainder=True) of grain or tf.data"
             )
         return self._record(""), self._global(batch)
 
@@ -300,7 +305,7 @@ class _HostPipeline:
 
 
 class _Pipeline(Iterator[Any]):
-    """The iterator of a pipeline, and its state as JSON: its own, or how many batches it has read."""
+    """The iterator of a pipeline, with its state as JSON: the iterator's own, or the number of batches read."""
 
     def __init__(self, batches: Any) -> None:
         if hasattr(batches, "as_numpy_iterator"):  # tf.data
@@ -328,7 +333,7 @@ class _Pipeline(Iterator[Any]):
             return
         for _ in range(state["read"]):
             if next(self, _END) is _END:
-                raise ValueError(f"the state is after {state['read']} batches, and the pipeline has {self._read}")
+                raise ValueError(f"the state is after {state['read']} batches, but the pipeline has only {self._read}")
 
 
 _END = object()
@@ -342,13 +347,13 @@ def _part_of(source: Source, shard: Shard) -> Iterable[Any]:
     if hasattr(source, "__getitem__"):
         return source[shard.index :: shard.count]  # type: ignore[no-any-return]
     raise TypeError(
-        f"{type(source).__name__} cannot be sliced, so each of {shard.count} hosts would read all of it: give a"
+        f"{type(source).__name__} cannot be sliced, so each of {shard.count} hosts would read all of it: pass a"
         " function from an atoll.data.Shard to the iterable of this shard's batches"
     )
 
 
 def _own_shard(sharding: Sharding) -> Shard:
-    """Which rows this process has, among the sets of rows that processes have."""
+    """Return the index of this process's set of rows among the distinct sets of all processes."""
     pieces = len(sharding.device_set)
     rank = max(1, len(getattr(sharding, "spec", ())))
     rows: dict[int, set[tuple[int, int, int]]] = {}
@@ -364,9 +369,9 @@ def _spec(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     array = np.asarray(leaf)
     name = f"batch{jax.tree_util.keystr(path)}"
     if not array.ndim:
-        raise ValueError(f"{name} is a scalar: the first axis of each array of a batch is its rows")
+        raise ValueError(f"{name} is a scalar: the first axis of each array of a batch must be its rows")
     if array.dtype.kind in "OSTUMm":
-        raise TypeError(f"{name} is of dtype {array.dtype}, which devices do not hold")
+        raise TypeError(f"{name} is of dtype {array.dtype}, which devices do not support")
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
@@ -379,11 +384,11 @@ def _described(specs: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"the state of the pipeline's iterator has a {type(value).__name__}, which JSON does not hold")
+    raise TypeError(f"the state of the pipeline's iterator has a {type(value).__name__}, which JSON cannot represent")
 
 
 def _beside_host(sharding: Any) -> Any:
-    """The same sharding over the CPU devices beside its devices, where the hosts make arrays."""
+    """Return `sharding` over the CPU devices that are on the hosts of its devices, where hosts create arrays."""
     if isinstance(sharding, NamedSharding):
         return NamedSharding(colocated_python.colocated_cpu_devices(sharding.mesh), sharding.spec)
     return SingleDeviceSharding(*colocated_python.colocated_cpu_devices(tuple(sharding.device_set)))

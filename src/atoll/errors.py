@@ -1,29 +1,27 @@
-"""Every error of Atoll, as one tree, and the status that carries it between processes.
+"""The exception classes of Atoll, and the status that carries an error between processes.
 
     AtollError
-    +-- AddressError (ValueError)       an address that cannot be parsed, or may not be listened on
-    +-- ConnectError (ConnectionError)  nobody answers at an address, or the cluster there refuses the connection
-    |   +-- VersionError                the two sides speak different protocol versions
+    +-- AddressError (ValueError)       an address cannot be parsed, or listening on it is not allowed
+    +-- ConnectError (ConnectionError)  no process answers at an address, or the cluster refuses the connection
+    |   +-- VersionError                the two sides have no protocol version in common
     |   +-- AccessError                 the token is missing or wrong
-    |   |   +-- HandshakeCutError       it ended a TLS handshake without a word
-    |   +-- FrameError                  a peer sent bytes that are no message of the protocol
-    +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the one that was asked for
-    |   +-- SettingsError (ValueError)  settings that no cluster can have: islands, platform, engine, memory, dispatch
-    |   +-- JournalError                a journal that cannot be read, or belongs to somebody else
+    |   |   +-- HandshakeCutError       the other side closed the connection during the TLS handshake
+    |   +-- FrameError                  a peer sent bytes that are not a message of the protocol
+    +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the expected one
+    |   +-- SettingsError (ValueError)  invalid settings of a cluster: islands, platform, engine, memory, dispatch
+    |   +-- JournalError                a journal cannot be read, or is in use by another controller
     |   +-- BackendError                JAX does not run on Atoll in this process
-    +-- ProgramError (TypeError)        a function that `atoll.program` cannot trace, or a call of it that does not fit
-    +-- PipelineError (ValueError)      a model that cannot be cut as asked, or a schedule that cannot run
-    +-- RecoveryError (RuntimeError)    what was replicated is lost, or a training has no island to go on
-    +-- SliceError (ValueError)         a slice that nobody can ask for, or that has been released
-    +-- StatusError                     a request to a cluster failed; carries a `Status`
+    +-- ProgramError (TypeError)        `atoll.program` cannot trace a function, or a call does not match its program
+    +-- PipelineError (ValueError)      a model cannot be cut into the requested stages, or a schedule cannot run
+    +-- RecoveryError (RuntimeError)    all copies of replicated arrays are lost, or a training has no island left
+    +-- SliceError (ValueError)         the request for a slice is invalid, or the slice has been released
+    +-- StatusError                     a request to a cluster failed; has a `Status`
 
-In parentheses: the built-in class that an error is, too.
+The built-in class in parentheses is a second base class.
 
-What fails on the cluster while a script runs (a computation, an allocation, a failed island) reaches the script from
-jaxlib, as `jax.errors.JaxRuntimeError`. Its text begins with the name of a `Code`.
-
-A `Status` is what travels between processes: an absl status code, a message, and payloads. The client's C++ half turns
-it into that exception, so the message says what failed, where, and what to do next.
+Failures on the cluster while a script runs (a computation, an allocation, a failed island) reach the script through
+jaxlib, as `jax.errors.JaxRuntimeError`. jaxlib creates that exception from a `Status`: an absl status code, a message
+and payloads. Its text begins with the name of the `Code`. The message says what failed, where, and what to do next.
 """
 
 from __future__ import annotations
@@ -34,12 +32,11 @@ import traceback
 
 import msgspec
 
-# Characters that a status has at most.
-MAX_TEXT = 64 * 1024
+MAX_TEXT = 64 * 1024  # maximum number of characters of a status
 
 
 class Code(enum.IntEnum):
-    """The absl status codes, by their numbers on the wire."""
+    """The absl status codes, with their numbers on the wire."""
 
     OK = 0
     CANCELLED = 1
@@ -61,7 +58,7 @@ class Code(enum.IntEnum):
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An outcome: `code` OK, or what went wrong, in a message that a user can act on."""
+    """The outcome of a request: an absl `code`, and for errors a message that a user can act on."""
 
     code: int = 0
     message: str = ""
@@ -76,7 +73,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
             raise StatusError(Code(self.code), self.message, self.payloads)
 
     def within(self, program: str) -> Status:
-        """The same error with the name of the program that failed, unless it names one already."""
+        """Return this error with the name of the program that failed, unless the message names one already."""
         if not program or " (in " in self.message:
             return self
         return Status(self.code or int(Code.INTERNAL), f"{self.message} (in {program})", self.payloads)
@@ -89,39 +86,39 @@ OK = Status()
 
 
 class AtollError(Exception):
-    """The root of everything that Atoll raises on purpose."""
+    """The base class of all exceptions that Atoll raises on purpose."""
 
 
 class AddressError(AtollError, ValueError):
-    """An address that cannot be parsed, or that must not be listened on."""
+    """An address cannot be parsed, or listening on it is not allowed."""
 
 
 class ConnectError(AtollError, ConnectionError):
-    """A connection could not be made; says to whom, and what to start."""
+    """A connection could not be established. The message names the address and what to start."""
 
 
 class VersionError(ConnectError):
-    """The two sides share no protocol version."""
+    """The two sides have no protocol version in common."""
 
 
 class AccessError(ConnectError):
-    """One side refused the other's token."""
+    """One side refused the other side's token."""
 
 
 class HandshakeCutError(AccessError):
-    """The other side ended a TLS handshake without a word: it speaks no TLS, or it was killed just then."""
+    """The other side closed the connection during the TLS handshake: it does not use TLS, or it was killed."""
 
 
 class FrameError(ConnectError):
-    """A peer sent bytes that are no message of the protocol, or too many."""
+    """A peer sent bytes that are not a message of the protocol, or too many bytes."""
 
 
 class ClusterError(AtollError, RuntimeError):
-    """A cluster, or a process of it, did not start or has ended."""
+    """A cluster, or one of its processes, did not start or has ended."""
 
 
 class SettingsError(ClusterError, ValueError):
-    """Settings that no cluster can have; names the setting, what it was, and what is expected."""
+    """A setting of a cluster is invalid. The message names the setting, its value and what is expected."""
 
 
 class JournalError(ClusterError):
@@ -129,33 +126,33 @@ class JournalError(ClusterError):
 
 
 class BackendError(ClusterError):
-    """JAX does not run on Atoll in this process; says how to start it so that it does."""
+    """JAX does not run on Atoll in this process. The message says how to start the process so that it does."""
 
 
 class ProgramError(AtollError, TypeError):
-    """A function that cannot be made into a program, or a call that does not fit its program.
+    """A function cannot be made into a program, or a call does not match its program.
 
-    Names the user's lines and says what to do.
+    The message names the user's lines and says what to do.
     """
 
 
 class PipelineError(AtollError, ValueError):
-    """A model that cannot be cut into a pipeline as asked, or a schedule that cannot run.
+    """A model cannot be cut into the requested stages, or a schedule cannot run.
 
-    Names the value, the parameter or the entry, and the user's lines.
+    The message names the value, the parameter or the entry, and the user's lines.
     """
 
 
 class RecoveryError(AtollError, RuntimeError):
-    """More was lost at once than there are copies of; or a training has no islands left to go on with."""
+    """All copies of replicated arrays were lost, or a training has no islands left."""
 
 
 class SliceError(AtollError, ValueError):
-    """A slice that nobody can ask for, whatever the cluster; or a slice that has been released is used."""
+    """A request for a slice is invalid on any cluster, or a released slice is used."""
 
 
 class StatusError(AtollError):
-    """A request failed with a status; what a session answers to its client."""
+    """A request failed with a status, which the session sends to its client."""
 
     def __init__(self, code: Code, message: str, payloads: dict[str, bytes] | None = None) -> None:
         super().__init__(f"{code.name}: {message}")
@@ -175,7 +172,7 @@ def unimplemented(message: str) -> StatusError:
 
 
 def refusal(status: Status, prefix: str = "") -> ConnectError:
-    """The error for a controller that refuses the connection."""
+    """Return the exception for a connection that the controller refused with `status`."""
     kinds: dict[int, type[ConnectError]] = {
         Code.UNAUTHENTICATED: AccessError,
         Code.FAILED_PRECONDITION: VersionError,
@@ -184,13 +181,13 @@ def refusal(status: Status, prefix: str = "") -> ConnectError:
 
 
 def error_kind(name: str) -> type[AtollError] | None:
-    """The class of this tree that has the name, as another process reports it; None where there is none."""
+    """Return the exception class that another process reports by `name`, or None if this module has no such class."""
     kind = globals().get(name)
     return kind if isinstance(kind, type) and issubclass(kind, AtollError) else None
 
 
 def status_of(error: BaseException) -> Status:
-    """The status for any exception; XLA's own errors begin with their code's name."""
+    """Return the status for any exception. The text of XLA's errors begins with the name of their code."""
     if isinstance(error, StatusError):
         return error.status
     text = str(error) or type(error).__name__
@@ -207,7 +204,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def shortened(text: str) -> str:
-    """Its beginning and its end, where it is longer than a status may be."""
+    """Return `text` without its middle if it is longer than a status may be."""
     if len(text) <= MAX_TEXT:
         return text
     gap = "\n...\n"
@@ -216,7 +213,7 @@ def shortened(text: str) -> str:
 
 
 def traceback_of(error: BaseException, own: str) -> str:
-    """Return the exception with its traceback, without the outermost frames that are in the directory `own`."""
+    """Format the exception with its traceback, without the outermost frames whose files are in the directory `own`."""
     lines = error.__traceback__
     while lines is not None and lines.tb_frame.f_code.co_filename.startswith(own + os.sep):
         lines = lines.tb_next

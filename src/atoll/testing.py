@@ -1,12 +1,12 @@
-"""For those who study schedulers: a whole cluster in virtual time, in one process, in milliseconds.
+"""A simulated cluster in virtual time, for the study of schedulers. It runs in one process, in milliseconds.
 
-What is real: the controller with its scheduler, the hosts' executors, plans and stores, the clients' sessions, and
-every message between them. What is modelled: time. Devices compute nothing and take the time that a `NullProgram` says;
-a message takes a latency, and each process is busy with it for a while (`Costs`); networks are those of a `NullModel`.
-Nothing depends on the machine that this runs on: the same run gives the same times, to the last bit.
+The controller with its scheduler, the executors, plans and stores of the hosts, the clients' sessions and all messages
+between them are real. Time is simulated: a device computes nothing and is busy for the time in a `NullProgram`; a
+message has a latency, and occupies each process that handles it (`Costs`); a `NullModel` describes the networks. The
+results do not depend on the machine: the same run gives exactly the same times.
 
-A policy decides which of an island's ready nodes goes next (`Policy`). In this one, the
-session that was opened last goes first:
+A policy decides which of an island's ready nodes runs next (`Policy`). This policy prefers the session that was opened
+last:
 
 >>> from atoll.testing import FirstComeFirstServed, NullProgram, VirtualCluster, call, program, sharded
 
@@ -24,8 +24,8 @@ session that was opened last goes first:
 ...         newest = max(self.ready.values(), key=lambda node: (node.session, -node.number))
 ...         return self.ready.pop(newest.number)
 
-A client is a coroutine. This one calls a function again and again, each time with the result of the call before, and
-returns when the last was ready, in seconds:
+A client is a coroutine. This client calls a function repeatedly, each time with the result of the previous call, and
+returns the time in seconds at which the last result was ready:
 
 >>> async def compute(client, seconds, count):
 ...     devices, scalar = client.islands[0], ("uint8", (4,))
@@ -39,8 +39,8 @@ returns when the last was ready, in seconds:
 ...         (x,) = await client.launch(go_on, [x], 1)
 ...     return await client.when_ready([x])
 
-Two clients share one of two islands, each of four hosts with two devices. The computations of one take 3 ms and those
-of the other 1 ms:
+Two clients share one of two islands; each island has four hosts with two devices. The computations of one client take
+3 ms, those of the other 1 ms:
 
 >>> def times(policy):
 ...     cluster = VirtualCluster("2x4x2", policy=policy)
@@ -53,10 +53,10 @@ of the other 1 ms:
 >>> times(NewestFirst)
 ['2.0 s', '0.5 s']
 
-By default they alternate. With the new policy, the one that came later only waits for what had started before.
-`cluster.controller` is the real one: its statistics and its trace say more. Programs of several nodes, transfers
-between islands (`transfer`) and donations are as in `atoll.ir.program`. `VirtualCluster` has the contract of each
-argument.
+By default the clients alternate. With the new policy, the later client waits only for computations that have already
+started. `cluster.controller` is the real controller, with its statistics and its trace. `atoll.ir.program` describes
+programs of several nodes, transfers between islands (`transfer`) and donations. `VirtualCluster` documents its
+arguments.
 """
 
 from atoll.devices.null.model import MODELS, NullModel

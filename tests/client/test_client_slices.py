@@ -22,7 +22,7 @@ from atoll.client.client_slices import VirtualDeviceSet
         ({"shape": ()}, "one to three dimensions"),
         ({"shape": (1, 1, 1, 2)}, "one to three dimensions"),
         ({"shape": (-2, -2)}, "one device or more"),
-        ({"devices": 1, "memory_per_device": "much"}, "no amount of memory"),
+        ({"devices": 1, "memory_per_device": "much"}, "not an amount of memory"),
         ({"devices": 1, "memory_per_device": -5}, "memory_per_device is -5"),
     ],
 )

@@ -38,7 +38,7 @@ def test_what_the_environment_says(
 @pytest.mark.parametrize(
     ("variable", "value", "error"),
     [
-        ("ATOLL_DEVICE_MEMORY", "much", "ATOLL_DEVICE_MEMORY: 'much' is no amount of memory"),
+        ("ATOLL_DEVICE_MEMORY", "much", "ATOLL_DEVICE_MEMORY: 'much' is not an amount of memory"),
         ("ATOLL_DISPATCH", "serial", "ATOLL_DISPATCH is 'serial': expected parallel or sequential"),
     ],
 )
