@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atoll.journal.cipher import FileCipher, new_salt
-from atoll.journal.files import Directory
+from atoll.journal.files import Directory, FileCipher, new_salt
+from atoll.journal.journal import recover
 from atoll.journal.records import decode_events, encode_event, encode_turn, join_records
-from atoll.journal.recovery import recover
 from atoll.journal.segment import Segment
 from benchmarks.harness.machine import describe
 from benchmarks.paper.cluster import NullCluster

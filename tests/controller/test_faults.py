@@ -9,7 +9,7 @@ import pytest
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.validation import PROXIES
 from atoll.errors import Code
-from atoll.journal.replay import replayed, skipped_of
+from atoll.journal.event_log import replayed, skipped_of
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES

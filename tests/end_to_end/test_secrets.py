@@ -22,8 +22,8 @@ import pytest
 
 from atoll.cluster.tenant_settings import read_tenants
 from atoll.journal.files import Directory
+from atoll.journal.journal import recover
 from atoll.journal.records import decode_events
-from atoll.journal.recovery import recover
 from atoll.journal.snapshots import unpickled
 from atoll.operate.log_replay import replay
 from atoll.operate.operator_requests import request_dump

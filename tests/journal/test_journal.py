@@ -13,11 +13,9 @@ import pytest
 
 from atoll.errors import JournalError
 from atoll.journal import files, journal, segment
-from atoll.journal.cipher import TAG_BYTES, FileCipher, new_salt
-from atoll.journal.files import Directory
-from atoll.journal.journal import Journal
+from atoll.journal.files import TAG_BYTES, Directory, FileCipher, new_salt
+from atoll.journal.journal import Journal, recover
 from atoll.journal.records import encode_event, encode_turn, join_records, read_turns
-from atoll.journal.recovery import recover
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import pickled, unpickled
 from atoll.protocol import events as e
@@ -214,7 +212,7 @@ def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(directo
     content[used(directory.segment(1)) - last - 8] ^= 4  # in the one before the last
     directory.segment(1).write_bytes(content)
     assert timers(directory) == [0]
-    assert "00000002.events went with it" in caplog.text
+    assert "removed the later 00000002.events" in caplog.text
     assert directory.segments() == [1]
 
 
@@ -234,14 +232,14 @@ def test_a_snapshot_that_is_damaged_is_passed_over_for_the_one_before(directory,
 def test_where_no_snapshot_can_be_read_that_is_an_error(directory):
     written(directory, 1)
     directory.snapshot(1).write_bytes(b"something else")
-    with pytest.raises(JournalError, match="no file of a journal"):
+    with pytest.raises(JournalError, match="not a journal file"):
         recover(directory)
 
 
 def test_another_version_is_refused(directory, monkeypatch):
     written(directory, 1)
     monkeypatch.setattr(files, "__version__", "99.0")
-    with pytest.raises(JournalError, match=r"this is atoll 99\.0 .*is read by the Atoll that wrote it"):
+    with pytest.raises(JournalError, match=r"this is atoll 99\.0 .*only the version that wrote a journal can read it"):
         recover(directory)
 
 

@@ -49,7 +49,7 @@ def test_what_cannot_be_read_is_said_with_what_to_do(tmp_path, content):
     directory = ended(tmp_path / "journal")
     whole = (directory / NAME).read_bytes()
     (directory / NAME).write_bytes(content and content + whole[len(content) + 9 :])
-    with pytest.raises(JournalError, match="remove it to do without them"):
+    with pytest.raises(JournalError, match="remove it to discard them"):
         check_persisted(directory, SETTINGS)
     flipped = bytearray(whole)
     flipped[-1] ^= 1

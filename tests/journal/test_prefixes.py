@@ -8,8 +8,8 @@ from functools import cache
 import msgspec
 import pytest
 
+from atoll.journal.event_log import replayed
 from atoll.journal.records import decode_events, read_turns
-from atoll.journal.replay import replayed
 from atoll.protocol import events as e
 from atoll.telemetry.consistency import contradictions
 from tests.controller.migrating_world import MigratingWorld

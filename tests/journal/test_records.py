@@ -41,7 +41,7 @@ def test_a_record_that_is_cut_off_is_none(size):
 def test_bytes_that_are_no_event_are_refused():
     record = bytearray(records_of(EVENTS[2]))
     record[-4:] = b"\xc1\xc1\xc1\xc1"
-    with pytest.raises(JournalError, match="no event"):
+    with pytest.raises(JournalError, match="invalid record"):
         list(decode_events(bytes(record)))
 
 

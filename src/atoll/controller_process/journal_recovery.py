@@ -14,9 +14,8 @@ from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.shell_state import ShellState
 from atoll.errors import JournalError
 from atoll.journal.files import Directory
-from atoll.journal.journal import Journal
+from atoll.journal.journal import Journal, Recovered, recover
 from atoll.journal.persisted_state import NAME, PersistedState, persisted_in
-from atoll.journal.recovery import Recovered, recover
 from atoll.journal.snapshots import unpickled
 
 _log = logging.getLogger(__name__)

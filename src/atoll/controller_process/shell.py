@@ -27,9 +27,9 @@ from atoll.controller_process.shell_state import ShellState
 from atoll.controller_process.standby_replication import StandbyReplication, is_standby
 from atoll.controller_process.step_budget import StepBudget
 from atoll.errors import AtollError, Code, JournalError, Status
+from atoll.journal.event_log import skipped_of
 from atoll.journal.journal import Journal
 from atoll.journal.records import decode_event
-from atoll.journal.replay import skipped_of
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m

@@ -1,1 +1,1 @@
-"""All that a controller has handled, as bytes: for people who ask why, and for a controller that restarts."""
+"""Records of all events that a controller has handled: a log for operators, and files from which it restarts."""

@@ -1,30 +1,32 @@
-"""The controller's event log: all events in order, from which its decisions replay.
+"""The controller's event log: the last events in order, and how to replay them.
 
-A log is a complete account of why something happened. It is bounded by count and by bytes; the oldest events go first.
-A dump has neither the digests of tokens nor the secrets of sessions and hosts: fixed texts replace them.
+The log is bounded by count and by bytes, and drops the oldest events first. A dump of it contains neither the digests
+of tokens nor the secrets of sessions and hosts: placeholders replace them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_NAME
+from atoll.errors import AtollError
 from atoll.journal.records import decode_event, encode_event
 from atoll.protocol import messages as m
-from atoll.protocol.events import AnyEvent, ConnectionOpened, Received, SessionsPersisted
+from atoll.protocol.actions import AnyAction
+from atoll.protocol.events import AnyEvent, ConnectionOpened, Received, SessionsPersisted, Skipped
 from atoll.security.roles import is_of_the_cluster
 from atoll.security.tokens import Tokens
 
 MOST_EVENTS = 50_000
-# Of encoded events. A dump has them in base64, and must fit into one message.
+# Of encoded events. A dump contains them in base64 and must fit into one message.
 MOST_BYTES = 32 * 1024 * 1024
 
-# What stands in a log for the token that was expected, and for any other.
+# Placeholders in a log for a correct token and for any other.
 RIGHT_TOKEN = "right"
 _WRONG_TOKEN = "wrong"
 _NO_TOKENS = Tokens()
@@ -33,7 +35,7 @@ _EVENTS_WITH_SECRETS: frozenset[type[Any]] = frozenset((ConnectionOpened, Sessio
 
 
 class Header(msgspec.Struct, frozen=True):
-    """How the controller was started, and how many events are missing at the beginning."""
+    """The first line of a dump: the controller's version and settings, and how many older events are missing."""
 
     version: str
     settings: ClusterSettings
@@ -43,7 +45,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event of a dump: what a reader looks for, and the whole event as its record (`records.decode_event`)."""
+    """One event of a dump: the fields to search for, and the whole event as a record (see `records.decode_event`)."""
 
     number: int
     seconds: float
@@ -54,14 +56,14 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EventLog:
-    """Keeps the last events, encoded: they share nothing with what the controller does to the messages in them.
+    """Keeps the last events. They are encoded, so that they do not share messages with the controller.
 
-    `turn` has the records of the last turn, with digests and secrets in them, for a journal, which encrypts them.
-    `dump` shows neither. A restored controller has the log from then on.
+    `turn` has the records of the last turn, including digests and secrets, for the journal, which encrypts them.
+    `dump` contains neither. The log of a restored controller begins at the snapshot.
     """
 
     def __init__(self, settings: ClusterSettings, version: str, tokens: Tokens = _NO_TOKENS) -> None:
-        # A log replays with the texts that replace digests in it: nobody gets in with these.
+        # The header contains placeholders in place of digests, so nobody can authenticate using a dump.
         tenants = tuple(
             msgspec.structs.replace(each, token_hash=_token_of(each.name) if each.token_hash else "")
             for each in settings.tenants
@@ -73,15 +75,15 @@ class EventLog:
             has_host_token=bool(tokens.host),
         )
         self._tokens = tokens
-        self.turn: Sequence[bytes] = ()  # what came between the last two calls of `trim`
+        self.turn: Sequence[bytes] = ()  # the records between the last two calls of `trim`
         self._new: list[bytes] = []  # since `trim`
         self._events: deque[bytes] = deque()
-        self._count = 0  # also of those that are not kept any more
+        self._count = 0  # includes dropped events
         self._bytes = 0
-        self._replaced: dict[int, bytes] = {}  # in place of the events of these numbers, which have secrets
+        self._replaced: dict[int, bytes] = {}  # by number: records without secrets, for events that contain secrets
 
     def record(self, event: AnyEvent) -> None:
-        """Keeps the event. This is on the path of every message: what can wait is done in `trim`."""
+        """Keep the event. This is on the path of every message, so work that can be delayed is in `trim`."""
         self._new.append(encode_event(event))
         if event.__class__ is Received:
             if event.message.__class__ in _MESSAGES_WITH_SECRETS:
@@ -90,7 +92,7 @@ class EventLog:
             self._keep_shown(_event_without_secrets(event))
 
     def trim(self) -> None:
-        """Drops the oldest events beyond the bounds. To be called once for many events."""
+        """Drop the oldest events beyond the bounds. Call this once per turn."""
         new, self._new = self._new, []
         self.turn = new
         self._events.extend(new)
@@ -104,7 +106,7 @@ class EventLog:
                 del self._replaced[first]
 
     def dump(self) -> bytes:
-        """A line of JSON for the start, and one for each event."""
+        """Return one line of JSON for the header, and one per event."""
         missing = self._count - len(self._events)
         encode = msgspec.json.encode
         lines = [encode(msgspec.structs.replace(self._header, missing=missing))]
@@ -115,7 +117,7 @@ class EventLog:
         return b"\n".join(lines) + b"\n"
 
     def statistics(self) -> dict[str, int]:
-        """How much is kept, and how many events are not any more."""
+        """Return how many events and bytes are kept, and how many events were dropped."""
         nbytes = self._bytes + sum(map(len, self._new))
         count = len(self._events) + len(self._new)
         return {"events": count, "bytes": nbytes, "missing": self._count - len(self._events)}
@@ -124,7 +126,7 @@ class EventLog:
         return self.__dict__ | {"turn": (), "_new": [], "_events": deque(), "_bytes": 0, "_replaced": {}}
 
     def _keep_shown(self, event: AnyEvent) -> None:
-        """A dump shows this in place of the last event."""
+        """Show `event` in dumps in place of the last event."""
         self._replaced[self._count + len(self._new)] = encode_event(event)
 
     def _without_secrets(self, message: Any) -> Any:
@@ -133,7 +135,7 @@ class EventLog:
         return msgspec.structs.replace(message, token_hash=_token_of(message.name) if message.token_hash else "")
 
     def _shown(self, hello: m.Hello) -> str:
-        """What stands for its token."""
+        """Return the placeholder for the token of `hello`."""
         if not self._tokens.are_right(hello.role, hello.token):
             return _WRONG_TOKEN
         tenant = None if is_of_the_cluster(hello.role) else self._tokens.tenant_of(hello.token)
@@ -159,3 +161,28 @@ def _line(number: int, record: bytes) -> Line:
 
 def _token_of(tenant: str) -> str:
     return f"{RIGHT_TOKEN}:{tenant}"
+
+
+def skipped_of(events: Sequence[AnyEvent]) -> frozenset[int]:
+    """Return the positions of the events of a turn that are not handled, because the controller failed at them."""
+    return frozenset(each - 1 for each, event in enumerate(events) if isinstance(event, Skipped) and each)
+
+
+def replayed(
+    handle: Callable[[AnyEvent], list[AnyAction]], events: Iterable[AnyEvent]
+) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:
+    """Yield each event with the actions of a controller that handles it. The same events give the same actions."""
+    before: AnyEvent | None = None
+    for event in events:
+        if before is not None:
+            yield before, [] if isinstance(event, Skipped) else _handled(handle, before)
+        before = event
+    if before is not None:
+        yield before, _handled(handle, before)
+
+
+def _handled(handle: Callable[[AnyEvent], list[AnyAction]], event: AnyEvent) -> list[AnyAction]:
+    try:
+        return handle(event)
+    except AtollError:
+        return []  # as in the original run: the shell closed the connection, which is the next event

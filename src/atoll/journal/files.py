@@ -1,15 +1,17 @@
-"""The files of a journal: snapshots, and segments with the events after each.
+"""The files of a journal: snapshots, and segments with the events after each snapshot.
 
-Segment n has what was handled after snapshot n. A file begins with a header that names the Atoll that wrote it: another
-version does not read it, since a snapshot consists of that version's objects. The content after the header is encrypted
-and authenticated (`journal.cipher`): it has the secrets that admit to data ports and resume connections, and reading a
-snapshot runs it.
+Segment n contains the events that were handled after snapshot n. A file begins with a header that names the version of
+Atoll that wrote it, and only that version reads it, because a snapshot is a pickle of its objects. The rest of the file
+is encrypted and authenticated, because it contains the secrets that admit clients to data ports and resume connections,
+and because unpickling a snapshot runs code.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hmac
 import os
+import secrets
 import stat
 import struct
 from collections.abc import Iterator
@@ -20,20 +22,23 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.errors import JournalError
-from atoll.journal.cipher import TAG_BYTES, FileCipher, journal_key, new_salt
 from atoll.journal.segment import Segment
 from atoll.protocol.messages import PROTOCOL
+from atoll.security.user_key import user_key
 
 _MAGIC = b"ATOLL JOURNAL\n"
-_LENGTHS = struct.Struct("<II")  # of a header, with its checksum
+_LENGTHS = struct.Struct("<II")  # of a header: its length and checksum
 _MOST_HEADER = 4096
-_LENGTH = struct.Struct("<Q")  # of what a snapshot has
-_PART_BYTES = 1 << 20  # of it, encrypted at a time
+_LENGTH = struct.Struct("<Q")  # of a payload
+_PART_BYTES = 1 << 20  # of a payload, encrypted at a time
 _SNAPSHOT, _SEGMENT, _UNFINISHED = ".snapshot", ".events", ".unfinished"
+TAG_BYTES = 16  # added to each part that is sealed
+_SALT_BYTES = 16
+_NONCE_BYTES = 12
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """What a file begins with. `term` is that of the controller that wrote it."""
+    """The header of a file. `term` is the term of the controller that wrote it."""
 
     number: int
     term: int
@@ -43,31 +48,31 @@ class FileHeader(msgspec.Struct, frozen=True):
 
 
 def header(number: int, term: int, salt: str) -> bytes:
-    """The first bytes of a file."""
+    """Return the first bytes of a file."""
     content = msgspec.json.encode(FileHeader(number, term, salt))
     return _MAGIC + _LENGTHS.pack(len(content), crc32(content)) + content
 
 
 def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int]:
-    """The header, and where it ends. Raises JournalError where there is none, or another version's."""
+    """Return the header and the offset of its end. Raises JournalError if it is invalid or of another version."""
     start = len(_MAGIC) + _LENGTHS.size
     if len(content) < start or bytes(content[: len(_MAGIC)]) != _MAGIC:
-        raise JournalError(f"{name} is no file of a journal of Atoll's")
+        raise JournalError(f"{name} is not a journal file of Atoll")
     length, checksum = _LENGTHS.unpack_from(content, len(_MAGIC))
     body = bytes(content[start : start + length])
     if len(body) < length or crc32(body) != checksum:
-        raise JournalError(f"the beginning of {name} is damaged")
+        raise JournalError(f"the header of {name} is damaged")
     found = msgspec.json.decode(body, type=FileHeader)
     if (found.version, found.protocol) != (__version__, PROTOCOL):
         raise JournalError(
             f"{name} was written by atoll {found.version} (protocol {found.protocol}), and this is atoll {__version__} "
-            f"(protocol {PROTOCOL}): a journal is read by the Atoll that wrote it"
+            f"(protocol {PROTOCOL}): only the version that wrote a journal can read it"
         )
     return found, start + length
 
 
 def write_whole(path: Path, number: int, term: int, payload: bytes, key: bytes) -> None:
-    """Has a file on the disk, whole, or not at all. Raises OSError."""
+    """Write a file to the disk atomically. Raises OSError."""
     unfinished, salt = path.with_suffix(_UNFINISHED), new_salt()
     cipher, view = FileCipher(key, salt), memoryview(payload)
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -81,16 +86,16 @@ def write_whole(path: Path, number: int, term: int, payload: bytes, key: bytes) 
 
 
 def read_whole(path: Path, key: bytes) -> tuple[FileHeader, bytes]:
-    """Its header and payload. Raises JournalError where it is damaged or another version's, and OSError."""
+    """Return the file's header and payload. Raises OSError, and JournalError if it is damaged or of another version."""
     with open(path, "rb") as file:
         found, _ = read_header(file.read(_MOST_HEADER), str(path))
     return found, b"".join([part for part, _ in payload_of(path, key)])
 
 
 def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
-    """A file's payload, part by part, and whether each is the last.
+    """Yield the parts of a file's payload, and whether each is the last, for callers that cannot hold all of it.
 
-    Raises as `read_whole`, before the last of them, for whoever has no room for all. OSError may come at once.
+    Raises the errors of `read_whole` before the last part.
     """
     with open(path, "rb") as file:
         found, start = read_header(file.read(_MOST_HEADER), str(path))
@@ -112,22 +117,22 @@ def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
 
 
 class Directory:
-    """The directory of one journal. Holds a lock on it, which ends with the process: two controllers never share one.
+    """The directory of one journal. Holds a lock on it until the process ends: two controllers never share one.
 
-    Raises JournalError if the directory cannot be used, is open to other users, or is in use; AccessError without a
-    key.
+    Raises JournalError if the directory is unusable, in use, or accessible to other users, and AccessError if the user
+    has no key.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._key = journal_key()
-        FileCipher(self._key, "")  # loads what encrypts: in this process, once, and not in each child with a snapshot
+        FileCipher(self._key, "")  # imports the cryptography once in this process, not in each child with a snapshot
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.path.stat()
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
                 raise JournalError(
-                    f"the journal's directory {self.path} is to be its owner's alone: chmod 700 {self.path}"
+                    f"other users can access the journal's directory {self.path}: run `chmod 700 {self.path}`"
                 )
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -148,7 +153,7 @@ class Directory:
         return self.path / f"{number:08}{_SEGMENT}"
 
     def snapshots(self) -> list[int]:
-        """Their numbers, in order."""
+        """Return the numbers of the snapshots in order."""
         return self._numbers(_SNAPSHOT)
 
     def segments(self) -> list[int]:
@@ -158,39 +163,80 @@ class Directory:
         return sorted(int(path.stem) for path in self.path.glob(f"*{suffix}") if path.stem.isdigit())
 
     def forget_before(self, number: int) -> None:
-        """What is older than this snapshot goes, and what was not finished."""
+        """Remove the files before this snapshot, and all unfinished ones."""
         for path in self.path.iterdir():
             old = path.suffix in (_SNAPSHOT, _SEGMENT) and path.stem.isdigit() and int(path.stem) < number
             if old or path.suffix == _UNFINISHED:
                 path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """All goes: the cluster has ended."""
+        """Remove all snapshots and segments, because the cluster has ended."""
         self.forget_before(1 << 62)
 
     # ---- contents
 
     def write_snapshot(self, number: int, term: int, payload: bytes) -> None:
-        """Has it on the disk, whole, or not at all."""
+        """Write a snapshot to the disk atomically. Raises OSError."""
         write_whole(self.snapshot(number), number, term, payload, self._key)
 
     def read_snapshot(self, number: int) -> tuple[FileHeader, bytes]:
-        """Raises JournalError where it is damaged or another version's."""
+        """Return a snapshot's header and payload. Raises as `read_whole`."""
         return read_whole(self.snapshot(number), self._key)
 
     def payload_of(self, number: int) -> Iterator[tuple[bytes, bool]]:
-        """That of a snapshot, part by part: see `payload_of`."""
+        """Yield the parts of a snapshot's payload; see the function `payload_of`."""
         return payload_of(self.snapshot(number), self._key)
 
     def write_persisted(self, name: str, term: int, payload: bytes) -> None:
-        """Has a file of this name beside the journal, whole, or not at all. Raises OSError."""
+        """Write a file with this name beside the journal, atomically. Raises OSError."""
         write_whole(self.path / name, 0, term, payload, self._key)
 
     def open_segment(self, number: int, term: int) -> tuple[Segment, FileCipher]:
-        """A new one, to append to, and what encrypts its turns. Raises OSError."""
+        """Create a segment to append to, and the cipher that encrypts its turns. Raises OSError."""
         salt = new_salt()
         return Segment(self.segment(number), header(number, term, salt)), FileCipher(self._key, salt)
 
     def cipher_of(self, found: FileHeader) -> FileCipher:
         """Return the cipher that opens the turns of the segment with this header."""
         return FileCipher(self._key, found.salt)
+
+
+def journal_key() -> bytes:
+    """Return the key of this user's journals. Raises AccessError."""
+    return user_key("journal")
+
+
+def new_salt() -> str:
+    return secrets.token_hex(_SALT_BYTES)
+
+
+class FileCipher:
+    """Seals or opens the parts of one file in order; an instance does only one of the two.
+
+    Each file has its own key, derived from the user's key and a random salt in the file's header. The parts are
+    encrypted with AES-256-GCM, with the part's number as nonce, so a part that was changed, moved, or copied from
+    another file does not open.
+    """
+
+    def __init__(self, key: bytes, salt: str) -> None:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._aead = AESGCM(hmac.digest(key, b"file " + salt.encode(), "sha256"))
+        self._invalid = InvalidTag
+        self._number = 0
+
+    def seal(self, part: bytes | memoryview, *, is_last: bool = False) -> bytes:
+        """Encrypt the next part."""
+        return self._aead.encrypt(self._nonce(is_last), part, None)
+
+    def open(self, part: bytes | memoryview, *, is_last: bool = False) -> bytes:
+        """Decrypt the next part. Raises JournalError if a different part was sealed in this position."""
+        try:
+            return self._aead.decrypt(self._nonce(is_last), part, None)
+        except self._invalid:
+            raise JournalError("a part was changed, or written with another key") from None
+
+    def _nonce(self, is_last: bool) -> bytes:
+        self._number += 1
+        return (2 * self._number + is_last).to_bytes(_NONCE_BYTES, "little")

@@ -1,10 +1,10 @@
-"""A controller's journal as it is written: one append for each turn, before anything that was decided leaves.
+"""A controller's journal: it appends each turn before the turn's decisions leave the process, and recovers from them.
 
-What was appended survives the process, however it ends. It survives its machine where the kernel has written it, which
-it is asked to once a second: nothing waits for that.
+An appended turn survives the process. It survives the machine once the kernel has written it to the disk, which the
+journal requests once per second without waiting.
 
-With a snapshot older events are of no use. There is one after each `SNAPSHOT_SECONDS` of CPU time, and after
-`SNAPSHOT_BYTES`: to replay what is newer takes a new controller no longer than it took this one.
+A snapshot supersedes all older events. One is written after every `SNAPSHOT_SECONDS` of CPU time and after
+`SNAPSHOT_BYTES`, which bounds the time that a new controller needs to replay the newer events.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.journal.cipher import FileCipher
-from atoll.journal.files import Directory
+from atoll.errors import JournalError
+from atoll.journal.files import Directory, FileCipher, read_header
 from atoll.journal.persisted_state import NAME
-from atoll.journal.records import encode_turn, join_records
+from atoll.journal.records import decode_events, encode_turn, join_records, read_turns
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import start_snapshot, wait_for_snapshot
+from atoll.protocol.events import AnyEvent
 
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_SECONDS = 3.0
 SNAPSHOT_BYTES = 64 << 20
-# After a failure, of a disk that is full, say.
+# After a failure, for instance a full disk.
 _RETRY_SECONDS = 10.0
 
 
 class Journal:
-    """Appends to the directory's newest segment. For one thread; `tick` is to be called once a second.
+    """Appends to the newest segment of a directory. For one thread; call `tick` once per second.
 
-    `state()` is what a snapshot has: it is called in a copy of this process, and does no I/O. `cpu_time()` is
-    what this process has taken, in seconds.
+    `state()` returns the content of a snapshot. It is called in a copy of this process and does no I/O. `cpu_time()`
+    returns the CPU time of this process in seconds.
     """
 
     def __init__(
@@ -48,33 +50,34 @@ class Journal:
         cpu_time: Callable[[], float] = time.process_time,
     ) -> None:
         self.term = term
-        self.snapshots = 0  # that were finished
+        self.snapshots = 0  # finished ones
         self._directory = directory
         self._state = state
         self._number = number
         self._segment: Segment | None = None
-        self._cipher: FileCipher | None = None  # of its turns
+        self._cipher: FileCipher | None = None  # for the segment's turns
         self._cpu_time = cpu_time
-        self._events = self._bytes = 0  # since the last snapshot was begun
-        # A process that begins with a replay has taken what that took: killed again, it is back sooner.
-        self._began = 0.0  # the last snapshot, by the CPU time
+        self._events = self._bytes = 0  # since the last snapshot began
+        # CPU time at which the last snapshot began. 0 counts the time of a replay as well: a controller that is killed
+        # soon after a replay then restarts faster.
+        self._began = 0.0
         self._is_due = False
         self._synced = True
         self._syncing: threading.Thread | None = None
-        self._child = 0  # which writes a snapshot
-        self._retry = 0.0  # when, by the monotonic clock: what was handled since a failure is not in the journal
+        self._child = 0  # pid of the process that writes a snapshot
+        self._retry = 0.0  # monotonic time of the next attempt after a failure
         self._is_broken = False
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether `snapshot` is to be called, as soon as all is done that was decided."""
+        """Whether to call `snapshot` as soon as all decided actions are done."""
         if self._is_broken:
             return not self._child and time.monotonic() >= self._retry
         return (self._is_due or self._bytes >= SNAPSHOT_BYTES) and not self._child
 
     @property
     def is_broken(self) -> bool:
-        """Whether events are missing in it, so that no process can continue from it."""
+        """Whether events are missing from the journal, so that no process can continue from it."""
         return self._is_broken
 
     @property
@@ -83,21 +86,21 @@ class Journal:
 
     @property
     def number(self) -> int:
-        """Of the last snapshot that was begun."""
+        """The number of the last snapshot that was begun."""
         return self._number
 
     def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
         """Yield the parts of a snapshot, and whether each is the last.
 
-        Raises JournalError, and OSError where it is not there, or not yet, when the first is asked for.
+        The first step raises JournalError, or OSError if the snapshot does not exist or is unfinished.
         """
         return self._directory.payload_of(number)
 
     def begin(self) -> None:
-        """Writes the first snapshot of this process, while nothing waits yet. Raises OSError.
+        """Write the first snapshot of this process, before other work depends on it. Raises OSError.
 
-        In a child, as the others: Python (3.11) reads and writes the attributes of objects that it has pickled once
-        more slowly ever after, which was a tenth of the CPU time of a controller.
+        A child writes it, as it does later snapshots: after a process has pickled an object, Python 3.11 accesses the
+        object's attributes more slowly forever, which was a tenth of a controller's CPU time.
         """
         wait_for_snapshot(self._start_snapshot(self._number))
         self._directory.forget_before(self._number)
@@ -105,21 +108,21 @@ class Journal:
         self.go_on()
 
     def go_on(self, events: int = 0) -> None:
-        """Begins a segment, after what is there already: so many events since the last snapshot. Raises OSError."""
+        """Begin a segment after the existing ones, `events` after the last snapshot. Raises OSError."""
         self._events = events
         self._turn_to(*self._directory.open_segment(self._number, self.term))
 
     def _turn_to(self, segment: Segment | None, cipher: FileCipher | None = None) -> None:
-        """Turns are appended to this one from now on."""
+        """Close the current segment and append to this one from now on."""
         if self._segment is not None:
             self._segment.close()
         self._segment, self._cipher = segment, cipher
 
     def append(self, turn: Sequence[bytes]) -> None:
-        """A turn's records: when this returns, they survive the process.
+        """Append the records of a turn. They survive the process when this returns.
 
-        Where the disk does not take them, that is said, and the cluster goes on without a journal until a snapshot
-        succeeds: a controller that ends meanwhile cannot be started again.
+        If the disk rejects them, the journal logs the error, and the cluster continues without a journal until a
+        snapshot succeeds: a controller that ends before that cannot be restarted.
         """
         if self._is_broken:
             return
@@ -136,7 +139,7 @@ class Journal:
         self._bytes += len(data)
 
     def snapshot(self) -> None:
-        """Has a child write what is now, and goes on in a new segment."""
+        """Make a child write the current state, and continue in a new segment."""
         self._events = self._bytes = 0
         self._began, self._is_due = self._cpu_time(), False
         number = self._number + 1
@@ -152,7 +155,7 @@ class Journal:
         return start_snapshot(self._state, lambda payload: self._directory.write_snapshot(number, self.term, payload))
 
     def tick(self) -> None:
-        """Looks for a child that has ended, whether a snapshot is due, and has the kernel write what it has."""
+        """Reap a child that has ended, check if a snapshot is due, and sync the segment to the disk."""
         if self._child:
             self._reap(os.WNOHANG)
         self._is_due = self._events > 0 and self._cpu_time() - self._began >= SNAPSHOT_SECONDS
@@ -166,7 +169,7 @@ class Journal:
     def end(self, persisted: bytes = b"") -> None:
         """End the journal of a cluster that ends, except for the state of its `persisted` sessions.
 
-        What is appended from now on is dropped.
+        Later appends are dropped.
         """
         self._is_broken, self._retry = True, math.inf
         if self._child:
@@ -177,12 +180,12 @@ class Journal:
             try:
                 self._directory.write_persisted(NAME, self.term, persisted)
             except OSError as error:
-                _log.error("suspended sessions cannot be persisted for the next cluster: %s", error)
+                _log.error("cannot persist suspended sessions for the next cluster: %s", error)
         self._directory.clear()
         self._directory.close()
 
     def close(self) -> None:
-        """Another controller goes on: nothing is written any more, and nothing removed."""
+        """Stop writing, and keep the files, because another controller continues from them."""
         self._is_broken, self._retry = True, math.inf
         if self._child:
             os.kill(self._child, 9)
@@ -201,7 +204,7 @@ class Journal:
         self._child = 0
         if status:
             _log.warning(
-                "a snapshot of the controller failed (status %d): its journal grows until one succeeds", status
+                "a snapshot of the controller failed (status %d): the journal grows until one succeeds", status
             )
             if not self._directory.snapshots():
                 self._is_broken = True
@@ -212,9 +215,9 @@ class Journal:
 
     def _fail(self, error: OSError) -> None:
         if not self._is_broken:
-            _log.error("the journal cannot be written: %s: a controller that ends now is not started again", error)
-            self._directory.clear()  # it would have a hole
-            self._turn_to(None)  # what it has of the disk can be had again
+            _log.error("cannot write the journal: %s: a controller that ends now cannot be restarted", error)
+            self._directory.clear()  # events would be missing between its files
+            self._turn_to(None)  # frees the space of the segment
         self._is_broken = True
         self._retry = time.monotonic() + _RETRY_SECONDS
 
@@ -223,6 +226,82 @@ def _sync(descriptor: int) -> None:
     try:
         os.fdatasync(descriptor)
     except OSError as error:
-        _log.warning("the journal may not be on its disk yet: %s", error)
+        _log.warning("cannot sync the journal to its disk: %s", error)
     finally:
         os.close(descriptor)
+
+
+@dataclass
+class Recovered:
+    """The payload of the newest snapshot and the turns after it. `term` is that of the last controller that wrote."""
+
+    payload: bytes
+    term: int
+    last_number: int  # of all files
+    turns: list[bytes] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)  # descriptions of what was cut off, for the log
+
+    def decoded_turns(self) -> Iterator[list[AnyEvent]]:
+        """Yield the events of each turn in order."""
+        for turn in self.turns:
+            yield list(decode_events(turn))
+
+
+def recover(directory: Directory) -> Recovered | None:
+    """Return the newest readable snapshot and the turns after it, or None if there are no snapshots.
+
+    Reads only what was written: at the first torn write or changed bit, the segment is truncated and later segments are
+    removed, so that nothing after the gap is ever read. Raises JournalError if no snapshot is readable.
+    """
+    newest_first = directory.snapshots()[::-1]
+    if not newest_first:
+        return None
+    errors = []
+    for number in newest_first:
+        try:
+            found, payload = directory.read_snapshot(number)
+        except (JournalError, OSError) as error:
+            errors.append(str(error))
+            continue
+        segments = [each for each in directory.segments() if each >= number]
+        last = max([*newest_first, *segments])
+        recovered = Recovered(payload, found.term, last, cut=errors)
+        _read_segments(directory, segments, recovered)
+        for each in recovered.cut:
+            _log.warning("%s", each)
+        return recovered
+    raise JournalError("; ".join(errors))
+
+
+def _read_segments(directory: Directory, segments: list[int], recovered: Recovered) -> None:
+    for index, number in enumerate(segments):
+        path = directory.segment(number)
+        content = path.read_bytes()
+        try:
+            found, position = read_header(content, str(path))
+        except JournalError as error:
+            _drop(directory, segments[index:], str(error), recovered)
+            return
+        recovered.term = max(recovered.term, found.term)
+        start, cipher = position, directory.cipher_of(found)
+        for end, turn in read_turns(memoryview(content)[start:]):
+            try:
+                recovered.turns.append(cipher.open(turn))
+            except JournalError:
+                break
+            position = start + end
+        # A segment that was not closed has zeros after the last turn, and nothing else.
+        lost = len(content[position:].rstrip(b"\0"))
+        if lost:
+            os.truncate(path, position)
+            text = f"{path} is complete up to byte {position}: the {lost} bytes after that are cut off"
+            _drop(directory, segments[index + 1 :], text, recovered)
+            return
+
+
+def _drop(directory: Directory, segments: list[int], text: str, recovered: Recovered) -> None:
+    """Remove the segments after a gap, since they depend on the lost events."""
+    for number in segments:
+        directory.segment(number).unlink(missing_ok=True)
+    names = ", ".join(directory.segment(number).name for number in segments)
+    recovered.cut.append(text + (f"; removed the later {names}" if segments else ""))

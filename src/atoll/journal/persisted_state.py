@@ -1,6 +1,6 @@
-"""Read the file in which an ended cluster has persisted its suspended sessions for the next one.
+"""The file in which an ended cluster persists its suspended sessions for the next one.
 
-It is one file of the journal's directory, beside the snapshots and events of a cluster that runs.
+It is in the journal's directory, beside the snapshots and segments of a running cluster.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import msgspec
 from atoll.cluster.persisted_cluster import PersistedCluster
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import JournalError
-from atoll.journal.cipher import journal_key
-from atoll.journal.files import read_whole
+from atoll.journal.files import journal_key, read_whole
 
 NAME = "suspended"
 
 
 class PersistedState(msgspec.Struct, frozen=True):
-    """The content of the file: `shell` is the pickled state of the connections to the sessions' proxies, `sessions` is
-    that of the controller, and `secrets` are those by which hosts know the sessions.
+    """The content of the file.
+
+    `shell` is the pickled state of the connections to the sessions' proxies, `sessions` is that of the controller, and
+    `secrets` identify the sessions to hosts.
     """
 
     cluster: PersistedCluster
@@ -30,9 +31,9 @@ class PersistedState(msgspec.Struct, frozen=True):
 
 
 def persisted_in(directory: Path) -> tuple[PersistedState, int] | None:
-    """Return the persisted state and the term of its controller; None if there is none.
+    """Return the persisted state and the term of its controller, or None if the directory has none.
 
-    Raises JournalError if it cannot be read, or if another version of Atoll wrote it.
+    Raises JournalError if the file is unreadable or another version of Atoll wrote it.
     """
     path = directory / NAME
     try:
@@ -44,7 +45,7 @@ def persisted_in(directory: Path) -> tuple[PersistedState, int] | None:
         raise JournalError(f"{path} cannot be read: {error}") from None
     except JournalError as error:
         raise JournalError(
-            f"{error}. It has sessions that were suspended when the cluster ended; remove it to do without them"
+            f"{error}. It contains sessions that were suspended when the cluster ended; remove it to discard them"
         ) from None
 
 

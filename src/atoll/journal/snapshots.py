@@ -1,8 +1,8 @@
-"""Snapshots while the controller goes on: a child of its process, which has all as it was, writes them.
+"""Snapshots of a running controller, written by a forked child.
 
-The child is a copy of the process at one moment, whose memory is shared until one of the two changes it (as Redis saves
-its data). It has this one thread, closes all sockets that it has with the copy, so that nobody waits for it where its
-parent ends, ends with its parent, and touches nothing but its file.
+The child shares its memory with the parent until one of the two changes it (as Redis saves its data). It has only the
+forking thread. It closes the sockets it inherited, so that peers notice if the parent ends, ends with its parent, and
+touches nothing except its file.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Any
 from atoll.cluster.processes.forking import fork_quietly
 
 _PR_SET_PDEATHSIG = 1
-_MOST_DEPTH = 1_000_000  # of Python's calls
-_STACK_BYTES = 1 << 30  # of addresses: what is not used takes no memory
-_FAILED = 255  # no errno
-_NICENESS = 10  # what the cluster computes comes first
+_MOST_DEPTH = 1_000_000  # of Python calls
+_STACK_BYTES = 1 << 30  # of address space; unused pages take no memory
+_FAILED = 255  # not an errno
+_NICENESS = 10  # yields to the cluster's computations
 _libc = ctypes.CDLL(None)
 
 
-# What a class may say of how it is pickled, beside `__getstate__`.
+# Methods besides `__getstate__` with which a class customizes its pickling.
 _WAYS = ("__new__", "__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
 @functools.cache
 def _has_attributes_alone(kind: Any) -> bool:
-    """Whether an object of this class of Atoll's is its attributes, and nothing else."""
+    """Whether objects of this class are of Atoll and consist only of the attributes in their dictionary."""
     return (
         kind.__module__.startswith("atoll.")
         and kind.__dictoffset__ != 0
@@ -51,8 +51,10 @@ def _set_attributes(made: Any, state: dict[str, Any]) -> None:
 
 
 class _OneByOne:
-    """What is unpickled gets its attributes one by one. With a dictionary of its own, which it gets else, Python (3.11)
-    would read and write them more slowly, for as long as the controller lives.
+    """Mixin of picklers that restore attributes one by one.
+
+    By default, unpickling gives an object a separate dictionary, with which Python 3.11 accesses its attributes more
+    slowly for as long as the controller lives.
     """
 
     def reducer_override(self, value: Any) -> Any:
@@ -71,7 +73,7 @@ class _DeepPickler(_OneByOne, pickle._Pickler):
 
 
 def pickled(state: Any) -> bytes:
-    """The state as bytes."""
+    """Return the state as bytes."""
     file = BytesIO()
     try:
         _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(state)
@@ -81,7 +83,7 @@ def pickled(state: Any) -> bytes:
 
 
 def _pickled_deeply(state: Any) -> bytes:
-    """The pickler in Python is slower; how deep it goes is a matter of the stack that its thread has."""
+    """Pickle with the slower pickler in Python, whose depth is limited only by the stack of its thread."""
     found: list[bytes] = []
 
     def work() -> None:
@@ -99,23 +101,23 @@ def _pickled_deeply(state: Any) -> bytes:
         sys.setrecursionlimit(limit)
         threading.stack_size(size)
     if not found:
-        raise RuntimeError("what there is to be written cannot be pickled")
+        raise RuntimeError("cannot pickle the state of the controller")
     return found[0]
 
 
 def unpickled(payload: bytes) -> Any:
-    """The state that `pickled` has made bytes of: of a file that was authenticated (`journal.files`)."""
+    """Return the state that `pickled` converted. The payload must be from an authenticated file (`journal.files`)."""
     return pickle.loads(payload)
 
 
 def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> int:
-    """Has a child call `write` with the bytes of the state as it is now. Returns the child's pid: it is to be reaped.
+    """Make a child call `write` with the bytes of the current state, and return the child's pid. The caller reaps it.
 
-    It ends with 0 where all went well, with the number of an OSError, or else with `_FAILED`. Raises OSError where
-    there is no child to be had.
+    The child exits with 0 if it succeeds, with the errno of an OSError, or with `_FAILED`. Raises OSError if the fork
+    fails.
     """
     parent = os.getpid()
-    pid = fork_quietly()  # the child takes no locks of a controller's threads: they write usage, and sync files
+    pid = fork_quietly()  # the child takes no locks of the controller's threads, which write usage and sync files
     if pid:
         return pid
     status = _FAILED
@@ -136,7 +138,7 @@ def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> 
 
 
 def wait_for_snapshot(child: int) -> None:
-    """Raises OSError where it fails."""
+    """Wait for the child to exit. Raises OSError if the snapshot failed."""
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if 0 < status < _FAILED:
         raise OSError(status, os.strerror(status))

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from atoll.controller.core import Controller
-from atoll.journal.event_log import RIGHT_TOKEN, Header, Line
+from atoll.journal.event_log import RIGHT_TOKEN, Header, Line, replayed
 from atoll.journal.records import decode_event
-from atoll.journal.replay import replayed
 from atoll.protocol.actions import AnyAction
 from atoll.protocol.events import AnyEvent
 
