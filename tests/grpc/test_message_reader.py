@@ -147,5 +147,5 @@ def test_memory_that_is_not_to_be_had_is_an_error_of_the_call(monkeypatch: pytes
 
     monkeypatch.setattr("atoll.grpc.message_reader.np.empty", no_memory)
     asyncio.run(run())
-    assert [str(error) for error in errors] == ["RESOURCE_EXHAUSTED: no memory for a message of 100000 bytes"]
+    assert [str(error) for error in errors] == ["RESOURCE_EXHAUSTED: out of memory for a message of 100000 bytes"]
     assert traffic.incomplete_bytes == 0

@@ -1,6 +1,6 @@
 """A gRPC server for asyncio: unary and streaming calls, metadata, status, flow control, cancellation.
 
-It depends on `atoll.grpc.http2` alone and can be used without the rest of Atoll.
+The package imports nothing from the rest of Atoll and can be used separately.
 """
 
 from atoll.grpc.call import Call

@@ -1,7 +1,6 @@
-"""One RPC in progress: what its handler sees of it, from its first message to its status.
+"""One RPC in progress, from its first message to its status, as the handler sees it.
 
-Invariant: a call ends once, either by its handler's `finish` or by `on_closed`, and does nothing after that.
-How messages are read is in `messages`, how bytes leave in `atoll.grpc.http2`.
+Invariant: a call ends once, either with the handler's `finish` or with `on_closed`, and does nothing afterwards.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from atoll.grpc.status import GrpcError, StatusCode
 log = logging.getLogger(__name__)
 
 LOW_WATER_BYTES = 256 << 10
-"""`Call.drained` waits until no more than this is unsent."""
+"""`Call.drained` returns once no more than this is unsent."""
 
 _pack_prefix = message_prefix.pack
 
 
 class Call:
-    """One RPC in progress. All methods and callbacks belong to the event loop's thread; none blocks.
+    """One RPC in progress. All methods and callbacks run on the event loop's thread; none blocks.
 
     The handler sets the callbacks before it returns:
 
     on_message(message)
-        Once for each message. Up to 64 KiB it is bytes; a larger one is a memoryview that is valid only until
-        the callback returns: its memory is used again.
+        Called for each message. A message of up to 64 KiB is `bytes`. A larger one is a memoryview that is valid
+        only until the callback returns, because its memory is reused.
     on_half_close()
-        The client has sent everything. Comes after the last message.
+        Called after the last message, when the client has sent everything.
     on_closed()
-        The call ended by anything but `finish`: the client cancelled or broke the protocol, the connection is
-        lost, or a callback raised. Called once, and never after `finish`.
+        Called once if the call ends without the handler's `finish`: the client cancelled or broke the protocol, the
+        connection was lost, or a callback raised.
 
-    A handler or callback that raises GrpcError ends the call with that status, its message preceded by the
-    call's path; any other exception is logged and ends it with INTERNAL. Once a call has ended, `send` and
-    `finish` do nothing, so that a handler's late reply needs no check.
+    If a handler or callback raises GrpcError, the call ends with that status and a message that begins with the
+    call's path. Any other exception is logged and ends the call with INTERNAL. After a call has ended, `send` and
+    `finish` do nothing, so a late reply needs no check.
 
-    Backpressure: `pause` stops the client after its window (`Limits`) of bytes. What is
-    sent is queued without a bound; a handler that sends much awaits `drained` between its messages.
+    Backpressure: after `pause`, the client can send no more than its window (`Limits`). The queue of sent messages is
+    unbounded; a handler that sends a lot of data should await `drained` between messages.
     """
 
     __slots__ = (
@@ -63,9 +62,9 @@ class Call:
         self.path = path
         """The method's path: "/package.Service/Method"."""
         self.metadata = metadata
-        """The request's headers, by lower-case name; values of "-bin" names are decoded."""
+        """The request's headers by lower-case name, with decoded "-bin" values."""
         self.peer = peer
-        """The IP address of a client that is not admitted yet; "" for others, and on a unix socket."""
+        """The IP address of a client that is not admitted yet; "" for other clients and on a unix socket."""
         self.on_closed: Callable[[], None] = ignore
         self._stream = stream
         self._reader = stream.consumer = MessageReader(stream, traffic, self._failed)
@@ -97,30 +96,30 @@ class Call:
 
     @property
     def ended(self) -> bool:
-        """Whether finish() was called or the call was closed."""
+        """Whether the handler called `finish` or the call was closed."""
         return self._ended
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of messages that the transport has not taken yet."""
+        """Number of bytes of messages that the transport has not accepted yet."""
         return self._stream.unsent_bytes
 
     def send_initial_metadata(self, metadata: Mapping[str, bytes] | None = None) -> None:
-        """Send the response's headers now, not with the first message; "-bin" values are encoded here.
+        """Send the response's headers now instead of with the first message. "-bin" values are encoded here.
 
-        Raises RuntimeError if they were sent already.
+        Raise RuntimeError if the headers were sent already.
         """
         if self._ended:
             return
         if self._initial_sent:
-            raise RuntimeError(f"initial metadata of {self.path} is sent already; give it before the first message")
+            raise RuntimeError(f"initial metadata of {self.path} was sent already; send it before the first message")
         self._initial_sent = True
         self._stream.start(RESPONSE_HEADERS + encode_metadata(metadata or {}))
 
     def send(self, message: Buffer | Sequence[Buffer]) -> None:
-        """Queue one message; several buffers make one message, sent without being joined.
+        """Queue one message, given as one buffer or as several that are sent without joining them.
 
-        Nothing is copied before it is sent: the buffers must not change until then.
+        The buffers are not copied and must not change until they are sent.
         """
         if self._ended:
             return
@@ -139,7 +138,7 @@ class Call:
         self._stream.write((_pack_prefix(0, size), *(piece for piece in pieces if piece)), size + 5)
 
     def finish(self, code: int = StatusCode.OK, message: str = "") -> None:
-        """End the call with a gRPC status, once everything queued is sent."""
+        """End the call with a gRPC status after everything queued has been sent."""
         if self._ended:
             return
         trailers = status_trailers(code, message)
@@ -149,34 +148,33 @@ class Call:
         self._release()
 
     def admit(self) -> None:
-        """The client has proved who it is: its connection may stay, and carry large messages, also of this call.
+        """Mark the client as authenticated: its connection may stay open and carry large messages, also in this call.
 
-        Does nothing if the server asks for no such proof.
+        Do nothing if the server requires no authentication.
         """
         self._admit()
         self._reader.adopt_limit()
 
     def pause(self) -> None:
-        """Deliver no more messages, and let the client send no more than its window."""
+        """Stop delivering messages and granting the client credit beyond its window."""
         if not self._ended:
             self._stream.paused = True
 
     def resume(self) -> None:
-        """Go on after pause(). What was held back is delivered later, from the event loop."""
+        """Undo `pause`. Messages that were held back are delivered later, from the event loop."""
         self._reader.resume()
 
     async def drained(self) -> None:
-        """Wait until at most 256 KiB are unsent, or the stream is closed (see `ended`)."""
+        """Wait until at most `LOW_WATER_BYTES` are unsent or the stream is closed (see `ended`)."""
         if self._stream.unsent_bytes <= LOW_WATER_BYTES:
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append(waiter)
         await waiter
 
-    # For the server and the stream
+    # Called by the server and the stream
 
     def start(self, handler: Callable[[Call], None]) -> None:
-        """Pass the call to its handler."""
         try:
             handler(self)
         except Exception as error:
@@ -192,14 +190,10 @@ class Call:
             return
         on_closed = self.on_closed
         self._release()
-        try:
-            on_closed()
-        except Exception as error:
-            # For the loop's owner to decide: the client is gone, or has its answer.
-            self._loop.call_exception_handler({"message": f"on_closed of {self.path} raised", "exception": error})
+        self._report_closed(on_closed)
 
     def _failed(self, error: Exception) -> None:
-        """End the call for an error of its client or its handler."""
+        """End the call because of an error of its client or its handler."""
         if self._ended:
             log.error("a callback of %s raised after the call had ended", self.path, exc_info=error)
             return
@@ -210,10 +204,13 @@ class Call:
             log.error("a handler of %s raised", self.path, exc_info=error)
         on_closed = self.on_closed
         self.finish(code, f"{self.path}: {message}")
+        self._report_closed(on_closed)
+
+    def _report_closed(self, on_closed: Callable[[], None]) -> None:
         try:
             on_closed()
         except Exception as error:
-            # For the loop's owner to decide: the client is gone, or has its answer.
+            # The client is gone or has its answer, so the owner of the loop must handle the error.
             self._loop.call_exception_handler({"message": f"on_closed of {self.path} raised", "exception": error})
 
     def _wake(self) -> None:
@@ -223,14 +220,13 @@ class Call:
                 waiter.set_result(None)
 
     def _release(self) -> None:
-        """Free the handler's callbacks and what was received."""
         self._ended = True
         self.on_closed = ignore
         self._reader.close()
 
 
 def _flat(piece: Buffer) -> Buffer:
-    """The buffer as one whose length is its size in bytes."""
+    """Return a view of the buffer whose length is its size in bytes."""
     if isinstance(piece, memoryview) and (piece.itemsize != 1 or piece.ndim != 1):
         return piece.cast("B")
     return piece

@@ -1,10 +1,10 @@
-"""A gRPC server on asyncio, for few clients that send tens of thousands of small messages a second.
+"""A gRPC server on asyncio for a few clients that each send tens of thousands of small messages per second.
 
-It stands in for the gRPC library's Python server, which costs some 100 us a message. It has no compression, no
-deadlines (a client cancels when its own has passed) and no reflection.
+It replaces the gRPC library's Python server, which costs about 100 us per message. It supports neither compression nor
+reflection nor deadlines (a client cancels the call when its own deadline has passed).
 
-Invariant: a handler's error ends its call, a client's error its call or its connection, and neither ends the
-server. From the gRPC over HTTP/2 page (grpc/grpc, doc/PROTOCOL-HTTP2.md).
+Invariant: an error of a handler ends only its call, and an error of a client ends only its call or its connection. The
+protocol follows grpc/grpc, doc/PROTOCOL-HTTP2.md.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[Call], None]
 
-# Of a connection whose client is not admitted.
+# Limits of a connection whose client is not admitted yet.
 FIRST_MESSAGE_BYTES = 16 << 10
 FIRST_CALLS = 8
 
 
 class Strangers(Protocol):
-    """What bounds connections whose clients are not admitted. It calls `drop(reason)` of those that are to end."""
+    """Bounds the connections whose clients are not admitted yet, by calling `drop(reason)` of the excess ones."""
 
     def add(self, connection: Http2Connection, address: str) -> None: ...
 
@@ -50,10 +50,9 @@ class Strangers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GrpcStatistics:
-    """Counts since the server was made; `connections`, `calls_open`, `queued_bytes` and `incomplete_bytes` are current.
+    """Current values, and totals since the server was created.
 
-    `queued_bytes` are bytes received that no handler has taken, and bytes written that the socket has not;
-    `incomplete_bytes` is what was allocated for messages above 64 KiB of which only a part has come.
+    `connections`, `calls_open`, `queued_bytes` and `incomplete_bytes` are current values.
     """
 
     connections: int
@@ -64,18 +63,21 @@ class GrpcStatistics:
     bytes_in: int
     bytes_out: int
     queued_bytes: int
+    """Bytes received that no handler has taken, and bytes written that no socket has accepted."""
     incomplete_bytes: int
+    """Bytes allocated for messages above 64 KiB that are not complete yet."""
 
 
 class GrpcServer:
-    """Serves `methods`, by path ("/package.Service/Method"), on any number of sockets.
+    """Serves `methods`, handlers by path ("/package.Service/Method"), on any number of sockets.
 
-    A handler is called with each call as soon as its headers have come; it sets the call's callbacks and
-    returns. A path without a handler is answered UNIMPLEMENTED; a message of more than `max_message_bytes` ends
-    its call with RESOURCE_EXHAUSTED. What one connection may cost is in `limits`; a connection beyond
-    `max_connections` is closed at once. With `strangers`, a connection is one of them, with small messages and few
-    calls, until a handler has admitted its client by `Call.admit`. All methods belong to the event loop's thread, on
-    which the handlers are called, too.
+    The server calls a handler with a new call as soon as the call's headers have arrived. The handler sets the call's
+    callbacks and returns. A path without a handler fails with UNIMPLEMENTED, and a message of more than
+    `max_message_bytes` ends its call with RESOURCE_EXHAUSTED.
+
+    `limits` bounds the resources of one connection. The server closes connections beyond `max_connections` at once.
+    If `strangers` is given, it bounds each connection until a handler admits the client with `Call.admit`; until then,
+    the client can send small messages and few calls. All methods and handlers run on the event loop's thread.
     """
 
     def __init__(
@@ -96,15 +98,15 @@ class GrpcServer:
         self._not_admitted: dict[Traffic, Http2Connection] = {}
         self._closed = False
         self._past = GrpcStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0)
-        """The counts of connections that are closed."""
+        """The totals of closed connections."""
         self._servers: list[asyncio.Server] = []
         self._socket_files: list[tuple[str, int]] = []
 
     async def listen_unix(self, path: str) -> None:
-        """Listen on a unix socket, which has mode 0600 from the moment it exists.
+        """Listen on a unix socket. It is created with mode 0600 and replaces a socket file without a listener.
 
-        A socket file on which nobody listens is replaced. Raises OSError (EADDRINUSE) if somebody does, and
-        FileExistsError if the path is no socket.
+        Raise OSError (EADDRINUSE) if another process listens on the path, and FileExistsError if the path is not a
+        socket.
         """
         _remove_stale_socket(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -122,10 +124,7 @@ class GrpcServer:
         self._servers.append(server)
 
     async def listen_tcp(self, host: str, port: int, ssl: tls.SSLContext | None = None) -> int:
-        """Listen on a TCP port (0: any), and return its number. `ssl` is set to offer HTTP/2 by ALPN.
-
-        Raises OSError if the address cannot be listened on.
-        """
+        """Listen on a TCP port (0: any free port) and return its number. Set `ssl` to offer HTTP/2 with ALPN."""
         if ssl is not None:
             ssl.set_alpn_protocols(["h2"])
         server = await asyncio.get_running_loop().create_server(self._connection, host, port, ssl=ssl)
@@ -147,9 +146,9 @@ class GrpcServer:
         )
 
     async def close(self) -> None:
-        """Stop listening, end all calls (with on_closed) and all connections (with GOAWAY), remove socket files.
+        """Stop listening, end all calls (with `on_closed`) and connections (with GOAWAY), and remove socket files.
 
-        Returns when the last connection is closed, at most `Limits.linger_seconds` later.
+        Return when the last connection is closed, at most `Limits.linger_seconds` later.
         """
         self._closed = True
         for server in self._servers:
@@ -178,10 +177,10 @@ class GrpcServer:
 
     def _connection_made(self, traffic: Traffic, connection: Http2Connection) -> None:
         self._connections[connection] = traffic
-        if self._closed:  # it was accepted while the server closed
+        if self._closed:  # accepted while the server was closing
             connection.abort()
         elif len(self._connections) > self._max_connections:
-            log.info("a connection is refused: %d are open", self._max_connections)
+            log.info("connection refused: %d connections are open", self._max_connections)
             connection.abort()
         elif self._strangers is not None:
             self._not_admitted[traffic] = connection
@@ -225,9 +224,9 @@ class GrpcServer:
         if fault is not None:
             call.finish(fault.code, fault.message)
         elif stranger is not None and len(stranger.streams) > FIRST_CALLS:
-            call.finish(StatusCode.RESOURCE_EXHAUSTED, f"over {FIRST_CALLS} calls of a client that has no session")
+            call.finish(StatusCode.RESOURCE_EXHAUSTED, f"more than {FIRST_CALLS} calls without a session")
         elif handler is None:
-            call.finish(StatusCode.UNIMPLEMENTED, f"no method {path}")
+            call.finish(StatusCode.UNIMPLEMENTED, f"unknown method {path}")
         else:
             call.start(handler)
 
@@ -235,7 +234,7 @@ class GrpcServer:
 def _remove_stale_socket(path: str) -> None:
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise FileExistsError(errno.EEXIST, "in the way of a unix socket", path)
+            raise FileExistsError(errno.EEXIST, "cannot create a unix socket: another file has this path", path)
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

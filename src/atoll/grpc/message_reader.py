@@ -1,10 +1,10 @@
-"""The messages in the body of a request.
+"""Parses the body of a request into messages (grpc/grpc, doc/PROTOCOL-HTTP2.md).
 
-A message is five bytes (a compression flag and its length) and its content; messages and DATA frames have
-nothing to do with each other's boundaries. Invariant: messages are delivered in order and one at a time, none
-while the stream is paused and none after `close`; bytes that wait are bounded by the stream's window, and the
-messages that are incomplete by `Limits.incomplete_bytes`. From the gRPC over HTTP/2 page (grpc/grpc,
-doc/PROTOCOL-HTTP2.md).
+A message is a prefix of five bytes (compression flag and length) and its content. Boundaries of messages and of DATA
+frames are independent.
+
+Invariant: messages are delivered in order and one at a time, but not while the stream is paused or after `close`. The
+stream's window bounds the bytes that are held back, and `Limits.incomplete_bytes` bounds incomplete messages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from atoll.grpc.http2.http2_stream import Stream, ignore
 from atoll.grpc.status import GrpcError, StatusCode
 
 SMALL_MESSAGE_BYTES = 64 << 10
-"""Messages up to this size are handed out as bytes."""
+"""Messages up to this size are delivered as `bytes`, larger ones as memoryviews."""
 SCRATCH_BYTES = 4 << 20
-"""Up to this size the buffer of a call's last large message is used again: fresh memory is slow to touch."""
+"""Up to this size, a call reuses the buffer of its last large message, because touching fresh memory is slow."""
 _HELD_CHUNK_BYTES = 64 << 10
 
 message_prefix = struct.Struct(">BI")
@@ -30,7 +30,7 @@ _unpack_prefix = message_prefix.unpack_from
 
 
 class Traffic:
-    """Counters that all calls of a connection share, and its bounds for messages."""
+    """The counters and message limits that all calls of a connection share."""
 
     __slots__ = (
         "calls", "incomplete_bytes", "max_incomplete_bytes", "max_message_bytes", "messages_in", "messages_out",
@@ -39,7 +39,7 @@ class Traffic:
     def __init__(self, max_incomplete_bytes: int, max_message_bytes: int) -> None:
         self.calls = 0
         self.max_message_bytes = max_message_bytes
-        """Of a call that begins now."""
+        """Limit for calls that begin now; see `MessageReader.adopt_limit` for open calls."""
         self.incomplete_bytes = 0
         self.max_incomplete_bytes = max_incomplete_bytes
         self.messages_in = 0
@@ -51,11 +51,11 @@ def ignore_message(message: bytes | memoryview) -> None:
 
 
 class MessageReader:
-    """Takes the body of a stream (a BodyConsumer) and calls `on_message` with each message in it.
+    """The BodyConsumer of a stream, which calls `on_message` with each message of the body.
 
-    `on_end()` follows the last message when the client has sent everything. `on_error(error)` gets whatever
-    a callback raised, or the GrpcError of a client that sends what cannot be read; the reader is to be closed
-    then. All of it happens on the event loop's thread.
+    `on_end()` follows the last message when the client has sent everything. `on_error(error)` receives the exception of
+    a callback, or a GrpcError if the body is invalid; the owner must then close the reader. All methods and callbacks
+    run on the event loop's thread.
     """
 
     __slots__ = (
@@ -72,19 +72,19 @@ class MessageReader:
         self._on_error = on_error
         self._closed = False
         self._ended = False
-        """Whether the client has sent everything, but `on_end` was not called yet."""
+        """Whether the client has sent everything and `on_end` was not called yet."""
         self._partial = bytearray()
-        """The part of a prefix that has come, if it did not come in one piece."""
+        """The received part of an incomplete prefix."""
         self._body: memoryview | None = None
-        """Where the incomplete message goes; `_filled` of its `_size` bytes are there."""
+        """The buffer of the incomplete message. It holds `_filled` of `_size` bytes."""
         self._filled = 0
         self._size = 0
         self._scratch: memoryview | None = None
         self._held: deque[bytearray | memoryview] = deque()
-        """Bytes that came while the stream was paused."""
+        """Bytes that arrived while the stream was paused."""
 
     def resume(self) -> None:
-        """Go on after the stream was paused. What was held back is delivered later, from the event loop."""
+        """Resume a paused stream. Bytes that were held back are delivered later, from the event loop."""
         stream = self._stream
         if not stream.paused:
             return
@@ -95,11 +95,11 @@ class MessageReader:
             stream.grant()
 
     def adopt_limit(self) -> None:
-        """Take messages of the size that the connection allows now."""
+        """Apply the current message limit of the connection to this call."""
         self._max_message_bytes = self._traffic.max_message_bytes
 
     def close(self) -> None:
-        """Deliver nothing more, and free what was received."""
+        """Stop delivering messages and free the received bytes."""
         self._closed = True
         self.on_message, self.on_end = ignore_message, ignore
         self._held.clear()
@@ -110,7 +110,7 @@ class MessageReader:
         self._body = self._scratch = None
         self._partial.clear()
 
-    # What the stream calls (BodyConsumer)
+    # BodyConsumer
 
     def data(self, view: memoryview, start: int, stop: int) -> None:
         if not (self._held or self._stream.paused or self._closed):
@@ -138,10 +138,10 @@ class MessageReader:
         if not self._held and not self._stream.paused:
             self._deliver_end()
 
-    # Inside
+    # Parsing
 
     def _deliver(self, view: memoryview, start: int, stop: int) -> int:
-        """Deliver the messages in view[start:stop]; return where delivery stopped."""
+        """Deliver the messages in view[start:stop] and return the position at which delivery stopped."""
         delivered = 0
         stream = self._stream
         try:
@@ -169,7 +169,7 @@ class MessageReader:
         return start
 
     def _gather(self, view: memoryview, start: int, stop: int) -> int:
-        """Take bytes of a message or prefix that did not come in one piece; return where they end."""
+        """Add bytes to an incomplete message or prefix, and return the position after them."""
         if self._body is None:
             count = min(5 - len(self._partial), stop - start)
             self._partial += view[start : start + count]
@@ -194,10 +194,10 @@ class MessageReader:
         if flag:
             raise GrpcError(StatusCode.UNIMPLEMENTED, "compressed messages are not supported")
         limit = self._max_message_bytes
-        raise GrpcError(StatusCode.RESOURCE_EXHAUSTED, f"a message of {size} bytes, the limit is {limit} bytes")
+        raise GrpcError(StatusCode.RESOURCE_EXHAUSTED, f"message of {size} bytes exceeds the limit of {limit} bytes")
 
     def _begin(self, size: int) -> None:
-        """Allocate a message. Its memory is not touched, hence not used, before its bytes come."""
+        """Allocate a message. The kernel provides memory for a large one only when its bytes arrive."""
         self._filled, self._size = 0, size
         if size <= SMALL_MESSAGE_BYTES:
             self._body = memoryview(bytearray(size))
@@ -207,8 +207,8 @@ class MessageReader:
             limit = traffic.max_incomplete_bytes
             raise GrpcError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"a message of {size} bytes beside {traffic.incomplete_bytes} bytes of other incomplete messages of "
-                f"this connection, the limit is {limit} bytes",
+                f"message of {size} bytes and {traffic.incomplete_bytes} bytes of other incomplete messages on this "
+                f"connection exceed the limit of {limit} bytes",
             )
         if self._scratch is not None and size <= len(self._scratch):
             self._body = self._scratch
@@ -216,7 +216,9 @@ class MessageReader:
             try:
                 self._body = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
             except MemoryError as error:
-                raise GrpcError(StatusCode.RESOURCE_EXHAUSTED, f"no memory for a message of {size} bytes") from error
+                raise GrpcError(
+                    StatusCode.RESOURCE_EXHAUSTED, f"out of memory for a message of {size} bytes"
+                ) from error
             if size <= SCRATCH_BYTES:
                 self._scratch = self._body
         traffic.incomplete_bytes += size
@@ -233,7 +235,7 @@ class MessageReader:
         self.on_message(body[: self._size])
 
     def _hold(self, view: memoryview) -> None:
-        """Keep bytes back. Small ones share a chunk, so that many of them cost no more than their size."""
+        """Hold bytes back. Small pieces share a chunk, so that many of them cost no more than their size."""
         last = self._held[-1] if self._held else None
         if isinstance(last, bytearray) and len(last) < _HELD_CHUNK_BYTES:
             last += view

@@ -1,7 +1,7 @@
-"""gRPC's headers: metadata in both directions, and the trailers that carry a call's status.
+"""gRPC headers: metadata in both directions, and the trailers that carry a call's status.
 
-From the gRPC over HTTP/2 page (grpc/grpc, doc/PROTOCOL-HTTP2.md): keys that end in "-bin" carry base64, with
-or without padding; the status message is percent-encoded UTF-8.
+The encoding follows grpc/grpc, doc/PROTOCOL-HTTP2.md. Values of keys that end in "-bin" are base64, with or without
+padding. The status message is percent-encoded UTF-8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from atoll.grpc.http2.frames import HeaderList
 from atoll.grpc.status import GrpcError, StatusCode
 
 MAX_ENCODED_MESSAGE = 4096
-"""Clients refuse trailers above 8 KiB by default, and then the status is lost with them."""
+"""Limit for the encoded status message, because clients reject trailers above 8 KiB by default."""
 
 RESPONSE_HEADERS: HeaderList = [
     (b":status", b"200"),
@@ -24,7 +24,7 @@ RESPONSE_HEADERS: HeaderList = [
 
 
 def check_grpc_request(headers: HeaderList) -> int:
-    """The HTTP status for a request: 200, or what it gets instead of a gRPC status because it is no gRPC."""
+    """Return 200 for a gRPC request, otherwise the HTTP status with which to reject the request."""
     if (b":method", b"POST") not in headers:
         return 405
     content_type = next((value for name, value in headers if name == b"content-type"), b"")
@@ -32,9 +32,9 @@ def check_grpc_request(headers: HeaderList) -> int:
 
 
 def parse_metadata(headers: HeaderList) -> dict[str, bytes]:
-    """Metadata of a request: lower-case keys, "-bin" values decoded; repeated values are joined with a comma.
+    """Return the metadata of a request, with decoded "-bin" values. Values of a repeated key are joined by commas.
 
-    Raises GrpcError (INVALID_ARGUMENT) for a "-bin" value that is no base64.
+    Raise GrpcError (INVALID_ARGUMENT) if a "-bin" value is not base64.
     """
     metadata: dict[str, bytes] = {}
     for name, value in headers:
@@ -52,11 +52,11 @@ def _decode_base64(key: str, value: bytes) -> bytes:
     try:
         return base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
     except binascii.Error as error:
-        raise GrpcError(StatusCode.INVALID_ARGUMENT, f"metadata {key!r} is no base64") from error
+        raise GrpcError(StatusCode.INVALID_ARGUMENT, f"metadata {key!r} is not valid base64") from error
 
 
 def encode_metadata(metadata: Mapping[str, bytes]) -> HeaderList:
-    """Metadata as headers, with "-bin" values in base64."""
+    """Return metadata as headers, with "-bin" values in base64."""
     return [
         (key.encode("ascii"), base64.b64encode(value).rstrip(b"=") if key.endswith("-bin") else value)
         for key, value in metadata.items()
@@ -71,7 +71,7 @@ def status_trailers(code: int, message: str) -> HeaderList:
 
 
 def _percent_encode(message: str) -> bytes:
-    """Percent-encoded UTF-8, cut off between characters where it gets too long."""
+    """Encode `message` as percent-encoded UTF-8, truncated between characters to `MAX_ENCODED_MESSAGE`."""
     encoded = bytearray()
     for character in message:
         if " " <= character <= "~" and character != "%":

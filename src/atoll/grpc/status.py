@@ -1,7 +1,4 @@
-"""gRPC's status codes, and the error that carries one.
-
-From grpc/grpc, doc/statuscodes.md. The numbers are those of absl's status codes.
-"""
+"""gRPC status codes (grpc/grpc, doc/statuscodes.md) and the error that carries one."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import enum
 
 
 class StatusCode(enum.IntEnum):
-    """The status codes, by their numbers on the wire."""
+    """A gRPC status code; the values are those on the wire, and equal those of absl."""
 
     OK = 0
     CANCELLED = 1
@@ -31,7 +28,7 @@ class StatusCode(enum.IntEnum):
 
 
 class GrpcError(Exception):
-    """An RPC fails with a status. A handler or a callback of a call may raise it to end that call."""
+    """An RPC failed with a status. A handler or callback of a call can raise it to end that call."""
 
     def __init__(self, code: StatusCode, message: str) -> None:
         super().__init__(f"{code.name}: {message}")

@@ -1,1 +1,1 @@
-"""The server half of HTTP/2, as far as gRPC needs it."""
+"""The server half of HTTP/2, limited to the features that gRPC needs."""

@@ -1,6 +1,6 @@
-"""HTTP/2 frames as bytes: types, flags, settings, error codes, and how the small ones are written.
+"""HTTP/2 frames as bytes: types, flags, settings, error codes, and encoders for control frames.
 
-Nothing here keeps state. Section numbers are those of RFC 9113.
+Section numbers refer to RFC 9113.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65_535
 DEFAULT_MAX_FRAME = 16_384
 
-# The 24-bit length and the 8-bit type are read as one word, because `struct` has no 24-bit integer.
+# One word holds the 24-bit length and the 8-bit type, because `struct` has no 24-bit integer.
 frame_header = struct.Struct(">IBI")
 _setting = struct.Struct(">HI")
 _word = struct.Struct(">I")
@@ -62,7 +62,7 @@ class Setting(IntEnum):
 
 
 class ConnectionFailure(Exception):
-    """The peer broke the protocol in a way that ends the connection (section 5.4.1)."""
+    """A protocol error of the peer that ends the connection (section 5.4.1)."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -75,9 +75,9 @@ def settings_frame(settings: Iterable[tuple[int, int]]) -> bytes:
 
 
 def parse_settings(payload: bytes) -> dict[int, int]:
-    """The settings of one frame, the last value of each, checked against section 6.5.2."""
+    """Return the last value of each setting in a frame. Raise ConnectionFailure if a value breaks section 6.5.2."""
     if len(payload) % 6:
-        raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS length is no multiple of 6")
+        raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS length is not a multiple of 6")
     settings: dict[int, int] = {}
     for key, value in _setting.iter_unpack(payload):
         if key == Setting.ENABLE_PUSH and value > 1:
@@ -111,7 +111,7 @@ SETTINGS_ACK = frame_header.pack(SETTINGS, ACK, 0)
 
 
 def header_frames(stream_id: int, block: bytes, max_frame: int, end_stream: bool) -> bytes:
-    """A HEADERS frame and the CONTINUATION frames it needs."""
+    """Return a HEADERS frame and the CONTINUATION frames that the block needs."""
     pieces = [block[i : i + max_frame] for i in range(0, len(block), max_frame)] or [b""]
     frames = bytearray()
     for number, piece in enumerate(pieces):

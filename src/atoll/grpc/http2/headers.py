@@ -1,8 +1,7 @@
-"""Header blocks of HTTP/2: put together from frames, decompressed, and checked to be a request.
+"""Assembles HTTP/2 header blocks from frames, decompresses them, and checks that they are requests.
 
-Invariant: a block costs no more than `Limits.max_header_bytes`, before and after decompression, in however
-many frames it comes. RFC 9113, sections 4.3, 6.2, 6.10, 8.2 and 8.3; the compression is RFC 7541, by the
-hpack library.
+Invariant: a block holds at most `Limits.max_header_bytes`, before and after decompression, regardless of its number of
+frames. See RFC 9113, sections 4.3, 6.2, 6.10, 8.2 and 8.3. The hpack library implements the compression (RFC 7541).
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from atoll.grpc.http2.http2_limits import Limits
 
 
 class MalformedRequest(Exception):
-    """A header list that is no request (section 8.1.1); it ends its stream only."""
+    """A header list that is not a valid request (section 8.1.1). It ends only its stream."""
 
 
 class HeaderBlocks:
-    """The header blocks that a connection receives, one at a time."""
+    """Assembles the header blocks that a connection receives, one at a time."""
 
     def __init__(self, limits: Limits) -> None:
         self.stream = 0
-        """The stream whose block is incomplete, or 0. Only a CONTINUATION of it may come."""
+        """The stream whose block is incomplete, or 0. The next frame must then continue this block."""
         self.end_stream = False
         """Whether the current or last block ends its stream."""
         self._limits = limits
@@ -34,7 +33,7 @@ class HeaderBlocks:
         self._continuations = 0
 
     def begin(self, flags: int, stream: int, payload: bytes) -> HeaderList | None:
-        """Take a HEADERS frame; return the headers if that is all of them."""
+        """Add a HEADERS frame. Return the headers if the block is complete."""
         self._block = bytearray(_unpadded(payload, flags))
         self.stream = stream
         self.end_stream = bool(flags & frames.END_STREAM)
@@ -42,7 +41,7 @@ class HeaderBlocks:
         return self._decode() if flags & frames.END_HEADERS else None
 
     def extend(self, flags: int, payload: bytes) -> HeaderList | None:
-        """Take a CONTINUATION frame; return the headers if it was the last."""
+        """Add a CONTINUATION frame. Return the headers if the block is complete."""
         if not self.stream:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION outside a header block")
         self._continuations += 1
@@ -60,11 +59,11 @@ class HeaderBlocks:
         except hpack.OversizedHeaderListError as error:
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from error
         except Exception as error:  # the decoder raises IndexError and others on some malformed blocks
-            raise ConnectionFailure(ErrorCode.COMPRESSION_ERROR, "header block does not decode") from error
+            raise ConnectionFailure(ErrorCode.COMPRESSION_ERROR, "cannot decode the header block") from error
 
 
 def _unpadded(payload: bytes, flags: int) -> bytes:
-    """A HEADERS payload without its padding and priority."""
+    """Return a HEADERS payload without padding and priority."""
     start, stop = 0, len(payload)
     if flags & frames.PADDED:
         if not stop or payload[0] + 1 > stop:
@@ -83,12 +82,12 @@ _BAD_IN_NAME = frozenset(range(0x21)) | frozenset(range(0x41, 0x5B)) | frozenset
 
 
 def check_request(headers: HeaderList) -> None:
-    """Raise MalformedRequest unless the list is a request's header section."""
+    """Raise MalformedRequest if the list is not the header section of a request."""
     pseudo: set[bytes] = set()
     regular = False
     for name, value in headers:
         if b"\0" in value or b"\r" in value or b"\n" in value:
-            raise MalformedRequest(f"value of header {name!r}")
+            raise MalformedRequest(f"invalid value of header {name!r}")
         if name[:1] == b":":
             if regular or name in pseudo or name not in _REQUEST_PSEUDO:
                 raise MalformedRequest(f"pseudo-header {name!r} out of place")
@@ -96,11 +95,11 @@ def check_request(headers: HeaderList) -> None:
             continue
         regular = True
         if not name or b":" in name or not _BAD_IN_NAME.isdisjoint(name):
-            raise MalformedRequest(f"header name {name!r}")
+            raise MalformedRequest(f"invalid header name {name!r}")
         if name in _CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
             raise MalformedRequest(f"connection-specific header {name!r}")
     if (b":path", b"") in headers:
         raise MalformedRequest("empty :path")
     missing = {b":method", b":scheme", b":path"} - pseudo
     if missing:
-        raise MalformedRequest(f"no {sorted(missing)!r}")
+        raise MalformedRequest(f"missing {sorted(missing)!r}")

@@ -1,11 +1,11 @@
 """The server's side of an HTTP/2 connection, as an asyncio protocol.
 
-Made for many small DATA frames in one read and for large bodies; the bytes are handled in `receive` and `send`;
-here are the control frames and the life cycle of connection and streams.
+This module handles control frames and the life cycle of the connection and its streams; `receive` and `send` handle
+the bytes. The implementation is optimized for many small DATA frames per read and for large bodies.
 
-Invariant: whatever the peer sends, no exception leaves the protocol, and memory stays within `Limits`. A peer
-that breaks the rules gets RST_STREAM or GOAWAY (RFC 9113, section 5.4); one that wastes work (CVE-2023-44487,
-"rapid reset", and its kin) runs out of credit.
+Invariant: no input of the peer makes the protocol raise or exceed `Limits`. A peer that breaks the rules receives
+RST_STREAM or GOAWAY (RFC 9113, section 5.4). A peer that causes useless work, such as "rapid reset" (CVE-2023-44487),
+runs out of credit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 
 class Http2Connection(asyncio.BufferedProtocol):
-    """One client's connection. All of it belongs to the event loop's thread.
+    """The connection of one client, used only on the event loop's thread.
 
-    `on_request(stream, headers)` is called with each new stream; it sets the stream's consumer and callbacks, and
-    may reply at once. `on_made(connection)` and `on_lost(connection)` are called once each, the former before anything
-    is sent, the latter after `on_closed` of the streams. None of the three may raise or block.
+    The connection calls `on_request(stream, headers)` for each new stream; the callback sets the stream's consumer and
+    callbacks and can reply at once. It calls `on_made(connection)` once before it sends anything, and
+    `on_lost(connection)` once after `on_closed` of all streams. The callbacks must not raise or block.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         return self._sender.bytes_out
 
     def queued_bytes(self) -> int:
-        """Bytes received that no handler has taken, and bytes written that the socket has not."""
+        """Return the number of bytes received that no handler has taken, and bytes written but not sent."""
         queued = sum(stream.held_bytes + stream.unsent_bytes for stream in self.streams.values())
         if self._transport is not None:
             queued += self._transport.get_write_buffer_size()
@@ -168,7 +168,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._stream_failure(stream, ErrorCode.STREAM_CLOSED)
         elif not ends or any(name[:1] == b":" for name, _ in headers):
             self._stream_failure(stream, ErrorCode.PROTOCOL_ERROR)
-        else:  # a client's trailers; gRPC has none, but they end the request
+        else:  # trailers of a client, which gRPC does not use, end the request
             stream.half_close()
 
     def _open(self, number: int, headers: HeaderList, ends: bool) -> None:
@@ -267,10 +267,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         elif stream.unsent_bytes:
             self._sender.make_ready(stream)
 
-    # Ends
+    # Closing
 
     def _stream_failure(self, stream: Stream, code: ErrorCode) -> None:
-        """Close a stream for the peer's fault, with RST_STREAM."""
+        """Close a stream with RST_STREAM because of the peer's error."""
         self._sender.reset(stream, code)
         stream.on_closed()
         self._credit.spend()
@@ -286,7 +286,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.on_closed()
 
     def fail(self, code: ErrorCode, reason: str) -> None:
-        """End the connection: close its streams, write the queued control frames and a GOAWAY with the reason."""
+        """Close all streams, write the queued control frames and a GOAWAY with the reason, and end the connection."""
         if self._closing:
             return
         self._closing = self._receiver.stopped = True
@@ -300,13 +300,13 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._sender.close(frames.goaway(self._receiver.last_stream, code, reason.encode()[:128]))
 
     def abort(self) -> None:
-        """Drop the connection and what was not written yet; in `on_made`, to refuse it."""
+        """Drop the connection and all unsent bytes at once. `on_made` can call this to refuse the connection."""
         self._closing = self._receiver.stopped = True
         if self._transport is not None:
             self._transport.abort()
 
     def drop(self, reason: str) -> None:
-        """End the connection for taking up too much."""
+        """End the connection because the peer uses too many resources."""
         self.fail(ErrorCode.ENHANCE_YOUR_CALM, reason)
 
     def _handshake_overdue(self) -> None:

@@ -1,4 +1,4 @@
-"""What one HTTP/2 connection may cost this process."""
+"""Bounds for the resources that one HTTP/2 connection can use."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
 class Limits:
     """Bounds for one connection, in bytes, seconds and counts.
 
-    Received bytes that no handler has taken yet are at most `max_concurrent_streams` times both windows of a stream,
-    and `incomplete_bytes` of messages that have not come whole. The connection's window is credited on receipt, so that
-    a paused stream never blocks another one.
+    At most `max_concurrent_streams` times both windows of a stream, plus `incomplete_bytes` of incomplete messages, are
+    received before a handler takes them. The connection's window is credited on receipt, so that a paused stream never
+    blocks another one.
     """
 
     max_frame_bytes: int = 1 << 20
     stream_window_bytes: int = 256 << 10
-    """How far a client may be ahead of the handler of a stream: a thousand small messages. With fewer, one that gets no
-    CPU for a while has no work in line, and others its share; with more, jaxlib's client begins more threads."""
+    """Bytes that a client can send ahead of a stream's handler, about a thousand small messages. With a smaller window,
+    a client that gets no CPU for a while has no work queued and loses its share to others. With a larger one, jaxlib's
+    client starts more threads."""
     message_window_bytes: int = 8 << 20
-    """The same within a message whose length is known, beside that."""
+    """Additional window within a message whose length is known."""
     connection_window_bytes: int = 64 << 20
     max_concurrent_streams: int = 128
     incomplete_bytes: int = 4 << 30
-    """Announced sizes, together, of the messages above 64 KiB of which only a part has come."""
+    """Limit for the total announced size of incomplete messages above 64 KiB."""
     max_header_bytes: int = 64 << 10
-    """Longest header block, before and after decompression, and longest control frame."""
+    """Limit for a header block, before and after decompression, and for a control frame."""
     max_continuations: int = 64
     nuisance_burst: int = 1000
-    """Cancelled, refused and malformed streams, settings and empty frames taken at once ..."""
+    """Capacity of `NuisanceCredit`: cancelled, refused and malformed streams, settings and empty frames."""
     nuisance_per_second: float = 200.0
-    """... and for longer; beyond that the connection ends with ENHANCE_YOUR_CALM."""
+    """Rate at which `NuisanceCredit` recovers. If it is exceeded, the connection ends with ENHANCE_YOUR_CALM."""
     handshake_seconds: float = 10.0
     """Time for the client to send its preface and settings."""
     linger_seconds: float = 2.0
-    """Time for a closing connection to take what was written to it."""
+    """Time for a closing connection to read the bytes that were written to it."""
     write_high_bytes: int = 1 << 20
-    """With more bytes than this in the transport's own buffer, it gets no more."""
+    """Nothing is written to the transport while its own buffer holds more than this."""
 
 
 class NuisanceCredit:
-    """A leaky bucket for what an honest peer does now and then, but not all the time."""
+    """A leaky bucket for events that an honest peer causes occasionally but not continuously."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._limits = limits

@@ -1,8 +1,7 @@
-"""One HTTP/2 stream: what it may receive, what it still has to send.
+"""One HTTP/2 stream: its flow control and its outgoing bytes (RFC 9113, sections 5 and 6.9).
 
-Invariant: bytes leave in the order they were written, after the response's headers and before its trailers,
-and never more of them than the peer's windows allow. Framing is done only when bytes leave, so that
-everything written to a stream in the meantime shares its frames. RFC 9113, sections 5 and 6.9.
+Invariant: bytes are sent in the order in which they were written, after the response's headers and before its trailers,
+and within the peer's windows. Frames are built only when bytes are sent, so that consecutive writes share frames.
 """
 
 from __future__ import annotations
@@ -18,29 +17,30 @@ Buffer = bytes | bytearray | memoryview
 
 
 class StreamSender(Protocol):
-    """What a stream needs of its connection to send (see `send.Sender`)."""
+    """The part of `send.Sender` that a stream uses."""
 
     def make_ready(self, stream: Stream) -> None: ...
     def control(self, frame: bytes) -> None: ...
 
 
 class BodyConsumer(Protocol):
-    """Takes the body that the peer sends on one stream. Called on the loop's thread; none of these may raise or block.
+    """Consumes the body that the peer sends on one stream.
 
-    What it keeps back it adds to `Stream.held_bytes`: this and `Stream.paused` hold the peer to its window.
+    The methods run on the event loop's thread and must not raise or block. The consumer adds bytes that it holds back
+    to `Stream.held_bytes`. Together with `Stream.paused`, this limits the peer to its window.
     """
 
     def data(self, view: memoryview, start: int, stop: int) -> None:
-        """Bytes of the body: view[start:stop], which are overwritten once this returns."""
+        """Consume view[start:stop] of the body. The caller overwrites the view afterwards."""
 
     def reserve(self, limit: int) -> memoryview | None:
-        """Where to read up to `limit` coming bytes of the body to, if they need not pass through `data`."""
+        """Return a buffer for up to `limit` of the next bytes of the body, or None to receive them with `data`."""
 
     def filled(self, count: int) -> None:
-        """`count` bytes were read into what `reserve` returned."""
+        """Consume `count` bytes that were read into the buffer from `reserve`."""
 
     def half_closed(self) -> None:
-        """The peer has sent everything."""
+        """Note that the peer has sent everything."""
 
 
 def ignore() -> None:
@@ -48,10 +48,11 @@ def ignore() -> None:
 
 
 class Stream:
-    """One open stream. All of it belongs to the event loop's thread.
+    """One open stream, used only on the event loop's thread.
 
-    `on_sent()` is called when some of what was written has left, `on_closed()` once if the stream is reset (by
-    the peer, or for its faults) or the connection is lost. Neither may raise.
+    The connection calls `on_sent()` when some of the stream's bytes were sent. It calls `on_closed()` once if the
+    stream is reset, by the peer or because of the peer's errors, or if the connection is lost. The callbacks must not
+    raise.
     """
 
     __slots__ = (
@@ -90,25 +91,25 @@ class Stream:
         self.send_window = send_window
         self.receive_window = receive_window
         self.paused = False
-        """While set, the peer gets no credit beyond its window."""
+        """While true, the peer receives no further credit."""
         self.held_bytes = 0
-        """Received bytes that the consumer keeps back: the peer gets no credit for them."""
+        """Received bytes that the consumer holds back. The peer receives no credit for them."""
         self.expected_bytes = 0
-        """Those of a message that are still to come: there is credit for them, as far as the message window goes."""
+        """Missing bytes of the incomplete message. The peer receives credit for them, up to the message window."""
         self.low_water = receive_window >> 1
-        """With a receive window below it, there is something to `grant`."""
+        """`grant` has something to do once the receive window is at most this."""
         self.headers: HeaderList | None = None
         self.outgoing: deque[Buffer] = deque()
         self.unsent_bytes = 0
         self.trailers: HeaderList | None = None
         self.ready = False
-        """Whether it is in the sender's queue."""
+        """Whether the stream is in the sender's queue."""
         self._sender = sender
         self._window = receive_window
         self._message_window = message_window
 
     def start(self, headers: HeaderList) -> None:
-        """Queue the response's headers."""
+        """Queue the headers of the response."""
         self.headers = headers
         self._sender.make_ready(self)
 
@@ -122,22 +123,22 @@ class Stream:
             self._sender.make_ready(self)
 
     def end(self, trailers: HeaderList) -> None:
-        """Queue the end of the response; the stream closes when it is sent."""
+        """Queue the end of the response. The stream closes when the trailers are sent."""
         self.trailers = trailers
         self._sender.make_ready(self)
 
     def half_close(self) -> None:
-        """The peer has sent everything."""
+        """Note that the peer has sent everything."""
         self.remote_open = False
         self.consumer.half_closed()
 
     def expect(self, size: int) -> None:
-        """A message of so many bytes begins: there is more to grant from now on."""
+        """Note that a message of `size` bytes begins, which raises the credit that `grant` can give."""
         self.expected_bytes = size
         self.low_water = self.receive_window
 
     def grant(self) -> None:
-        """Give the peer credit for what was taken, unless the stream is paused."""
+        """Give the peer credit for consumed bytes, unless the stream is paused or the credit is small."""
         if self.paused or not self.remote_open or not self.open:
             return
         full = self._window + min(self.expected_bytes, self._message_window)
@@ -148,7 +149,7 @@ class Stream:
             self._sender.control(frames.window_update(self.number, increment))
 
     def take(self, out: list[Buffer], limit: int, max_frame: int) -> int:
-        """Move up to `limit` bytes of the body to `out`, as DATA frames; return how many."""
+        """Move up to `limit` bytes of the body to `out` as DATA frames, and return their number."""
         outgoing = self.outgoing
         size = min(self.unsent_bytes, limit)
         self.unsent_bytes -= size
@@ -178,7 +179,7 @@ class Stream:
 
 
 class _Discard:
-    """The consumer of a stream that has none."""
+    """The default consumer of a stream, which ignores the body."""
 
     def data(self, view: memoryview, start: int, stop: int) -> None:
         pass

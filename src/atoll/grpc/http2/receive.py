@@ -1,9 +1,10 @@
-"""What an HTTP/2 connection receives: bytes into frames, and the bodies of DATA frames to their streams.
+"""Parses the frames that an HTTP/2 connection receives, and passes the bodies of DATA frames to their streams.
 
-Frames are parsed where the socket put them. The body of a DATA frame is passed on as it comes, so that only
-control frames have to be whole, and a large body can be read from the socket straight to its destination.
-Invariant: the read buffer has one size, and nothing is taken beyond the windows that were granted. RFC 9113,
-sections 4.1, 6.1 and 6.9.
+Frames are parsed in the read buffer. The body of a DATA frame is passed on as it arrives, so that only control frames
+must be complete, and a large body can be read from the socket directly to its destination.
+
+Invariant: the size of the read buffer is fixed, and nothing is accepted beyond the granted windows (RFC 9113, sections
+4.1, 6.1 and 6.9).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from atoll.grpc.http2.send import Sender
 
 READ_BUFFER_BYTES = 256 << 10
 DIRECT_READ_BYTES = 64 << 10
-"""When less of a body is missing, it goes through the read buffer: a copy costs less than a read."""
+"""If less than this is missing of a body, it is read through the read buffer: a copy costs less than a read."""
 
 _unpack_header = frames.frame_header.unpack_from
 _CONTROL_FRAMES = frozenset(range(frames.HEADERS, frames.CONTINUATION + 1)) - {frames.GOAWAY}
@@ -27,8 +28,8 @@ _CONTROL_FRAMES = frozenset(range(frames.HEADERS, frames.CONTINUATION + 1)) - {f
 class Receiver:
     """The receiving half of a connection.
 
-    `on_control(type, flags, stream number, payload)` gets all whole frames but DATA and unknown ones;
-    `on_stream_failure` closes a stream for its peer's fault. Any of them, and `received`, may raise
+    `on_control(type, flags, stream number, payload)` receives complete control frames of known types.
+    `on_stream_failure` closes a stream because of the peer's error. These callbacks and `received` can raise
     ConnectionFailure.
     """
 
@@ -54,7 +55,7 @@ class Receiver:
         self._credit = credit
         self._on_control = on_control
         self._on_stream_failure = on_stream_failure
-        # A control frame has to fit in whole, beside its header.
+        # A complete control frame and its header must fit in.
         self._view = memoryview(bytearray(max(READ_BUFFER_BYTES, 2 * limits.max_header_bytes)))
         self._kept = 0
         self._preface_seen = False
@@ -66,7 +67,7 @@ class Receiver:
         self._skip_left = 0
 
     def known_stream(self, number: int, what: str) -> Stream | None:
-        """The stream, or None if it was closed; one that never was is the peer's error (section 5.1)."""
+        """Return the stream, or None if it was closed. Raise ConnectionFailure if it was never open (section 5.1)."""
         stream = self._streams.get(number)
         if stream is None and (number > self.last_stream or not number & 1):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"{what} on idle stream {number}")
@@ -83,7 +84,7 @@ class Receiver:
         return self._view[self._kept :]
 
     def received(self, count: int) -> None:
-        """Handle `count` bytes that were read into what `get_buffer` returned."""
+        """Handle `count` bytes that were read into the buffer from `get_buffer`."""
         self.bytes_in += count
         if not self._direct:
             self._parse(self._kept + count)
@@ -96,7 +97,7 @@ class Receiver:
             self._body_complete()
 
     def _parse(self, end: int) -> None:
-        """Handle the whole frames in the first `end` bytes of the read buffer, and keep the rest."""
+        """Handle the complete frames in the first `end` bytes of the read buffer, and keep the rest."""
         view = self._view
         streams = self._streams
         half_connection = self._limits.connection_window_bytes >> 1
@@ -118,7 +119,7 @@ class Receiver:
             head, flags, number = _unpack_header(view, position)
             stream = streams.get(number)
             length = head >> 8
-            # The case that sets the speed, a whole and plain DATA frame on an open stream, is written out here.
+            # The most frequent case, a complete DATA frame without padding on an open stream, is inlined for speed.
             if (
                 stream is not None
                 and not head & 0xFF
@@ -152,12 +153,12 @@ class Receiver:
     def _check_preface(self, end: int) -> bool:
         size = min(end, len(frames.PREFACE))
         if self._view[:size] != frames.PREFACE[:size]:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "missing HTTP/2 connection preface")
         self._preface_seen = size == len(frames.PREFACE)
         return self._preface_seen
 
     def _pass_body(self, position: int, end: int) -> int:
-        """Pass on the part of a DATA frame's body that has come, and skip padding; return where that ends."""
+        """Pass on the received part of a DATA frame's body, skip padding, and return the position after them."""
         count = min(self._body_left, end - position)
         if count:
             self._body_left -= count
@@ -189,7 +190,7 @@ class Receiver:
         self._sender.control(frames.window_update(0, increment))
 
     def _frame(self, kind: int, flags: int, number: int, length: int, start: int, end: int) -> int:
-        """Handle one frame; return how much of its payload is consumed, or -1 if more of it has to come."""
+        """Handle one frame. Return how many bytes of its payload were consumed, or -1 if it is incomplete."""
         if length > self._limits.max_frame_bytes:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} bytes")
         if self.open_block and (kind != frames.CONTINUATION or number != self.open_block):
@@ -213,7 +214,7 @@ class Receiver:
         return length
 
     def _data(self, flags: int, number: int, length: int, start: int, end: int) -> int:
-        """Begin a DATA frame; its body follows by `_pass_body`."""
+        """Begin a DATA frame. `_pass_body` handles its body."""
         padding = 0
         if flags & frames.PADDED:
             if not length:

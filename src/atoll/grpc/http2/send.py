@@ -1,9 +1,9 @@
-"""What an HTTP/2 connection sends: control frames first, then the streams that are ready, round robin.
+"""Sends the frames of an HTTP/2 connection: control frames first, then those of ready streams, round robin.
 
-Everything queued during one iteration of the event loop leaves in one write. Invariant: DATA never exceeds the
-peer's windows and frame size; the transport's buffer holds little more than `Limits.write_high_bytes`, the
-rest stays with its stream; and a peer that causes many replies but reads none is not read from until it
-does. RFC 9113, section 6.9.
+All frames that are queued during one iteration of the event loop are sent in one write. Invariants:
+- DATA never exceeds the peer's windows and frame size (RFC 9113, section 6.9).
+- The transport's buffer holds little more than `Limits.write_high_bytes`; the rest stays in the streams.
+- The connection does not read from a peer that causes many replies without reading them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from atoll.grpc.http2.frames import ErrorCode, HeaderList
 from atoll.grpc.http2.http2_stream import Buffer, Stream
 
 QUANTUM_BYTES = 256 << 10
-"""What one stream may send before the others, with their small messages, come next."""
+"""Bytes that one stream can send before the next stream's turn, which bounds the delay of small messages."""
 BURST_BYTES = 1 << 20
-"""Body bytes written in one iteration of the event loop: between two of them the connection is read."""
+"""Body bytes written per iteration of the event loop. The connection reads between two iterations."""
 JOIN_BYTES = 64 << 10
-"""Writes up to this size are joined, which is cheaper than passing on their parts."""
+"""Writes up to this size are joined, which is cheaper than passing the parts separately."""
 MAX_CONTROL_BACKLOG = 64 << 10
-"""With more unsent bytes of control frames than this, the peer is not read from."""
+"""While more bytes of control frames than this are unsent, the connection does not read from the peer."""
 
 
 class Sender:
@@ -34,7 +34,7 @@ class Sender:
         self.transport: asyncio.Transport | None = None
         self.bytes_out = 0
         self.reading = False
-        """Set while what was read is handled: nothing is written then, because a flush follows."""
+        """Whether received bytes are being handled. No flush is scheduled then, because one follows."""
         self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_MAX_FRAME
         self._loop = asyncio.get_running_loop()
@@ -48,11 +48,11 @@ class Sender:
         self._scheduled = False
 
     def limit_header_table(self, size: int) -> None:
-        """Use no more of the peer's header compression table than it allows, and at most the default of 4 KiB."""
+        """Limit the header compression table to `size`, which the peer allows, and to the default of 4 KiB."""
         self._encoder.header_table_size = min(size, 4096)
 
     def control(self, frame: bytes) -> None:
-        """Queue a control frame; it goes before any stream's."""
+        """Queue a control frame, which is sent before all frames of streams."""
         self._control.append(frame)
         self._control_bytes += len(frame)
         transport = self.transport
@@ -63,7 +63,7 @@ class Sender:
         self._schedule()
 
     def make_ready(self, stream: Stream) -> None:
-        """Queue a stream that has something to send."""
+        """Queue a stream that has frames to send."""
         if stream.ready or not stream.open:
             return
         stream.ready = True
@@ -71,20 +71,20 @@ class Sender:
         self._schedule()
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """Close a stream at once, with RST_STREAM."""
+        """Close a stream at once and send RST_STREAM."""
         if stream.open:
             self.drop(stream)
             self.control(frames.rst_stream(stream.number, code))
 
     def drop(self, stream: Stream) -> None:
-        """Close a stream without RST_STREAM."""
+        """Close a stream without sending RST_STREAM."""
         self._streams.pop(stream.number, None)
         stream.open = False
         stream.outgoing.clear()
         stream.unsent_bytes = 0
 
     def pause(self) -> None:
-        """The transport's buffer is full."""
+        """Stop writing, because the transport's buffer is full."""
         self._write_paused = True
 
     def resume(self) -> None:
@@ -101,7 +101,7 @@ class Sender:
         self.flush()
 
     def flush(self) -> None:
-        """Write one burst of what is queued, and schedule another if that was not all."""
+        """Write one burst of queued frames, and schedule another flush if frames remain."""
         transport = self.transport
         if transport is None or self._write_paused or not (self._ready or self._control):
             return
@@ -140,7 +140,7 @@ class Sender:
             self._ready.append(stream)
 
     def _turn(self, stream: Stream, out: list[Buffer]) -> int:
-        """Put what the stream may send now into `out`; return the bytes of body among it."""
+        """Add the frames that the stream can send now to `out`, and return the number of their body bytes."""
         taken = 0
         if stream.headers is not None:
             out.append(self._header_frames(stream.number, stream.headers, False))
