@@ -60,7 +60,7 @@ def test_workers_get_equal_parts_of_neighbours() -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        ({"tpu": ("0", "1", "2", "3")}, "the 4 TPU chips of this machine are all one worker's"),
+        ({"tpu": ("0", "1", "2", "3")}, "one worker must have all 4 TPU chips of this machine"),
         ({"cuda": ("0",)}, "this machine has 1 cuda devices, too few for 2 workers"),
     ],
 )

@@ -141,7 +141,7 @@ def test_what_is_no_null_program_is_refused(user: User) -> None:
         JAX_PLATFORMS="atoll",
         ATOLL_ADDRESS=f"unix:{user.runtime}/atoll/default/controller.sock",
     )
-    assert "UNIMPLEMENTED: null devices run null programs only" in ended.stdout
+    assert "UNIMPLEMENTED: null devices run only null programs" in ended.stdout
 
 
 def test_an_unknown_model_is_an_error_that_names_those_there_are(user: User) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.devices.known_platforms import KNOWN_PLATFORMS, check_platform
+from atoll.devices.device_kinds import KNOWN_PLATFORMS, check_platform
 from atoll.engines.engine_interface import HostStart
 from atoll.engines.engine_kinds import ENGINES, check_engine, make_engine
 from atoll.engines.engine_options import EngineOptions

@@ -1,1 +1,1 @@
-"""The seam for devices, and the kinds that there are."""
+"""The interface between a worker and its devices, and the kinds of devices that implement it."""

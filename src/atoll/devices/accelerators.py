@@ -1,7 +1,7 @@
-"""The accelerators of this machine, and how its workers share them: each sees its own, and no other.
+"""The accelerators of this machine, and how its workers divide them.
 
-A worker of GPUs takes all that it sees, so what it may see is said in its environment. The names there are numbers or
-UUIDs, as the vendor's runtime has them; where the user's own environment hides some, the others are shared.
+A GPU worker uses all devices that are visible to it, so its environment restricts which ones are visible. Devices have
+numbers or UUIDs as names, as in the vendor's runtime. Devices that the user's environment hides are not divided.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from atoll.errors import ClusterError, SettingsError
 
 Devices = Mapping[str, tuple[str, ...]]  # names of devices, by platform
 
-# By platform: where its devices are, as files, and the variable that says which of them a process sees.
+# By platform: directory and pattern of the device files.
 _FILES = {"cuda": ("/dev", "nvidia[0-9]*"), "rocm": ("/dev/dri", "renderD*"), "tpu": ("/dev", "accel[0-9]*")}
+# By platform: the variable that selects the devices that a process sees.
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
 
 def devices(environment: Mapping[str, str] = os.environ, root: str = "/") -> Devices:
-    """The accelerators that a process with this environment sees.
+    """Return the accelerators that are visible to a process with this environment.
 
-    A platform with none here may have some that this does not know of, and is not listed; nor is the CPU, of which a
-    worker makes as many devices as it is asked for.
+    A platform without known devices is not listed, although it may have devices that this function cannot detect. The
+    CPU is not listed: the number of CPU devices is a setting of the worker.
     """
     found = {}
     for platform, (directory, pattern) in _FILES.items():
         count = len(list(Path(root, directory.removeprefix("/")).glob(pattern)))
-        said = environment.get(_VISIBLE.get(platform, ""))
+        selected = environment.get(_VISIBLE.get(platform, ""))
         names = [str(number) for number in range(count)]
-        if count and said is not None:
-            names = _until_none(said.split(","))
+        if count and selected is not None:
+            names = _up_to_invalid(selected.split(","))
         if count:
             found[platform] = tuple(names)
     return {platform: names for platform, names in found.items() if names}
 
 
-def _until_none(names: Iterable[str]) -> list[str]:
-    """CUDA sees no device behind one that does not exist, such as -1."""
+def _up_to_invalid(names: Iterable[str]) -> list[str]:
+    """Return the names before the first invalid one, such as -1: CUDA ignores it and all that follow."""
     seen: list[str] = []
     for name in map(str.strip, names):
         if name in ("", "-1"):
@@ -49,16 +50,14 @@ def _until_none(names: Iterable[str]) -> list[str]:
 
 
 def parts(found: Devices, workers: int) -> list[Devices]:
-    """What each of so many workers of this machine has: as many of each kind, those that are near one another.
+    """Divide this machine's devices evenly among `workers` workers, in contiguous blocks per platform.
 
-    Raises SettingsError where devices cannot be divided so.
+    Raises SettingsError if the devices cannot be divided in this way.
     """
     if workers == 1:
         return [found]
     if "tpu" in found:
-        raise SettingsError(
-            f"the {len(found['tpu'])} TPU chips of this machine are all one worker's: leave --workers away"
-        )
+        raise SettingsError(f"one worker must have all {len(found['tpu'])} TPU chips of this machine: remove --workers")
     for platform, names in found.items():
         if len(names) < workers:
             raise SettingsError(f"this machine has {len(names)} {platform} devices, too few for {workers} workers")
@@ -72,9 +71,9 @@ def parts(found: Devices, workers: int) -> list[Devices]:
 
 
 def visible(names: Sequence[str], platform: str, count: int) -> dict[str, str]:
-    """The environment of a worker that sees the first `count` of these devices.
+    """Return the environment that makes only the first `count` of these devices visible to a worker.
 
-    {} where nothing is to be said, since the platform has no such variable, or it is not known what there is.
+    It is empty if the platform has no such variable, or if its devices are not known.
     """
     variable = _VISIBLE.get(platform, "")
     return {variable: ",".join(names[:count])} if variable and names else {}
@@ -82,7 +81,7 @@ def visible(names: Sequence[str], platform: str, count: int) -> dict[str, str]:
 
 @dataclass
 class DeviceShares:
-    """Which of this machine's devices no worker has. A platform of which none is known is not counted."""
+    """The devices of this machine that no worker uses. Platforms without known devices are not counted."""
 
     found: Devices
     _free: dict[str, list[str]] = field(init=False)
@@ -91,15 +90,18 @@ class DeviceShares:
         self._free = {platform: list(names) for platform, names in self.found.items() if platform in _VISIBLE}
 
     def check(self, platform: str, needed: int) -> None:
-        """Raises ClusterError where the machine does not have so many."""
+        """Raise ClusterError if the machine has fewer than `needed` devices."""
         if platform in self._free and needed > len(self.found[platform]):
             raise ClusterError(
                 f"this machine has {len(self.found[platform])} {platform} devices, and the cluster's hosts need "
-                f"{needed} in all: fewer hosts or devices, or `--engine hosts` on several machines"
+                f"{needed} in all: use fewer hosts or devices, or `--engine hosts` on several machines"
             )
 
     def take(self, platform: str, count: int) -> tuple[str, ...]:
-        """So many for one worker; () where they are not counted. Raises OSError where there are too few."""
+        """Take `count` free devices for one worker; return () if the platform's devices are not counted.
+
+        Raises OSError if too few are free.
+        """
         free = self._free.get(platform)
         if free is None:
             return ()

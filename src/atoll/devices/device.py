@@ -1,20 +1,21 @@
-"""The seam below a worker: what a kind of devices has to offer.
+"""The interface that a kind of devices implements for the worker.
 
-A kind implements `DeviceBackend`, and with it `DeviceArray`, `RunToken` and `LoadedFunction`; `devices.device_kinds`
-registers it under its platform's name. Everything above this seam (plans, stores, order, completions, the data plane)
-is common to all kinds and imports none of them. XLA's devices are `devices.xla`; `devices.null` has devices that only
-take time.
+A kind implements `DeviceBackend`, `DeviceArray`, `RunToken` and `LoadedFunction`. `devices.device_kinds` registers it
+under its platform's name. The rest of the worker is common to all kinds and imports none of them.
 
-Threads: *the executor's thread* makes, moves and consumes arrays and starts functions, and is the only one that does.
-*Readers* are threads that wait for a shard's contents (`numpy.asarray(shard)`). *Watchers* ask arrays and tokens
-whether they are ready. *Compilers* call `compile` and ask functions about themselves. The worker serializes deletion
-and donation with `DeviceArray.is_ready` (`worker.completions.DeletionGuard`), so an array need not tolerate that race
-itself.
+Threads, as the docstrings below name them:
 
-Errors: an operation raises what is wrong with it at once (`StatusError`, or an exception whose text begins with the
-name of a status code). What goes wrong later, on the device, is raised by `block_until_ready`. A bad argument must
-never reach a device that would end the process over it: `worker.step_runner` has checked types, devices, deletion and
-sharing before.
+- The *executor's thread* is the only one that makes, moves and consumes arrays and starts functions.
+- *Readers* wait for a shard's contents (`numpy.asarray(shard)`).
+- *Watchers* poll arrays and tokens, or wait for them.
+- *Compilers* call `compile` and query functions.
+
+The worker serializes deletion and donation with `DeviceArray.is_ready` (`worker.completions.DeletionGuard`), so an
+array need not handle that race.
+
+Errors: an operation raises at once if it is invalid (`StatusError`, or an exception whose text begins with the name of
+a status code). `block_until_ready` raises errors that occur later, on the device. Some devices end the process on
+invalid arguments, so `worker.step_runner` checks types, devices, deletion and sharing before each call.
 """
 
 from __future__ import annotations
@@ -39,38 +40,41 @@ Layout = tuple[int, ...] | None
 
 
 class DeviceArray(Protocol):
-    """The local shards of a logical buffer, one for each of some devices of this host. The contents may come later."""
+    """The local shards of a logical buffer, one per device on some devices of this host. Contents may come later."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all shards."""
+        """The size of all shards."""
 
     def is_ready(self) -> bool:
-        """Whether the contents are there, or have failed. Any thread; must not block. Not asked of a deleted array."""
+        """Return whether the computation of the contents has completed or failed.
+
+        Any thread; must not block. Not called on a deleted array.
+        """
 
     def block_until_ready(self) -> None:
-        """Waits for the contents; raises what went wrong in making them. Watchers only."""
+        """Wait for the contents; raise the error if their computation failed. Watchers only."""
 
     def is_deleted(self) -> bool:
-        """Whether it was deleted, or donated to a function or a move. Any thread; must not block."""
+        """Return whether the array was deleted, or donated to a function or a move. Any thread; must not block."""
 
     def delete(self) -> None:
-        """Frees the memory. The executor's thread; must not block: work that was enqueued before may still use it."""
+        """Free the memory after the work that was enqueued before. The executor's thread; must not block."""
 
 
 class RunToken(Protocol):
     """The completion of one run of a function on all of this host's devices."""
 
     def block_until_ready(self) -> None:
-        """Waits for the end of the run; raises what went wrong in it. Watchers only."""
+        """Wait for the end of the run; raise the error if it failed. Watchers only."""
 
 
 class LoadedFunction(Protocol):
-    """A compiled function, loaded on this host's part of its devices.
+    """A compiled function, loaded on those of its devices that belong to this host.
 
-    `ordinals` are these devices among the host's, in the order in which it takes and gives shards. `scratch_bytes` is
-    what it needs on each device while it runs. `donated` are the parameters whose memory it writes its outputs over.
-    `waits_inside`: its client's Python would run inside of the call that enqueues it, unless that is by `execute`.
+    `ordinals` are the ordinals of these devices on the host, in the order of the function's shards. `scratch_bytes` is
+    the memory that a run needs on each device. The outputs overwrite the memory of the parameters at `donated`. With
+    `waits_inside`, the worker calls `run` instead of `execute`: enqueueing would run the client's Python.
     """
 
     ordinals: tuple[int, ...]
@@ -83,62 +87,62 @@ class LoadedFunction(Protocol):
     waits_inside: bool
 
     def execute(self, arguments: list[Any], sequence: int, stream: int = 0) -> tuple[Sequence[Any], RunToken]:
-        """Enqueues one run; returns its outputs, which are not ready yet, and its completion.
+        """Enqueue one run; return its outputs, which are not ready yet, and its completion.
 
-        The executor's thread, which this holds up: it must not wait for data. `sequence` is the same on all hosts that
-        run it together. Runs of a `stream` other than 0 may wait for a client, and must hold up no others. The caller
-        has checked the arguments. Arrays at `donated` positions are deleted by this.
+        The executor's thread; must not wait for data. `sequence` is the same on all hosts that take part in the run.
+        Runs on a `stream` other than 0 may wait for a client, and must not block other runs. The caller has checked
+        the arguments. The call deletes the arrays at `donated` positions.
         """
 
     def run(self, arguments: list[Any], stream: int) -> Sequence[Any]:
-        """Runs what `waits_inside` to its end; returns its outputs. Any thread, for as long as the client likes.
+        """Run a function that `waits_inside` to its end; return its outputs.
 
-        `stream` is like that of `execute`, and this run's alone. The caller has checked the arguments, and keeps them
-        from being deleted. None is donated. Raises what went wrong.
+        Any thread; blocks for as long as the client takes. No other run uses `stream`. The caller has checked the
+        arguments, and prevents their deletion; none is donated. Raises the error if the run failed.
         """
 
     def info(self) -> FunctionInfo:
-        """What clients ask about it. Compilers."""
+        """Return the properties that clients query. Compilers."""
 
     def cost_analysis(self) -> dict[str, float]:
-        """Estimates by name, such as "flops". Any thread, may take a while."""
+        """Return estimates by name, such as "flops". Any thread; may be slow."""
 
     def text(self) -> str:
-        """The compiled program, to be read by people. Any thread, may take a while."""
+        """Return the compiled program in readable form. Any thread; may be slow."""
 
 
 class ProgramLoader(Protocol):
     """The part of a backend for programs that compiler processes have compiled (`devices.compilers`).
 
-    `compiler` names what compiles in such a process, as "module:callable" for a
-    `devices.compilers.compiler_process.Compiler`, and `compiler_devices` is how many devices it gets.
+    `compiler` names a factory of `devices.compilers.compiler_process.Compiler` as "module:callable". The process gets
+    `compiler_devices` devices.
     """
 
     compiler: str
     compiler_devices: int
 
     def find(self, request: CompileProgram, tenant: str) -> CompiledProgram | None:
-        """Return the program if it was kept for this tenant, without reading it. Compilers."""
+        """Return the program if it is stored for this tenant, without parsing it. Compilers."""
 
     def keep(self, request: CompileProgram, tenant: str, program: CompiledProgram) -> None:
-        """Keep a program that a compiler process has compiled for this tenant. Compilers."""
+        """Store a program that a compiler process has compiled for this tenant. Compilers."""
 
     def load(
         self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None
     ) -> LoadedFunction:
         """Load a program on this host's devices. Compilers, several at a time.
 
-        Raises StatusError for a program that does not fit.
+        Raises StatusError if the program does not match the request.
         """
 
 
 class DeviceBackend(Protocol):
-    """One host's devices. Made once, in the worker's process, before the worker says that it is ready.
+    """One host's devices. The worker creates one backend before it reports that it is ready.
 
-    `max_in_flight` is how many runs may be enqueued on this host and not completed: the controller keeps the least of
-    an island's hosts as the island's window. `platform` is what JAX shows as the devices' platform. `key_values` are
-    what the hosts of an island of several tell one another. Programs of tenants are compiled apart if there is a
-    `loader`; it is None if reading a program cannot end this process.
+    `max_in_flight` is how many runs may be enqueued on this host and not completed. The controller uses the minimum
+    over an island's hosts as the island's window. `platform` is the platform that JAX shows. `key_values` is a store
+    that the hosts of an island share. With a `loader`, tenants' programs are compiled in compiler processes; it is None
+    if reading a program cannot end this process.
     """
 
     platform: str
@@ -148,7 +152,7 @@ class DeviceBackend(Protocol):
     loader: ProgramLoader | None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
-        """The devices, by ordinal."""
+        """Return the devices, by ordinal."""
 
     def compile(
         self,
@@ -158,54 +162,57 @@ class DeviceBackend(Protocol):
         callbacks: Callbacks | None = None,
         tenant: str = "",
     ) -> tuple[LoadedFunction, bool, float]:
-        """Compiles and loads a client's program, which may call these `callbacks`. Returns the function, whether
-        a cache had it, and the seconds that it took. No other tenant's compilation uses what is cached for `tenant`.
+        """Compile and load a client's program, which may call these `callbacks`.
 
-        Compilers, several at a time. Raises UNIMPLEMENTED for what these devices cannot run.
+        Returns the function, whether it came from a cache, and the duration in seconds. Cache entries of `tenant` are
+        not used for other tenants. Compilers, several at a time. Raises UNIMPLEMENTED if these devices cannot run the
+        program.
         """
 
     def stop(self, sequence: int, text: str) -> None:
-        """End the run of this sequence number with CANCELLED and this text, if the devices can do that. Any thread.
+        """End the run of this sequence number with CANCELLED and this text, if the devices support that.
 
-        Does not block. The run may be in line, or have ended.
+        Any thread; must not block. The run may not have started, or may have ended.
         """
 
-    # All that follows: the executor's thread; asynchronous (the result's contents may come later); must not wait for
-    # data.
+    # The executor's thread calls the methods below, unless they say otherwise. They are asynchronous (the contents of
+    # a result may come later) and must not wait for data.
 
     def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> Any:
-        """One array out of one host array a shard. The host arrays belong to the result and do not change any more."""
+        """Return an array made of one host array per shard. The result owns the host arrays; nothing modifies them."""
 
     def shards(self, array: Any) -> Sequence[Any]:
-        """The array's shards, in order; they share its memory. Readers wait for one by `numpy.asarray`, or by its
-        `block_until_ready`.
+        """Return the array's shards, in order; they share its memory.
+
+        Readers wait for a shard with `numpy.asarray` or its `block_until_ready`.
         """
 
     def stack(self, array: LocalArray, shards: Sequence[Any]) -> Any:
-        """One array out of shards that are on its devices already; nothing is copied, the memory is shared."""
+        """Return an array made of shards that are on its devices already. It shares their memory."""
 
     def move(self, array: Any, target: LocalArray, donate: bool) -> Any:
-        """Copies shard by shard to the target's devices and memory. With `donate` the array is deleted, and the result
-        may have its memory; otherwise the two share none."""
+        """Copy each shard to the target's device and memory.
+
+        With `donate`, the call deletes the array, and the result may reuse its memory. Otherwise they share no memory.
+        """
 
     def copy(self, array: Any) -> Any:
-        """A copy on the same devices, which shares no memory."""
+        """Return a copy on the same devices that shares no memory with the array."""
 
     def bitcast(self, shard: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-        """A copy of the shard's bytes as another dtype and shape, on its own device."""
+        """Return a copy of the shard's bytes as another dtype and shape, on the same device."""
 
     def release_memory(self) -> None:
-        """Frees the host memory of arrays that exist no more, where the platform has kept it. Called once a session has
-        ended, since no other call may come for long."""
+        """Free host memory that the platform still holds for deleted arrays. Called when a session has ended."""
 
     def memory_stats(self, ordinal: int) -> dict[str, int]:
-        """What the platform knows of the device's memory, by jax's names, in bytes; {} where nothing. Any thread."""
+        """Return the device's memory statistics by JAX's names, in bytes; {} if unknown. Any thread."""
 
     def begin_profile(self, recording: Recording) -> Callable[[], bytes]:
-        """Begins to record what this process does. What it returns ends that, and gives a serialized XSpace.
+        """Start to record this process. The returned function stops that, and returns a serialized XSpace.
 
-        One at a time. A thread of its own, which both may block. Raises UNIMPLEMENTED where there is no profiler.
+        One recording at a time. Both calls may block their thread. Raises UNIMPLEMENTED if there is no profiler.
         """
 
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
-        """The layout that an array gets by default, in XLA's notation, such as {1,0}. Any thread."""
+        """Return the default layout of an array in XLA's notation, such as {1,0}. Any thread."""

@@ -1,27 +1,33 @@
-"""The registry of device kinds: a platform's name, and what runs it.
+"""The registry of device kinds, by platform name.
 
-A new kind is a file with a `DeviceBackend` (see `devices.device`) and one entry of `KINDS`. All is named by strings for
-`pkgutil.resolve_name`, so that an engine can ask here without importing what only a worker's process may import.
+A new kind is a file with a `DeviceBackend` (see `devices.device`) and one entry in `KINDS`. Entries name functions by
+strings for `pkgutil.resolve_name`, so an engine does not import what only a worker's process may import.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 from dataclasses import dataclass
+
+import msgspec
+
+from atoll.cluster.settings import check_known
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """How hosts with devices of a platform are run. Functions are named as "module:function".
+    """How to run hosts with devices of a platform. Functions are named as "module:function".
 
-    `process` is the module of a host's process, started with `WorkerOptions`; or, with `process_per_island`, that of
-    all hosts of an island, started with `IslandOptions`.
+    `process` is the main module of a host's process, started with `WorkerOptions`. With `process_per_island`, it is
+    the main module of one process for all hosts of an island, started with `IslandOptions`.
 
-    `backend(devices, cache_directory, membership)` makes the `DeviceBackend` in a process of
-    `atoll.worker.worker_main`, once, and may take as long as the devices need to come up. With a `Membership` the host
-    joins the others of its island.
+    `backend(devices, cache_directory, membership)` creates the `DeviceBackend`, once per process of
+    `atoll.worker.worker_main`. It blocks until the devices are ready. With a `Membership`, the host joins the other
+    hosts of its island.
 
-    `check()` is called before anything is started, in the engine; it raises ClusterError where the environment asks for
-    what the kind does not have.
+    The engine calls `check()` before it starts anything. It raises ClusterError for settings in the environment that
+    the kind does not support.
     """
 
     backend: str = ""
@@ -32,7 +38,7 @@ class DeviceKind:
 
 XLA = DeviceKind(backend="atoll.devices.xla.start_xla:open_backend")
 
-# By platform. All other platforms are JAX's, and XLA runs them.
+# By platform. XLA runs all other platforms.
 KINDS: dict[str, DeviceKind] = {
     "null": DeviceKind(
         process="atoll.engines.null_hosts.null_hosts_main",
@@ -44,3 +50,36 @@ KINDS: dict[str, DeviceKind] = {
 
 def kind_of(platform: str) -> DeviceKind:
     return KINDS.get(platform, XLA)
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """How a host joins the other hosts of its island: see `devices.xla.xla_island.join`."""
+
+    address: str
+    rank: int
+    hosts: int
+    hostname: str
+
+
+# The names that JAX_PLATFORMS accepts ("gpu" is any kind of GPU), and those of Atoll's kinds.
+KNOWN_PLATFORMS = ("cpu", "cuda", "gpu", "oneapi", "rocm", "tpu", *KINDS)
+
+# JAX plug-ins that provide no platform besides the known ones.
+_ORDINARY_PLUGINS = ("atoll", "xla_cuda", "xla_rocm")
+
+
+def check_platform(text: str) -> None:
+    """Raise SettingsError for an unknown platform. `text` may name several platforms, separated by commas.
+
+    If a JAX plug-in for other hardware is installed, any name is accepted: only the plug-in knows its platform's name.
+    """
+    unknown = [name for name in text.split(",") if name not in KNOWN_PLATFORMS]
+    if unknown and not _has_other_plugins():
+        check_known("platform", unknown[0], KNOWN_PLATFORMS)
+
+
+def _has_other_plugins() -> bool:
+    names = [entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")]
+    return bool(os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS")) or not all(
+        name.startswith(_ORDINARY_PLUGINS) for name in names
+    )

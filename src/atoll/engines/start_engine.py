@@ -11,7 +11,7 @@ from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import keep_tenants
-from atoll.devices.known_platforms import check_platform
+from atoll.devices.device_kinds import check_platform
 from atoll.engines.engine_kinds import check_engine
 from atoll.engines.engine_options import EngineOptions, Started
 from atoll.engines.ray.bundles import demand_of

@@ -17,8 +17,7 @@ from typing import Any
 from atoll._version import __version__
 from atoll.cluster.topology import IslandShape
 from atoll.controller_process.controller_options import ControllerOptions
-from atoll.devices.device_kinds import kind_of
-from atoll.devices.known_platforms import check_platform
+from atoll.devices.device_kinds import check_platform, kind_of
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine_interface import Engine, HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions

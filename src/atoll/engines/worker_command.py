@@ -13,8 +13,7 @@ from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.cluster.tenant_settings import TENANTS_VARIABLE
 from atoll.devices.accelerators import visible
-from atoll.devices.device_kinds import XLA, kind_of
-from atoll.devices.membership import Membership
+from atoll.devices.device_kinds import XLA, Membership, kind_of
 from atoll.devices.xla.time_limits import flags_without_limits
 from atoll.engines.engine_interface import HostStart
 from atoll.engines.engine_options import registry_directory

@@ -20,7 +20,7 @@ from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process_runtime import freeze_gc, read_options, start_logging, starting
 from atoll.cluster.processes.startup_heartbeat import StartupHeartbeat
 from atoll.cluster.sandbox.mechanisms import Mechanisms
-from atoll.devices.compilers.compiler_limits import limits_from_environment
+from atoll.devices.compilers.compiler_process import limits_from_environment
 from atoll.devices.compilers.compiler_server import CompilerServer
 from atoll.devices.device import DeviceBackend
 from atoll.devices.device_kinds import kind_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.sandbox.mechanisms import Mechanisms
-from atoll.devices.membership import Membership
+from atoll.devices.device_kinds import Membership
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):

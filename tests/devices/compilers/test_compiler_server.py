@@ -13,8 +13,8 @@ import psutil
 import pytest
 from jax._src.lib import xla_client
 
-from atoll.devices.compilers.compiler_limits import CompilerLimits
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Rejected
+from atoll.devices.compilers.compiler_process import CompilerLimits
 from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
 from atoll.errors import Code
 from tests.devices.compilers import hostile

@@ -1,1 +1,1 @@
-"""Compiler processes: a host compiles tenants' programs there, so a crash costs nobody else anything."""
+"""Compiler processes, in which a host compiles tenants' programs: a crash ends only that process."""

@@ -1,10 +1,19 @@
-"""Messages between a worker, the fork server of its compilers, and a compiler process."""
+"""Messages between a worker, the fork server of its compilers, and a compiler process; and the link for them.
+
+A message on the link is a length of 8 bytes, then msgpack. The worker trusts nothing that it receives: it bounds the
+length, and msgspec checks the structure.
+"""
 
 from __future__ import annotations
 
+import socket
+import struct
+import time
+from typing import Any, Generic, TypeVar
+
 import msgspec
 
-from atoll.errors import Status
+from atoll.errors import FrameError, Status
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import FunctionInfo, HostChannels
 
@@ -13,9 +22,9 @@ Layout = tuple[int, ...] | None
 
 
 class Signature(msgspec.Struct, frozen=True, array_like=True):
-    """The types that a callable returns, or writes into the buffers that it takes.
+    """The types of a callable: those that it returns, or writes to the buffers that it takes.
 
-    With `channels`, XLA also needs the types that it takes: its `operands`.
+    With `channels`, XLA also needs the types of its `operands`.
     """
 
     results: tuple[ShardType, ...] = ()
@@ -39,8 +48,8 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 class CompileProgram(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Compile a program for `replicas` x `partitions` devices of the worker's platform.
 
-    `callbacks` of its client's callables run while the program runs. `keys` are those of the callables that run while
-    it is compiled. If the process cannot compile for the platform, it only reads and checks the program.
+    While the program runs, it calls `callbacks` callables of its client. While it is compiled, XLA calls those of
+    `keys`. If the process cannot compile for the platform, it only reads and checks the program.
     """
 
     program: bytes
@@ -54,7 +63,7 @@ class CompileProgram(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """The client's answer to `Ask`, or the text that its callable raised, or the status if it gave no answer."""
+    """The client's answer to `Ask`: content, the text of the error that its callable raised, or a failed status."""
 
     content: bytes = b""
     raised: str | None = None
@@ -67,23 +76,24 @@ ToCompiler = CompileProgram | Answer
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
-    """The program was read. Errors name it, and the line of the user's code that it comes from; "" if unknown."""
+    """The process has read the program. Errors quote its name and its line in the user's code ("" if unknown)."""
 
     name: str
     line: str
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="q"):
-    """Ask the client: call its callable of `key` with these bytes. The next message to this process is an `Answer`."""
+    """Call the client's callable of `key` with these bytes. The next message to this process is an `Answer`."""
 
     key: bytes
     request: bytes
 
 
 class CompiledProgram(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """A program in a form that the worker loads. `executable` is empty, without a description, if it was only checked.
+    """A program in a form that the worker loads.
 
-    `signatures` are those of the callables that it calls while it runs.
+    If the program was only checked, `executable` is empty and `description` is None. `signatures` are those of the
+    callables that the program calls while it runs.
     """
 
     executable: bytes
@@ -98,7 +108,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="r"):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """A compilation has ended. With `retires`, the process ends now: it takes no other program."""
+    """A compilation has ended. If `retires` is set, the process exits and takes no other program."""
 
     outcome: CompiledProgram | Rejected
     retires: bool
@@ -110,13 +120,13 @@ FromCompiler = Begun | Ask | Finished
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """Fork a compiler process under this number. Its link and its standard error come with the message."""
+    """Fork a compiler process under this number. The descriptors of its link and its standard error are attached."""
 
     number: int
 
 
 class Kill(msgspec.Struct, frozen=True, array_like=True, tag="k"):
-    """Kill the compiler process if it still runs."""
+    """Kill the compiler process if it is still running."""
 
     number: int
 
@@ -130,16 +140,16 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     """The compiler process has ended."""
 
     number: int
-    status: int  # of its exit, or the negative number of a signal
-    most_bytes: int  # of memory that it had at a time
+    status: int  # exit status, or the negative number of a signal
+    most_bytes: int  # peak memory
 
 
 class CompilerOptions(msgspec.Struct, frozen=True):
     """How to start the fork server of a host's compilers.
 
-    `compiler` names what a forked process runs, as "module:callable": see
-    `devices.compilers.compiler_process.Compiler`. It is imported once, by the server. The limits are those of one
-    process: `memory_bytes` of data, and `seconds` of CPU time per compilation. `control` is the server's descriptor.
+    `compiler` names a factory of `devices.compilers.compiler_process.Compiler` as "module:callable". The server imports
+    it once. Each process may have `memory_bytes` of data, and use `seconds` of CPU time per compilation. `control` is
+    the descriptor of the server's socket.
     """
 
     compiler: str
@@ -147,3 +157,63 @@ class CompilerOptions(msgspec.Struct, frozen=True):
     memory_bytes: int
     seconds: int
     control: int = -1
+
+
+_LENGTH = struct.Struct("<Q")
+_encode = msgspec.msgpack.Encoder().encode
+# XLA's serialized executables are protobuf messages, which have 2 GiB at most.
+MOST_BYTES = (1 << 31) + (1 << 20)
+
+Incoming = TypeVar("Incoming")
+
+
+class Link(Generic[Incoming]):
+    """One end of a connection. One thread at a time may send, and one may receive."""
+
+    def __init__(self, sock: socket.socket, incoming: Any, most: int = MOST_BYTES) -> None:
+        self._socket = sock
+        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
+        self._most = most
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message. Raises OSError if the peer has ended."""
+        body = _encode(message)
+        self._socket.settimeout(None)
+        self._socket.sendall(_LENGTH.pack(len(body)))
+        self._socket.sendall(body)
+
+    def receive(self, deadline: float | None = None) -> Incoming:
+        """Return the next message.
+
+        Raises EOFError if the peer has ended, TimeoutError at `deadline` (a time of `time.monotonic()`), and FrameError
+        for invalid bytes.
+        """
+        length: int = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
+        if length > self._most:
+            raise FrameError(f"a message of {length} bytes is over the limit of {self._most}")
+        try:
+            return self._decoder.decode(self._read(length, deadline))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise FrameError(f"not a message: {error}") from None
+
+    def _read(self, count: int, deadline: float | None) -> bytearray:
+        content = bytearray(count)
+        view = memoryview(content)
+        while view:
+            remaining = None if deadline is None else max(1e-3, deadline - time.monotonic())
+            self._socket.settimeout(remaining)
+            try:
+                got = self._socket.recv_into(view)
+            except ConnectionError:
+                got = 0
+            except TimeoutError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                continue
+            if not got:
+                raise EOFError
+            view = view[got:]
+        return content
+
+    def close(self) -> None:
+        self._socket.close()

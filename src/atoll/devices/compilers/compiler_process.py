@@ -1,4 +1,7 @@
-"""A compiler process: forked by the fork server, limited, and then asked for one program after the other."""
+"""A compiler process: its limits, and its loop, which compiles one program after another.
+
+The fork server forks it, it limits itself, and then the worker sends it programs.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ import resource
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from atoll.devices.compilers.compiler_limits import memory_text
-from atoll.devices.compilers.compiler_link import Link
+from atoll.cluster.settings import parse_seconds
 from atoll.devices.compilers.compiler_messages import (
     Answer,
     Ask,
@@ -21,15 +24,65 @@ from atoll.devices.compilers.compiler_messages import (
     CompileProgram,
     CompilerOptions,
     Finished,
+    Link,
     Rejected,
     ToCompiler,
 )
-from atoll.errors import OK, Code, FrameError, Status
+from atoll.errors import OK, Code, FrameError, SettingsError, Status
 from atoll.host_services.calls.client_calls import ClientError
 from atoll.host_services.calls.client_errors import status_of
+from atoll.quantities import human_bytes, parse_bytes
 
-# A process that has grown beyond this part of its limit ends after its compilation: what it keeps must not count
-# against the next one.
+MEMORY_VARIABLE = "ATOLL_COMPILER_MEMORY"
+SECONDS_VARIABLE = "ATOLL_COMPILER_SECONDS"
+DEFAULT_SECONDS = 1800
+# Bound on the wall-clock time of a compilation, as a multiple of its CPU time: the host's CPUs are shared.
+_WALL_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class CompilerLimits:
+    """The limits of one process, and of one compilation in it.
+
+    `memory_bytes` limits the data of a process. `seconds` limits the CPU time of all threads of a compilation, and
+    `wall_seconds` its wall-clock time, without the time in which it waits for its client.
+    """
+
+    memory_bytes: int
+    seconds: int
+    wall_seconds: int
+
+
+def limits_from_environment() -> CompilerLimits:
+    """Return the limits that the environment sets, or the defaults. Raises SettingsError."""
+    chosen = os.environ.get(MEMORY_VARIABLE, "")
+    try:
+        memory = parse_bytes(chosen) if chosen else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except ValueError as error:
+        raise SettingsError(f"{MEMORY_VARIABLE}: {error}") from None
+    seconds = parse_seconds(os.environ.get(SECONDS_VARIABLE, ""), SECONDS_VARIABLE)
+    limit = max(1, round(seconds)) if seconds else DEFAULT_SECONDS
+    return CompilerLimits(memory, limit, limit * _WALL_FACTOR)
+
+
+def memory_text(memory_bytes: int) -> str:
+    """Return the text of an error for a compilation that exceeded its memory limit."""
+    return (
+        f"the compilation needs more than the {human_bytes(memory_bytes)} of memory that a compiler process may use; "
+        f"the operator can raise {MEMORY_VARIABLE}"
+    )
+
+
+def seconds_text(seconds: int, kind: str) -> str:
+    """Return the text of an error for a compilation that exceeded a time limit, of `kind` "CPU time" or "time"."""
+    return (
+        f"the compilation took more than the {seconds} s of {kind} that it may use; "
+        f"the operator can raise {SECONDS_VARIABLE}"
+    )
+
+
+# A process that uses more than this fraction of its memory limit exits after the compilation, so that memory that it
+# does not free is not charged to the next compilation.
 _RETIRES = 0.5
 _MOST_FILES = 256
 _STACK_BYTES = 8 << 20
@@ -48,7 +101,7 @@ class Asking:
             self._link.send(Ask(key, request))
             answer = self._link.receive()
         if not isinstance(answer, Answer):
-            raise FrameError("a question of a compilation was answered by something else")
+            raise FrameError(f"expected the answer to a question of a compilation, got a {type(answer).__name__}")
         if answer.raised is not None:
             raise ClientError(answer.raised)
         (answer.status or OK).raise_if_error()
@@ -56,46 +109,43 @@ class Asking:
 
 
 class Compiler(Protocol):
-    """What a kind of devices offers to compile programs in such a process. Made once there, before the first program.
-
-    Making it may start threads.
-    """
+    """Compiles programs for a kind of devices. A process creates one, which may start threads, before any program."""
 
     def compile(
         self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
     ) -> CompiledProgram:
-        """Compile a program. Call `begun(name, line)` once it was read. Raises what is wrong with it."""
+        """Compile a program, and call `begun(name, line)` after reading it. Raises an error if it is invalid."""
 
 
 def limit_process(options: CompilerOptions) -> None:
-    """Limit this process, before it reads anything of a tenant's."""
-    for what, most in (
+    """Limit this process. Call this before it reads anything that a tenant has sent."""
+    for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, _MOST_FILES),
         (resource.RLIMIT_DATA, options.memory_bytes),
     ):
-        _limit(what, most)
+        _limit(kind, most)
     _limit(resource.RLIMIT_STACK, _STACK_BYTES)
-    with contextlib.suppress(OSError):  # the system ends this process before a worker if memory runs out
+    with contextlib.suppress(OSError):  # if memory runs out, the kernel kills this process before a worker
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _limit(what: int, most: int) -> None:
-    hard = resource.getrlimit(what)[1]
+def _limit(kind: int, most: int) -> None:
+    hard = resource.getrlimit(kind)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
+    resource.setrlimit(kind, (most, most))
 
 
 def _grant(seconds: int) -> None:
-    """Limit the CPU time of what follows: the kernel ends the process by SIGXCPU."""
+    """Let this process use `seconds` more of CPU time. The kernel ends it with SIGXCPU after that."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = int(usage.ru_utime + usage.ru_stime)
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.RLIM_INFINITY))
 
 
 def serve(sock: socket.socket, options: CompilerOptions, make: Callable[[int], Compiler]) -> None:
-    """Compile what comes on the link, until the worker closes it."""
+    """Compile the programs that arrive on the link, until the worker closes it."""
     link: Link[ToCompiler] = Link(sock, ToCompiler)
     _grant(options.seconds)
     compiler = make(options.devices)
@@ -105,7 +155,7 @@ def serve(sock: socket.socket, options: CompilerOptions, make: Callable[[int], C
         except EOFError:
             return
         if not isinstance(request, CompileProgram):
-            raise FrameError(f"a compiler process got a {type(request).__name__} without having asked")
+            raise FrameError(f"a compiler process got a {type(request).__name__} to a question that it has not asked")
         _grant(options.seconds)
         asking = Asking(link, request.keys) if request.keys else None
         outcome: CompiledProgram | Rejected
@@ -124,5 +174,5 @@ def serve(sock: socket.socket, options: CompilerOptions, make: Callable[[int], C
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""A host's compiler processes as its worker sees them: the fork server, and one process per program at a time."""
+"""The worker's side of its compiler processes: it starts the fork server, and has processes compile programs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.processes.process_runtime import command
-from atoll.devices.compilers.compiler_limits import CompilerLimits, memory_text, seconds_text
-from atoll.devices.compilers.compiler_link import Link
 from atoll.devices.compilers.compiler_messages import (
     Answer,
     Ask,
@@ -32,14 +30,16 @@ from atoll.devices.compilers.compiler_messages import (
     Fork,
     FromCompiler,
     Kill,
+    Link,
 )
+from atoll.devices.compilers.compiler_process import CompilerLimits, memory_text, seconds_text
 from atoll.errors import Code, FrameError, Status, StatusError
 from atoll.host_services.calls.client_calls import ClientError
 
 _log = logging.getLogger(__name__)
 
 _MODULE = "atoll.devices.compilers.fork_server"
-# Variables that a compiler process inherits from the worker. Other variables may hold secrets.
+# Variables that a compiler process inherits from the worker. Others may contain secrets.
 _INHERITED = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "GLIBC_TUNABLES"),
     *("XLA_FLAGS", "JAX_ENABLE_X64", "TF_CPP_MIN_LOG_LEVEL", "NPROC", "ATOLL_LOG"),
@@ -48,16 +48,16 @@ _PACKET_BYTES = 4096
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Ended).decode
 _END_SECONDS = 5.0
-# Of what a process prints before it ends, in an error.
-_MOST_WORDS, _MOST_LINES = 600, 20
-# The share of its limit that a process must have had for its end to be put down to it.
+# An error quotes this many characters and lines of the end of a process's output.
+_MOST_CHARACTERS, _MOST_LINES = 600, 20
+# If a killed process used more than this fraction of its memory limit, the error names the limit as the cause.
 _NEAR_LIMIT = 0.8
 
 
-class Words:
-    """What a process prints: passed on to this process's standard error, and the end of it kept to be quoted.
+class Output:
+    """The output of a process, which is forwarded to this process's standard error. Errors quote its end.
 
-    Stack frames of C++ are not kept: XLA prints one per line, after what a person can read.
+    Stack frames of C++ are not quoted. XLA prints one per line, after the readable part.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -70,7 +70,7 @@ class Words:
         return self._descriptor
 
     def read(self) -> bool:
-        """Read what there is; False if the process has closed its end."""
+        """Read the available output. Return False if the process has closed its end."""
         while True:
             try:
                 part = os.read(self._descriptor, _PACKET_BYTES)
@@ -85,17 +85,14 @@ class Words:
             self._lines.extend(each for each in lines if not each.lstrip().startswith(b"@"))
 
     def text(self) -> str:
-        return b"\n".join((*self._lines, self._rest))[-_MOST_WORDS:].decode(errors="replace").strip()
+        return b"\n".join((*self._lines, self._rest))[-_MOST_CHARACTERS:].decode(errors="replace").strip()
 
     def close(self) -> None:
         os.close(self._descriptor)
 
 
 class CompilerCrashedError(Exception):
-    """The compiler process ended by a signal or at a limit. The status names it.
-
-    The worker reports the status, and users never see this error: it is not in the tree of `atoll.errors`.
-    """
+    """The compiler process ended unexpectedly. The worker reports `status` to the user, never this error itself."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(str(status))
@@ -103,7 +100,7 @@ class CompilerCrashedError(Exception):
 
 
 class Asked:
-    """The client of a program that is being compiled. `waiting` is called around each question, with True and False."""
+    """The client of a program that is being compiled. Each question calls `waiting(True)` and then `waiting(False)`."""
 
     def __init__(self, ask: Callable[[bytes, bytes], bytes], waiting: Callable[[bool], None]) -> None:
         self._ask = ask
@@ -122,13 +119,13 @@ class Asked:
 
 
 class CompilerProcess:
-    """One compiler process. One thread at a time has it compile; any thread may kill it."""
+    """One compiler process. One thread at a time may compile with it; any thread may kill it."""
 
     def __init__(
-        self, number: int, link: Link[Any], words: Words, limits: CompilerLimits, kill: Callable[[int], None]
+        self, number: int, link: Link[Any], output: Output, limits: CompilerLimits, kill: Callable[[int], None]
     ) -> None:
         self.number = number
-        self.words = words
+        self.output = output
         self._link = link
         self._limits = limits
         self._kill = kill
@@ -136,10 +133,10 @@ class CompilerProcess:
         self._end: Ended | None = None
 
     def compile(self, request: CompileProgram, asked: Asked | None, name: str) -> Finished:
-        """Have the process compile a program, and return what came of it.
+        """Compile a program in the process, and return the outcome.
 
-        Blocks. Raises CompilerCrashedError if the process ends instead, or is killed because it takes too long. Errors
-        call the program `name` until the process has read it.
+        Blocks. Raises CompilerCrashedError if the process ends, or if this method kills it because it takes too long.
+        Errors use `name` for the program until the process has read it.
         """
         try:
             return self._compile(request, asked, name)
@@ -164,7 +161,7 @@ class CompilerProcess:
                     case Ask() if asked is not None:
                         self._link.send(asked.answer(message))
                     case _:
-                        raise FrameError("a question, although its client is not asked")
+                        raise FrameError("a question for a client that has announced no callables")
         except TimeoutError:
             self.kill()
             text = seconds_text(self._limits.wall_seconds, "time")
@@ -173,10 +170,10 @@ class CompilerProcess:
             self.kill()
             raise _crash(begun, Code.INTERNAL, f"the compiler process sent {error}") from None
         except (EOFError, OSError):
-            self.kill()  # it may have closed its link only
-            raise self._how_it_ended(begun) from None
+            self.kill()  # the process may have closed its link without ending
+            raise self._end_error(begun) from None
 
-    def _how_it_ended(self, begun: Begun) -> CompilerCrashedError:
+    def _end_error(self, begun: Begun) -> CompilerCrashedError:
         self._has_ended.wait(_END_SECONDS)
         end = self._end
         if end is None:
@@ -186,16 +183,19 @@ class CompilerProcess:
         if end.status < 0 and end.most_bytes > _NEAR_LIMIT * self._limits.memory_bytes:
             return _crash(begun, Code.RESOURCE_EXHAUSTED, memory_text(self._limits.memory_bytes))
         how = f"ended by {signal.Signals(-end.status).name}" if end.status < 0 else f"exited with {end.status}"
-        words = self.words.text()
-        said = f"; its last words:\n{words}" if words else ""
-        return _crash(begun, Code.INTERNAL, f"the compiler process {how}{said}")
+        text = self.output.text()
+        quoted = f"; its last lines:\n{text}" if text else ""
+        return _crash(begun, Code.INTERNAL, f"the compiler process {how}{quoted}")
 
     def kill(self) -> None:
-        """End it by SIGKILL, unless it has ended."""
+        """Send SIGKILL to the process unless it has ended."""
         self._kill(self.number)
 
     def ended(self, end: Ended | None) -> None:
-        """It has ended, or the fork server with it, and all that it printed was read. From the server's thread."""
+        """Record the end of the process, after all of its output was read. `end` is None if the fork server ended.
+
+        Called by the server's thread.
+        """
         self._end = end
         self._has_ended.set()
 
@@ -204,22 +204,22 @@ class CompilerProcess:
         return self._has_ended.is_set()
 
     def close(self) -> None:
-        """Let it end: it is idle, or has ended."""
+        """Close the link, at which an idle process exits."""
         self._link.close()
 
 
 def _crash(begun: Begun, code: Code, text: str) -> CompilerCrashedError:
     where = f" ({begun.line})" if begun.line else ""
     whole = f"{begun.name}{where} cannot be compiled: {text}"
-    # Nothing of it is trusted: a tenant has chosen the names, and may have made the process print anything.
+    # A tenant has chosen the names, and may have made the process print anything.
     safe = "".join(each if each.isprintable() or each == "\n" else "?" for each in whole)
     return CompilerCrashedError(Status(int(code), safe))
 
 
 class CompilerServer:
-    """Starts compiler processes, by a fork server that starts with the first. For any thread.
+    """Starts compiler processes with a fork server, which it starts with the first process. For any thread.
 
-    One process is always ready for the next caller, once there was one.
+    After the first call of `take`, one process is always ready for the next caller.
     """
 
     def __init__(self, compiler: str, devices: int, limits: CompilerLimits) -> None:
@@ -228,19 +228,19 @@ class CompilerServer:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._control: socket.socket | None = None  # while the server runs
-        self._poller = select.epoll()  # for it and what the processes print
+        self._poller = select.epoll()  # for the server and the output of its processes
         self._processes: dict[int, CompilerProcess] = {}
         self._spare: CompilerProcess | None = None
 
     def prepare(self) -> None:
-        """Make sure that a process is ready, or will be soon. Raises OSError."""
+        """Start a process for the next caller unless there is one. Raises OSError."""
         with self._lock:
             if self._spare is None or self._spare.has_ended:
                 self._close_spare()
                 self._spare = self._fork()
 
     def take(self) -> CompilerProcess:
-        """Return a process that has compiled nothing yet, and start the next. Raises OSError."""
+        """Return a process that has compiled nothing yet, and start another one. Raises OSError."""
         with self._lock:
             process = self._spare
             if process is None or process.has_ended:
@@ -256,7 +256,7 @@ class CompilerServer:
             if self._control is not None:
                 self._control.shutdown(socket.SHUT_RDWR)
 
-    # ---- with the lock
+    # ---- called with the lock held
 
     def _close_spare(self) -> None:
         if self._spare is not None:
@@ -268,8 +268,8 @@ class CompilerServer:
         number = next(self._numbers)
         ours, theirs = socket.socketpair()
         readable, writable = os.pipe()
-        words = Words(readable)
-        process = CompilerProcess(number, Link(ours, FromCompiler), words, self._limits, self._kill)
+        output = Output(readable)
+        process = CompilerProcess(number, Link(ours, FromCompiler), output, self._limits, self._kill)
         self._processes[number] = process
         self._poller.register(readable, select.EPOLLIN)
         try:
@@ -280,7 +280,7 @@ class CompilerServer:
         return process
 
     def _running(self) -> socket.socket:
-        """The connection to the server, which is started if there is none."""
+        """Return the connection to the server. Start the server if it does not run."""
         if self._control is not None:
             return self._control
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -312,20 +312,20 @@ class CompilerServer:
             lost, self._processes = self._processes, {}
             self._control = None
             self._close_spare()
-        server.wait()  # its processes are killed when it ends, not when its connection closes
+        server.wait()  # the kernel kills its processes when it ends, not when its connection closes
         for process in lost.values():
             self._ended(process, None)
         if server.returncode:
             _log.warning("the fork server of this host's compilers exited with %d", server.returncode)
 
     def _receive_some(self, control: socket.socket) -> bool:
-        """Wait, and take what the server says and what its processes print; False once the server has ended."""
+        """Wait for messages of the server and output of its processes. Return False if the server has ended."""
         ready = {descriptor for descriptor, _ in self._poller.poll()}
         with self._lock:
-            printing = [each.words for each in self._processes.values() if each.words.fileno() in ready]
-        for words in printing:
-            if not words.read():
-                self._poller.unregister(words)
+            outputs = [each.output for each in self._processes.values() if each.output.fileno() in ready]
+        for output in outputs:
+            if not output.read():
+                self._poller.unregister(output)
         if control.fileno() not in ready:
             return True
         packet = control.recv(_PACKET_BYTES)
@@ -339,8 +339,8 @@ class CompilerServer:
         return True
 
     def _ended(self, process: CompilerProcess, end: Ended | None) -> None:
-        process.words.read()
-        process.words.close()
+        process.output.read()
+        process.output.close()
         process.ended(end)
 
 

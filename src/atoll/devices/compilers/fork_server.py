@@ -1,8 +1,7 @@
-"""The fork server of a host's compilers: imports what they need, once, and forks one process per request.
+"""The fork server of a host's compilers: it imports their modules once, and forks one process per request.
 
-It has one thread and no devices, and reads nothing of a tenant's. Each child is a process of its own from its first
-instruction on: it gets a link to the worker, and a pipe for its standard error. A child ends with the server, and the
-server with its worker.
+It has one thread and no devices, and reads nothing that a tenant has sent. Each child gets a link to the worker, and a
+pipe for its standard error. The kernel ends a child with the server; the server exits when its worker ends.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from atoll.devices.compilers.compiler_process import Compiler, limit_process, se
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _PACKET_BYTES = 4096
-# If a host's devices are its CPUs, computations go before compilations.
+# Computations on CPU devices have priority over compilations.
 _NICENESS = 5
 _decode = msgspec.msgpack.Decoder(ToServer).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class ForkServer:
-    """Serves the worker at the other end of `control`, a socket of packets, until that is closed."""
+    """Serves the worker at the other end of `control`, a packet socket, until the worker closes it."""
 
     def __init__(self, control: socket.socket, options: CompilerOptions, make: Callable[[int], Compiler]) -> None:
         self._control = control
@@ -43,7 +42,7 @@ class ForkServer:
         self._make = make
         self._pids: dict[int, int] = {}  # by number
         self._numbers: dict[int, int] = {}  # by pid
-        self._woken, self._wakes = os.pipe()  # by SIGCHLD
+        self._woken, self._wakes = os.pipe()  # SIGCHLD writes to it
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wakes, False)
 
@@ -62,14 +61,14 @@ class ForkServer:
                 return
 
     def _serve(self) -> bool:
-        """Do what one packet says; False once the worker has closed its end."""
+        """Handle one packet. Return False if the worker has closed its end."""
         packet, descriptors, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 2)
         if not packet:
             return False
         message = _decode(packet)
         if isinstance(message, Kill):
             pid = self._pids.get(message.number)
-            if pid is not None:  # not reaped yet, so that the number is its own
+            if pid is not None:  # the process is not reaped yet, so no other process has its PID
                 os.kill(pid, signal.SIGKILL)
             return True
         self._fork(message, descriptors)
@@ -85,7 +84,7 @@ class ForkServer:
         self._pids[message.number], self._numbers[pid] = pid, message.number
 
     def _become_compiler(self, link: int, errors: int) -> None:
-        """In the child. Does not return."""
+        """Run a compiler process in the child. Does not return."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -97,7 +96,7 @@ class ForkServer:
                 os.dup2(descriptor, target)
             kept = os.dup2(link, 3)
             os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-            libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # no other compiler process reads its memory
+            libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # other compiler processes cannot read its memory
             limit_process(self._options)
             serve(socket.socket(fileno=kept), self._options, self._make)
         except BaseException:
@@ -125,7 +124,7 @@ def main() -> None:
     lower_priority(_NICENESS)
     gc.disable()
     make = resolve_name(options.compiler)
-    gc.freeze()  # children share what was imported: the collector would write to all of it
+    gc.freeze()  # children share the memory of imported modules, which the collector would write to
     gc.enable()
     control = socket.socket(fileno=options.control)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker has ended

@@ -1,4 +1,4 @@
-"""How fast null devices, and the networks between them, are."""
+"""Speeds of null devices and of the networks between them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ DEFAULT = "tpu-v3"
 
 
 class NullModel(msgspec.Struct, frozen=True):
-    """Seconds, bytes, and operations a second.
+    """Speeds in bytes and operations per second, and latencies in seconds.
 
-    A message takes its network's latency, and its bytes over the bandwidth of the sender's link, on which messages
-    follow one another: for the interconnect of an island (ICI) each device has a link, for the data centre's network
-    (DCN) each host has one.
+    A message takes the latency of its network, plus its bytes divided by the bandwidth of the sender's link. Messages
+    on a link follow one another. Each device has a link to the interconnect of its island (ICI), and each host has a
+    link to the data center's network (DCN).
     """
 
-    flops: float  # that a device reaches in a dense computation
-    memory_bytes: int  # of a device
+    flops: float  # per device, in a dense computation
+    memory_bytes: int  # per device
     ici_latency: float
     ici_bandwidth: float
     dcn_latency: float
     dcn_bandwidth: float
 
     def compute_seconds(self, flops: float) -> float:
-        """For so many operations on one device."""
+        """Return how long one device takes for `flops` operations."""
         return flops / self.flops
 
     def all_reduce_seconds(self, nbytes: float, devices: int) -> float:
-        """In a ring over the devices of an island: each sends all bytes nearly twice; the latency is that of a tree."""
+        """Return how long an all-reduce takes within an island.
+
+        As in a ring, each device sends nearly 2 x `nbytes`. The latency is that of a tree.
+        """
         if devices < 2:
             return 0.0
         depth = (devices - 1).bit_length()
@@ -40,17 +43,17 @@ class NullModel(msgspec.Struct, frozen=True):
 
 
 MODELS = {
-    # A core of a TPU v3: 61 TFLOP/s at its peak, of which transformers reach about 40 %; 16 GB for each core. Links of
-    # 70 GB/s, and 100 Gbit/s for a host: Jouppi et al., "A domain-specific supercomputer for training deep neural
-    # networks" (CACM 2020), and the paper's section 5. Latencies are assumed.
+    # One core of a TPU v3 has a peak of 61 TFLOP/s, of which transformers reach about 40 %, and 16 GB. Links have
+    # 70 GB/s, and hosts 100 Gbit/s: Jouppi et al., "A domain-specific supercomputer for training deep neural networks"
+    # (CACM 2020), and section 5 of the Pathways paper. The latencies are assumptions.
     "tpu-v3": NullModel(25e12, 16 << 30, 2e-6, 70e9, 100e-6, 12.5e9),
-    # Nothing takes any time but what a function says that it takes.
+    # Only functions take time: as long as they state.
     "instant": NullModel(float("inf"), 16 << 30, 0.0, float("inf"), 0.0, float("inf")),
 }
 
 
 def chosen_model() -> NullModel:
-    """The one that ATOLL_NULL_MODEL names. Raises SettingsError for a name that there is not."""
+    """Return the model that ATOLL_NULL_MODEL names. Raises SettingsError for an unknown name."""
     name = os.environ.get(VARIABLE, "") or DEFAULT
     model = MODELS.get(name)
     if model is None:

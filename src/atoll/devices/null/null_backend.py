@@ -1,7 +1,9 @@
-"""A host's null devices: a `devices.device.DeviceBackend` that keeps time."""
+"""A host's null devices: a `devices.device.DeviceBackend` with simulated time. Its arrays contain zeros."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,25 +11,88 @@ import numpy as np
 
 from atoll.devices.device import Assignment, Layout, ProgramLoader
 from atoll.devices.null.model import NullModel
-from atoll.devices.null.null_arrays import NullArray, NullShard, bytes_of, wait_for
 from atoll.devices.null.null_program import NullProgram, read_program
 from atoll.devices.null.sim_events import Clock, SimEvent, SimTask, all_of
 from atoll.errors import unimplemented
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
 from atoll.ir.plan import LocalArray
+from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.messages import DeviceInfo, FunctionInfo, OutputInfo
 from atoll.protocol.profiles import Recording
+from atoll.transfers.dtypes import numpy_dtype
+
+_POLL_SECONDS = 2e-4
+
+
+def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    return (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8
+
+
+def wait_for(moment: SimEvent) -> None:
+    """Block until the event is over. For watchers and readers."""
+    while not moment.is_over:
+        time.sleep(_POLL_SECONDS)
+
+
+class NullShard:
+    """A part of a null array on one device."""
+
+    __slots__ = ("dtype_name", "moment", "shape")
+
+    def __init__(self, dtype_name: str, shape: tuple[int, ...], moment: SimEvent) -> None:
+        self.dtype_name = dtype_name
+        self.shape = shape
+        self.moment = moment
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        self.block_until_ready()
+        return np.zeros(self.shape, numpy_dtype(self.dtype_name))
+
+    def block_until_ready(self) -> None:
+        wait_for(self.moment)
+
+
+class NullArray:
+    """A `devices.device.DeviceArray`, without contents."""
+
+    __slots__ = ("_is_deleted", "dtype_name", "moment", "shapes")
+
+    def __init__(self, dtype_name: str, shapes: tuple[tuple[int, ...], ...], moment: SimEvent) -> None:
+        self.dtype_name = dtype_name
+        self.shapes = shapes
+        self.moment = moment
+        self._is_deleted = False
+
+    @property
+    def shards(self) -> list[NullShard]:
+        return [NullShard(self.dtype_name, shape, self.moment) for shape in self.shapes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(bytes_of(self.dtype_name, shape) for shape in self.shapes)
+
+    def is_deleted(self) -> bool:
+        return self._is_deleted
+
+    def is_ready(self) -> bool:
+        return self.moment.is_over
+
+    def block_until_ready(self) -> None:
+        wait_for(self.moment)
+
+    def delete(self) -> None:
+        self._is_deleted = True
 
 
 class Collectives:
-    """SimTask over several hosts of a process, such as an island's, that not all of them have begun yet."""
+    """The tasks on several hosts of this process that some of these hosts have not reached yet."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[Any, ...], tuple[SimTask, int]] = {}
 
     def join(self, key: tuple[Any, ...], clock: Clock, seconds: float, parts: int) -> SimTask:
-        """The work of that key, for one of the hosts that take part in it."""
+        """Return the task of that key. Each of its `parts` hosts calls this once."""
         work, left = self._open.get(key) or (SimTask(clock, seconds, parts), parts)
         if left > 1:
             self._open[key] = work, left - 1
@@ -37,7 +102,7 @@ class Collectives:
 
 
 class NullToken:
-    """A run's completion."""
+    """The completion of a run."""
 
     __slots__ = ("moment",)
 
@@ -49,23 +114,24 @@ class NullToken:
 
 
 class NullBackend:
-    """Keeps the line of work of each of the host's devices."""
+    """The null devices of a host, each with the end of its last task."""
 
     platform = "null"
     platform_version = "null devices"
     key_values: KeyValues | None = None
-    loader: ProgramLoader | None = None  # its programs are msgpack
-    max_in_flight = 24  # as XLA's, whose devices these stand for
+    loader: ProgramLoader | None = None  # msgspec reads its programs safely
+    max_in_flight = 24  # as for XLA's devices
 
     def __init__(self, host: int, devices: int, model: NullModel, clock: Clock, collectives: Collectives) -> None:
-        self.host = host  # among those of its island
+        self.host = host  # rank within its island
         self.clock = clock
         self.collectives = collectives
         self.model = model
         self.lines: list[SimEvent] = [SimEvent(clock, 0.0)] * devices
-        self._latest = self.lines[0]  # what was begun last, on these devices: their lines do not say so yet
+        # The last task, and its devices. `lines` includes it when a task on other devices begins.
+        self._latest = self.lines[0]
         self._latest_on: tuple[int, ...] = ()
-        self._last_run = (-1, 0)  # the dispatch unit that began one last, and how many it began before
+        self._last_run = (-1, 0)  # its dispatch unit, and its position in the unit
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         return tuple(
@@ -91,7 +157,6 @@ class NullBackend:
         callbacks: Callbacks | None = None,
         tenant: str = "",
     ) -> tuple[NullFunction, bool, float]:
-        """For the sources of `null.null_program`."""
         devices = [device for row in assignment for device in row]
         ordinals = tuple(ordinal for host, ordinal in devices if host == self.host)
         return NullFunction(self, read_program(program), ordinals, len({host for host, _ in devices})), False, 0.0
@@ -100,8 +165,8 @@ class NullBackend:
         """Null devices cannot be stopped."""
 
     def begin(self, ordinals: tuple[int, ...], work: SimTask, after: Sequence[SimEvent]) -> None:
-        """SimTask on these devices, after what they do now and after these."""
-        if ordinals == self._latest_on:  # nearly always
+        """Begin a task on these devices, after their current tasks and the events of `after`."""
+        if ordinals == self._latest_on:  # the common case
             before, self._latest = self._latest, work
             work.join((before, *after))
             return
@@ -111,7 +176,7 @@ class NullBackend:
         work.join((*[self.lines[ordinal] for ordinal in ordinals], *after))
 
     def run_key(self, sequence: int) -> tuple[int, int]:
-        """Names a run: a dispatch unit may have several, which each host begins one after the other."""
+        """Return a key for the next run of a dispatch unit, which each host of the run computes alike."""
         last, count = self._last_run
         self._last_run = (sequence, count + 1 if last == sequence else 0)
         return self._last_run
@@ -128,7 +193,7 @@ class NullBackend:
         return NullArray(array.dtype, array.shard_shapes, all_of(self.clock, [shard.moment for shard in shards]))
 
     def move(self, array: NullArray, target: LocalArray, donate: bool) -> NullArray:
-        """From device to device over the island's interconnect, all shards at once."""
+        """Copy all shards at the same time over the island's interconnect."""
         largest = max((bytes_of(array.dtype_name, shape) for shape in array.shapes), default=0)
         work = SimTask(self.clock, self.model.ici_latency + largest / self.model.ici_bandwidth)
         work.join((array.moment,))
@@ -149,7 +214,7 @@ class NullBackend:
         return {}
 
     def begin_profile(self, recording: Recording) -> Callable[[], bytes]:
-        raise unimplemented("null devices compute nothing: XLA has no profile of them")
+        raise unimplemented("null devices compute nothing, so they have no profile")
 
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         return "{" + ",".join(str(i) for i in reversed(range(len(shape)))) + "}"
@@ -185,7 +250,7 @@ class NullFunction:
         return [NullArray(dtype, shapes, work) for dtype, shapes in self._shapes], NullToken(work)
 
     def run(self, arguments: list[NullArray], stream: int) -> list[NullArray]:
-        raise unimplemented("a null program calls no client")
+        raise unimplemented("null programs do not call their client")
 
     def info(self) -> FunctionInfo:
         program = self._program

@@ -1,4 +1,4 @@
-"""What null devices run: how long it takes, and the types of what goes in and comes out."""
+"""Programs of null devices: a duration, and the types of parameters and outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAGIC = b"atoll null program\n"
 
 
 class NullProgram(msgspec.Struct, frozen=True):
-    """A function over the devices that it is compiled for; they all take `seconds` for it, together."""
+    """A function. All devices for which it is compiled run it together, for `seconds`."""
 
     name: str
     seconds: float
@@ -22,18 +22,18 @@ class NullProgram(msgspec.Struct, frozen=True):
     scratch_bytes: int = 0
 
     def source(self) -> bytes:
-        """As a client sends it for compilation."""
+        """Return the program in the form that a client sends for compilation."""
         return msgspec.msgpack.encode(FunctionSource(_MAGIC + msgspec.msgpack.encode(self), b""))
 
 
 def read_program(data: bytes) -> NullProgram:
-    """Raises INVALID_ARGUMENT for what is no program; UNIMPLEMENTED for those of other devices."""
+    """Parse a program. Raises INVALID_ARGUMENT if it is invalid, and UNIMPLEMENTED if it is for other devices."""
     if not data.startswith(_MAGIC):
-        raise unimplemented("null devices run null programs only: they cannot tell how long XLA's would take")
+        raise unimplemented("null devices run only null programs: the duration of an XLA program is not known")
     try:
         program = msgspec.msgpack.decode(data[len(_MAGIC) :], type=NullProgram)
     except msgspec.MsgspecError as error:
-        raise invalid(f"no null program: {error}") from None
+        raise invalid(f"invalid null program: {error}") from None
     _check(program)
     return program
 
@@ -41,12 +41,12 @@ def read_program(data: bytes) -> NullProgram:
 def _check(program: NullProgram) -> None:
     problem = ""
     if not 0 <= program.seconds <= 1e6:
-        problem = f"it takes {program.seconds} s"
+        problem = f"invalid duration {program.seconds} s"
     elif any(not 0 <= position < len(program.parameters) for position in program.donated):
-        problem = "it donates what it does not take"
+        problem = f"it donates {program.donated}, and has {len(program.parameters)} parameters"
     else:
         for dtype, shape in (*program.parameters, *program.outputs):
             if dtype not in DTYPE_BITS or min(shape, default=0) < 0:
-                problem = f"{dtype}{list(shape)} is no type"
+                problem = f"invalid type {dtype}{list(shape)}"
     if problem:
         raise invalid(f"null program {program.name!r}: {problem}")

@@ -1,17 +1,24 @@
-"""When things on null devices end: known as soon as all is known that they wait for.
+"""Time on null devices: clocks, events, and tasks whose end is computed in advance.
 
-A device does one piece of work after another. A piece over several hosts begins when the last of them has begun it,
-as a collective does.
+A device runs one task after another. A task on several hosts begins when the last of them reaches it, as a collective
+does. The end of a task is known as soon as the ends of all events that it waits for are known.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ctypes
+import heapq
+import os
+import time
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Real time, or a simulation's; in seconds."""
+    """Real or simulated time, in seconds."""
 
     def now(self) -> float: ...
 
@@ -19,7 +26,7 @@ class Clock(Protocol):
 
 
 class SimEvent:
-    """A point in time, which may not be known yet (`at` is None)."""
+    """A point in time. `at` is None while it is not known."""
 
     __slots__ = ("_clock", "_when_known", "_when_over", "at")
 
@@ -30,7 +37,7 @@ class SimEvent:
         self._when_over: list[Callable[[], None]] = []
 
     def when(self) -> float:
-        """`at`, of one that is known."""
+        """Return `at`, which must be known."""
         assert self.at is not None
         return self.at
 
@@ -39,14 +46,14 @@ class SimEvent:
         return self.at is not None and self.at <= self._clock.now()
 
     def when_known(self, call: Callable[[], None]) -> None:
-        """Calls it once `at` is known; at once where it is."""
+        """Call `call` as soon as `at` is known, which may be now."""
         if self.at is None:
             self._when_known.append(call)
         else:
             call()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Calls it at that time, by the clock; never from within."""
+        """Have the clock call `call` at that time; never call it from within."""
         self._when_over.append(call)
         if self.at is not None and len(self._when_over) == 1:
             self._clock.call_at(self.at, self._over)
@@ -66,7 +73,7 @@ class SimEvent:
 
 
 class SimTask(SimEvent):
-    """The end of something that takes `seconds` from when all its `parts` have joined and may begin."""
+    """The end of a task that takes `seconds` as soon as all of its `parts` have joined and may begin."""
 
     __slots__ = ("_after", "_begin", "_parts", "_seconds", "_unknown")
 
@@ -76,10 +83,10 @@ class SimTask(SimEvent):
         self._parts = parts
         self._begin = 0.0
         self._unknown = 0
-        self._after: set[SimEvent] = set()  # which its parts wait for: mostly the same for all of them
+        self._after: set[SimEvent] = set()  # the events that its parts wait for, which are mostly the same
 
     def join(self, after: Iterable[SimEvent]) -> None:
-        """A part is there; it may begin once these are over."""
+        """Add a part that may begin when all events of `after` are over."""
         self._begin = max(self._begin, self._clock.now())
         for moment in after:
             if moment in self._after:
@@ -101,15 +108,75 @@ class SimTask(SimEvent):
 
     def _settle_if_known(self) -> None:
         if not self._parts and not self._unknown:
-            self._after.clear()  # or every piece of work that ever was would live on
+            self._after.clear()  # otherwise, each task would keep all earlier tasks alive
             self.settle(self._begin + self._seconds)
 
 
 def all_of(clock: Clock, moments: Iterable[SimEvent]) -> SimEvent:
-    """When the last of them is over."""
+    """Return the event of the last of `moments`."""
     distinct = list({id(moment): moment for moment in moments}.values())
     if len(distinct) == 1:
         return distinct[0]
     both = SimTask(clock, 0.0)
     both.join(distinct)
     return both
+
+
+_ABSOLUTE = 1  # TFD_TIMER_ABSTIME
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class FineClock:
+    """Real time with a resolution of microseconds: a `Clock` for the thread of an event loop.
+
+    The timers of asyncio have a resolution of 1 ms. This clock uses a kernel timer, which the loop polls like a socket.
+    Python has such timers since 3.13.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._timer = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._timer < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._loop = loop
+        self._look_is_scheduled = False
+        self._set_for = 0.0
+        self.now = time.monotonic
+        loop.add_reader(self._timer, self._ring)
+
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (when, next(self._numbers), call))
+        # Many calls are due within microseconds. The next iteration of the loop runs them without a timer.
+        if not self._look_is_scheduled:
+            self._look_is_scheduled = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_is_scheduled = False
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
+        if self._due and self._due[0][0] != self._set_for:
+            self._set(self._due[0][0])
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._timer, 8)
+        self._set_for = 0.0
+        self._look()
+
+    def _set(self, when: float) -> None:
+        self._set_for = when
+        nanoseconds = max(1, int(when * 1e9))  # 0 would stop the timer
+        value = _Timespec(nanoseconds // 10**9, nanoseconds % 10**9)
+        spec = _Itimerspec(_Timespec(0, 0), value)
+        if self._libc.timerfd_settime(self._timer, _ABSOLUTE, ctypes.byref(spec), None):
+            raise OSError(ctypes.get_errno(), "timerfd_settime")

@@ -7,7 +7,7 @@ import os
 import jax
 
 from atoll.devices.device import DeviceBackend
-from atoll.devices.membership import Membership
+from atoll.devices.device_kinds import Membership
 from atoll.devices.xla import jax_cache, xla_island
 from atoll.devices.xla.xla_backend import XlaBackend, self_test
 

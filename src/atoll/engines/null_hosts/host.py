@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from atoll.devices.null.model import NullModel
-from atoll.devices.null.null_arrays import NullArray
-from atoll.devices.null.null_backend import Collectives, NullBackend, NullToken
+from atoll.devices.null.null_backend import Collectives, NullArray, NullBackend, NullToken
 from atoll.devices.null.sim_events import Clock, SimEvent
 from atoll.engines.null_hosts.network import NullNetwork
 from atoll.host_services.profiles.profile_recorder import Recorder

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from atoll.devices.device import DeviceArray
-from atoll.devices.null.null_arrays import NullArray, bytes_of
-from atoll.devices.null.null_backend import NullBackend
+from atoll.devices.null.null_backend import NullArray, NullBackend, bytes_of
 from atoll.devices.null.sim_events import SimEvent, SimTask, all_of
 from atoll.host_services.rows.row_messages import SPAN_BYTES
 from atoll.ir import plan as p

@@ -17,9 +17,9 @@ from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, start_logging
 from atoll.cluster.processes.startup_heartbeat import StartupHeartbeat
-from atoll.devices.null.fine_clock import FineClock
 from atoll.devices.null.model import chosen_model
 from atoll.devices.null.null_backend import Collectives
+from atoll.devices.null.sim_events import FineClock
 from atoll.engines.null_hosts.host import NullHost
 from atoll.errors import AccessError, ConnectError
 from atoll.peers.data_port import DataPort

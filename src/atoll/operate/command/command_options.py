@@ -42,7 +42,7 @@ def _check_islands(text: str | None) -> str | None:
 
 
 def _check_platform(text: str | None) -> str | None:
-    from atoll.devices.known_platforms import check_platform
+    from atoll.devices.device_kinds import check_platform
 
     return _checked(check_platform, text)
 

@@ -108,7 +108,7 @@ def add_island(
 def _shape(text: str, platform: str, topology: str, kind: str) -> IslandShape:
     from atoll.cluster.mesh import parse_mesh
     from atoll.cluster.topology import Topology, make_topology
-    from atoll.devices.known_platforms import check_platform
+    from atoll.devices.device_kinds import check_platform
     from atoll.errors import SettingsError
 
     try:
