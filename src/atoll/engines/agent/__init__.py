@@ -1,1 +1,1 @@
-"""The host agent: it runs on a machine of a cluster, dials the controller, and holds one worker."""
+"""The host agent, which runs on a machine of a cluster, connects to the controller, and holds one worker."""

@@ -1,7 +1,7 @@
-"""The host agent: dials the controller for as long as it runs, and holds one worker.
+"""The host agent, which reconnects to the controller for as long as it runs, and holds one worker.
 
-Invariants: it holds one worker at most. A worker ends with its agent, and where nothing was heard of the cluster for
-the agent's lease, and for its grace: then the machine is thought lost, and another may have taken its place.
+Invariants: an agent holds at most one worker. A worker ends with its agent. It also ends when the agent's lease and
+its grace have passed without a message of the cluster: then another machine may have replaced this one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process_runtime import StopEvent
-from atoll.engines.agent import machine
 from atoll.engines.agent.agent_options import AgentOptions
 from atoll.engines.agent.local_worker import LocalWorker
 from atoll.engines.engine_options import sockets_base
@@ -42,20 +41,20 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
-_MOST_RETRY_SECONDS = 30.0  # after refusals: what is misconfigured stays so until somebody changes it
+_MOST_RETRY_SECONDS = 30.0  # after refusals, which last until someone changes the configuration
 _CONNECT_SECONDS = 10.0
 EVERYWHERE = ("0.0.0.0", "::")
-_LEASE_LOOKS = 0.25  # seconds between two looks at the lease
+_LEASE_LOOKS = 0.25  # seconds between two checks of the lease
 _END_SECONDS = 2.0  # for a worker to end before it is killed
-_ENGINE = 0  # the one peer of the lease
-_FINAL = (Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION)  # refusals that no retry mends
+_ENGINE = 0  # the only peer of the lease
+_FINAL = (Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION)  # refusals that are not retried
 
 
 class HostAgent:
-    """One agent. `run` returns when it has nothing more to do here, with no worker left.
+    """A host agent. All methods are called on the event loop.
 
-    `on_joined()` is called whenever it has reached the controller, and `on_event(text)` for all else that a person who
-    watches it wants to know. All is done on the event loop.
+    `on_joined()` is called each time the agent has joined the cluster, and `on_event(text)` for all other events that a
+    user who watches the agent wants to know.
     """
 
     def __init__(
@@ -69,31 +68,34 @@ class HostAgent:
         self._cache_directory = cache_directory
         self._on_joined = on_joined
         self._on_event = on_event
-        self._host = ""  # that its worker serves, for people
+        self._host = ""  # the host that its worker serves, for messages
         self._loop = asyncio.get_running_loop()
         self._id = os.urandom(16).hex()
         self._link: Connection | None = None
         self._identity: Identity | None = None
         self._addresses = PeerAddresses(options.controller)
-        self._is_heard = False  # the engine, on this connection
-        self._lost = asyncio.Event()  # the connection
-        self._over = asyncio.Event()
+        self._is_heard = False  # whether the engine has sent a message on this connection
+        self._lost = asyncio.Event()  # set when the connection is lost
+        self._over = asyncio.Event()  # set when the agent ends
         self._problem: AtollError | None = None
         self._leases = Leases(period=_LEASE_LOOKS)
         self._graces = Leases(period=_LEASE_LOOKS)
         self._worker = LocalWorker(options.devices, self._worker_ended)
         self._controller = self._dialed = options.controller
         self._address = ""  # of this machine, for others
-        self._bind = ""  # at which its worker listens
-        self._collectives = ""  # where the hosts of its island reach one another
+        self._bind = ""  # address at which the worker listens
+        self._collectives = ""  # address at which the hosts of its island reach this one
         self._leaving = False
         self._pause = _RETRY_SECONDS  # until the next attempt
-        self._said: set[str] = set()  # of a controller that cannot be reached, since it could be
+        self._said: set[str] = set()  # problems logged since the controller was last reached
 
-    # ---- its life
+    # ---- life cycle
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until the cluster has ended, or `stop` is set, and its grace over. Raises AtollError where it is refused."""
+        """Run until the cluster ends, or until `stop` is set and the agent has left. No worker is left then.
+
+        Raise AtollError if the cluster refuses the agent.
+        """
         if self._options.parent:
             watch_in_loop(self._options.parent, self._parent_ended)
         sweep(sockets_base(), HOST_DIRECTORIES)
@@ -119,7 +121,7 @@ class HostAgent:
         self._end()
 
     async def _connect(self) -> None:
-        """Tries each address of the controller, until one has led to the engine; returns when it has lost that."""
+        """Try each address of the controller until one leads to the engine. Return when that connection is lost."""
         addresses = self._addresses.in_turn
         seconds = NEXT_SECONDS if len(addresses) > 1 else _CONNECT_SECONDS
         for address in addresses:
@@ -149,8 +151,8 @@ class HostAgent:
                 identity=self._identity,
             )
         except AccessError as error:
-            is_enqueued, self._identity = self._identity is not None, None
-            if not (is_enqueued or self._options.stays):  # otherwise the file with the join token may change
+            had_identity, self._identity = self._identity is not None, None
+            if not (had_identity or self._options.stays):  # otherwise retry: the join token may change
                 self._end(error)
             else:
                 self._say(str(error))
@@ -158,7 +160,7 @@ class HostAgent:
             return
         except ConnectError as error:
             self._say(str(error))
-            self._pause = _RETRY_SECONDS  # nobody is there: it may come at any time
+            self._pause = _RETRY_SECONDS  # the controller may start at any time
             return
         link.on_link = self._handle_link
         self._link = link
@@ -179,7 +181,7 @@ class HostAgent:
             self._addresses.told(message, self._identity)
 
     def _unheard(self) -> None:
-        """The controller, or a machine that was one, takes connections, and the engine is not there."""
+        """Disconnect from a controller, or a former one, that accepts connections but has no engine."""
         if not self._is_heard:
             self._say("the cluster is silent")
             self._lost.set()
@@ -191,20 +193,19 @@ class HostAgent:
             return
 
     def _back_off(self) -> None:
-        """The cluster and this agent do not agree, which another attempt does not change."""
         self._pause = min(2 * self._pause, _MOST_RETRY_SECONDS)
 
     def _say(self, text: str) -> None:
-        """Once for each reason, not once for each attempt."""
+        """Log a problem once, not once per attempt."""
         if text not in self._said:
             self._said.add(text)
-            _log.warning("%s; it is tried again and again", text)
+            _log.warning("%s; trying again", text)
 
     def _find_addresses(self, link: Connection, dialed: Address) -> None:
         options = self._options
         self._dialed = dialed
         here = link.local_host
-        # Of several addresses, or a name with several, the one that has answered.
+        # If there are several addresses, or a name with several, use the one that has answered.
         if link.peer_host:
             self._controller = replace(options.controller, host=link.peer_host, port=link.peer_port, others=())
         self._address = options.advertise or here
@@ -221,7 +222,7 @@ class HostAgent:
                 self._options.rank_slot,
                 self._options.group,
                 {platform: len(names) for platform, names in self._options.devices.items()},
-                machine.memory_bytes(),
+                memory_bytes(),
                 self._coordinator_address(),
                 self._worker.incarnation,
                 self._worker.last_end,
@@ -229,12 +230,12 @@ class HostAgent:
         )
 
     def _coordinator_address(self) -> str:
-        """Where the coordination service of an island can be, whose first host this is."""
+        """Return a free address for the coordination service of an island whose first host this is."""
         try:
             return free_address(self._collectives)
         except OSError as error:
             text = f"nothing can listen at {self._collectives} on this machine: {error.strerror or error}"
-            self._end(ClusterError(f"{text}; choose an address of its own with --coordinator-address"))
+            self._end(ClusterError(f"{text}; choose an address of this machine with --coordinator-address"))
             return ""
 
     def _tell(self, message: m.AgentHello | m.AgentWorkerEnded | m.AgentAlive | m.AgentLeaves) -> None:
@@ -250,7 +251,7 @@ class HostAgent:
         self._over.set()
         self._lost.set()
 
-    # ---- what it is told
+    # ---- messages
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -297,7 +298,7 @@ class HostAgent:
             self._end(ClusterError(f"the cluster refuses this host: {message.text}"))
         elif message.reconnect or (self._options.stays and not self._leaving):
             self._say(message.text or "this machine was thought lost")
-            self._leases.forget(_ENGINE)  # that it is silent from now on is no news
+            self._leases.forget(_ENGINE)  # do not report its silence from now on
             self._graces.forget(_ENGINE)
             self._worker.kill()
             self._lost.set()
@@ -305,16 +306,16 @@ class HostAgent:
             self._on_event(f"{message.text}: this host agent ends")
             self._end()
 
-    # ---- its worker
+    # ---- worker
 
     def _start(self, start: m.StartWorker) -> None:
-        if self._worker.runs:  # which is over, or there would be no new one
-            _log.error("there still is a worker of incarnation %d", self._worker.incarnation)
+        if self._worker.runs:  # an outdated worker, or there would be no new one
+            _log.error("the worker of the earlier incarnation %d still runs: killing it", self._worker.incarnation)
             self._worker.kill()
             self._tell(m.AgentWorkerEnded(start.incarnation, 1, self._coordinator_address()))
             return
         bulk = Address(host=self._bind, tls=self._options.controller.tls and start.bulk_tls)
-        # This controller may be gone when the worker dials it.
+        # A standby may have taken over by the time the worker dials.
         elsewhere = tuple(each for each in self._addresses.in_turn if each != self._dialed)
         place = WorkerPlace(
             str(replace(self._controller, others=elsewhere)),
@@ -344,13 +345,13 @@ class HostAgent:
             if self._graces.expired(now):
                 self._graces.forget(_ENGINE)
                 if self._worker.runs:
-                    _log.error("the cluster is silent: the worker of this host ends")
+                    _log.error("the cluster is silent: ending the worker of this host")
                 self._worker.kill()
 
     # ---- leaving
 
     async def _leave(self, stop: asyncio.Event) -> None:
-        """Lets the cluster move what is here to other hosts, for as long as there is time."""
+        """Wait for `stop`, and then end the agent. First give the cluster the grace time to move the worker's data."""
         await stop.wait()
         self._leaving = True
         reason = (stop.reason if isinstance(stop, StopEvent) else "") or "it was asked to end"
@@ -375,7 +376,7 @@ async def run_agents(
     stop: asyncio.Event,
     on_event: Callable[[AgentOptions, str], None] = lambda agent, text: None,
 ) -> None:
-    """Runs the host agents of a machine to their ends. Raises AtollError where the cluster refuses one of them."""
+    """Run the host agents of a machine until they end. Raise AtollError if the cluster refuses one of them."""
     try:
         async with asyncio.TaskGroup() as group:
             for each in agents:
@@ -389,4 +390,9 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> AtollError:
     error = errors.exceptions[0]
     if isinstance(error, AtollError):
         return error
-    return ClusterError(f"the engine sent what this host agent does not understand: {error}")
+    return ClusterError(f"the engine sent a message that this host agent does not understand: {error}")
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine. Workers report the memory of devices."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

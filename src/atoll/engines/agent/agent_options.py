@@ -1,30 +1,36 @@
-"""How a host agent is started."""
+"""Options of host agents, and the rank slots that launchers assign to them."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.topology import RankSlot
 from atoll.devices.accelerators import Devices, devices, parts
+from atoll.errors import SettingsError
 from atoll.wire.address import Address
 
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """How a host agent is started.
+    """Options of a host agent.
 
-    `advertise` is the host name or address under which the other machines of the cluster reach this one, "" for the
-    address from which it reaches the controller; `listen` the one at which its worker listens, "" for the same, or for
-    all of the machine's where another is advertised. `coordinator_address` is the address of this machine on the
-    network that the hosts of an island compute over, "" for the advertised one. `grace_seconds` is how long it may go
-    on after SIGTERM. With `stays` it waits for the next cluster where one has ended. It does not outlive the process
-    `parent`, if any.
+    If a machine has several workers, it runs one agent per worker. Each agent has its own name `machine` and a part of
+    the `devices`.
 
-    Where a machine has several workers, each has an agent, with a name of its own as `machine` and a part of the
-    `devices`.
+    Attributes:
+        advertise: Host name or address at which the other machines of the cluster reach this one. By default, the
+            address from which it reaches the controller.
+        listen: Address at which the worker listens. By default the advertised one, or all addresses if `advertise`
+            is given.
+        coordinator_address: Address of this machine on the network that an island's hosts use for collectives. By
+            default the advertised one.
+        grace_seconds: Time to leave after SIGTERM.
+        stays: Whether the agent waits for the next cluster when one has ended.
+        parent: Process that the agent must not outlive; 0 for none.
     """
 
     controller: Address
@@ -42,9 +48,9 @@ class AgentOptions:
 
 
 def options_of_workers(options: AgentOptions, workers: int) -> list[AgentOptions]:
-    """Those of the agents of a machine with so many workers. Each rank that a launcher gives is then as many hosts.
+    """Return the options of one agent per worker of a machine. A rank of the launcher then stands for `workers` hosts.
 
-    They are of one group, so that an island takes them together. Raises SettingsError where the machine's devices
+    The agents form one group, so an island takes them together. Raise SettingsError if the devices of the machine
     cannot be divided.
     """
     if workers == 1:
@@ -62,3 +68,41 @@ def options_of_workers(options: AgentOptions, workers: int) -> list[AgentOptions
         )
         for number, part in enumerate(parts(options.devices, workers))
     ]
+
+
+# Per launcher, the variable with the index of a job (the number of an island, if any) and the variable with the rank.
+# The first launcher with a rank counts. Kubernetes sets JOB_COMPLETION_INDEX in the pods of an indexed Job. The index
+# of a Job within its JobSet is a label of the pod, which the manifest passes as JOB_INDEX.
+_LAUNCHERS: tuple[tuple[str, str], ...] = (
+    ("ATOLL_ISLAND", "ATOLL_RANK"),
+    ("JOB_INDEX", "JOB_COMPLETION_INDEX"),
+    ("", "OMPI_COMM_WORLD_RANK"),
+    ("", "PMIX_RANK"),
+    ("", "SLURM_PROCID"),
+)
+
+
+def rank_slot_of(environment: Mapping[str, str], island: int | None = None, rank: int | None = None) -> RankSlot:
+    """Return the rank slot that flags ask for, or else the launcher's variables, or else any.
+
+    A rank without an island counts through all hosts of the cluster. Raise SettingsError if a variable is no number.
+    """
+    if island is not None or rank is not None:
+        return RankSlot(_or_any(island), _or_any(rank))
+    for of_island, of_rank in _LAUNCHERS:
+        said_island, said_rank = environment.get(of_island, ""), environment.get(of_rank, "")
+        if said_rank or (said_island and of_island.startswith("ATOLL_")):
+            return RankSlot(_number(of_island, said_island), _number(of_rank, said_rank))
+    return RankSlot()
+
+
+def _or_any(number: int | None) -> int:
+    return -1 if number is None else number
+
+
+def _number(name: str, text: str) -> int:
+    if not text:
+        return -1
+    if not (text.isascii() and text.isdigit()):
+        raise SettingsError(f"{name} is {text!r}: expected a number from 0 on")
+    return int(text)

@@ -1,4 +1,4 @@
-"""The worker of a host agent: at most one process, in its own directory, from its start to its end."""
+"""The worker process of a host agent."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class LocalWorker:
-    """`on_end(reason)` is called on the event loop whenever a worker has ended; `last_end` says which, and how.
+    """At most one worker process, with its own directory. All methods are called on the event loop.
 
-    `devices` names this machine's devices by platform. All is done on the event loop.
+    `devices` names this machine's devices by platform. Each time a worker has ended, `last_end` is set and
+    `on_end(reason)` is called on the event loop; the reason is "" if the exit status says all.
     """
 
     def __init__(self, devices: Mapping[str, tuple[str, ...]], on_end: Callable[[str], None]) -> None:
@@ -32,19 +33,19 @@ class LocalWorker:
         self._on_end = on_end
         self._process: StartingProcess | None = None
         self._directory: Path | None = None
-        self._looks_at: frozenset[Address] = frozenset()  # for a controller, while it starts
+        self._looks_at: frozenset[Address] = frozenset()  # addresses at which a starting worker looks for a controller
         self._none = asyncio.Event()
         self._none.set()
-        self.incarnation = 0  # 0 where there is none
+        self.incarnation = 0  # 0 without a worker
         self.last_end = (0, 0)  # incarnation, status
 
     @property
     def runs(self) -> bool:
-        """Whether there is one, be it that it still starts."""
+        """Return whether there is a worker, even if it is still starting."""
         return self._process is not None
 
     def start(self, start: m.StartWorker, place: WorkerPlace, controllers: Iterable[Address]) -> None:
-        """Start a worker in a directory that is made here. It looks for its controller at `controllers`."""
+        """Start a worker in a new directory. It looks for its controller at `controllers`."""
         self._directory = make_directory(HOST_DIRECTORIES)
         claim(self._directory, self._directory)
         self._looks_at = frozenset(controllers)
@@ -61,9 +62,9 @@ class LocalWorker:
             self._ended(1, f"it cannot be started: {error}")
 
     def controller_is_at(self, *addresses: Address) -> None:
-        """One that starts knows the controllers of when it began, of which none may be there any more: it is ended."""
+        """End a starting worker if it knows none of these addresses: it could not find its controller."""
         if self._process is not None and self._looks_at.isdisjoint(addresses):
-            self._process.give_up(f"the controller is at {addresses[0]} now, where it would not have looked for it")
+            self._process.give_up(f"the controller is now at {addresses[0]}, an address that it does not know")
 
     def terminate(self) -> None:
         if self._process is not None:
@@ -74,7 +75,7 @@ class LocalWorker:
             self._process.kill()
 
     async def end(self, seconds: float) -> None:
-        """The controller may be ending it, too, in good order: it is given the time. Returns when there is none."""
+        """Wait for the worker to end, since the controller may be ending it, and kill it after `seconds`."""
         try:
             await asyncio.wait_for(self._none.wait(), seconds)
         except TimeoutError:

@@ -44,7 +44,7 @@ class HostsEngine:
         check_kinds(self._settings)
         if parse_address(options.controller_address).is_unix:
             raise ClusterError(
-                "host agents connect from other machines: choose the address of the controller, such as with "
+                "host agents connect from other machines: choose where the controller listens, such as with "
                 "`--listen 10.0.0.1:7000`"
             )
         self._agents: dict[str, Agent] = {}

@@ -1,1 +1,1 @@
-"""Hosts of null devices: workers without threads or sockets of their own, many in one process or in virtual time."""
+"""Hosts of null devices. One process or one simulation holds many of them, with no threads or sockets per worker."""

@@ -1,4 +1,4 @@
-"""One host of null devices: a worker without threads of its own, on an event loop or in a simulation."""
+"""A host of null devices: a worker without its own threads, on an event loop or in a simulation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from atoll.worker.units import Units
 
 
 class AtOnce(Pool):
-    """A pool of no threads: what is submitted is done before `submit` returns."""
+    """An executor without threads: `submit` makes the call before it returns."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -42,8 +42,10 @@ class AtOnce(Pool):
 
 
 class ClockWatcher:
-    """A `Watcher` that the clock tells. Ends are the model's, and not when this process came to look: so durations are
-    learnt from it, and nobody is charged for what kept the process.
+    """A `Watcher` that reports the times of the model's clock.
+
+    These do not depend on when this process runs. So duration estimates are based on the model, and delays of the
+    process are charged to no session.
     """
 
     def __init__(self, clock: Clock, report: Callable[..., None]) -> None:
@@ -60,7 +62,7 @@ class ClockWatcher:
 
         def over(moment: SimEvent | None = None) -> None:
             nonlocal left, last
-            moment = moment or SimEvent(self._clock, self._clock.now())  # what has none of its own
+            moment = moment or SimEvent(self._clock, self._clock.now())  # reads have no event
             last = max(last, moment, key=SimEvent.when)
             left -= 1
             if not left:
@@ -82,11 +84,15 @@ class ClockWatcher:
 
 
 class NullHost:
-    """`handle` takes the controller's messages; `report` sends answers, from any thread.
+    """The worker of a host of null devices.
 
-    `neighbours` are the inboxes of the island's hosts: this one's is added. `make_port(inbox)` gives the data port.
-    `call_soon` has something done on the thread of `handle`, from any other, and so has `dispatch_soon` what starts the
-    next segment of a delegated run. `send` is that of `HostGroup`.
+    Args:
+        neighbours: The inboxes of the island's hosts, by host number. The inbox of this host is added.
+        make_port: Makes the data port from the inbox.
+        report: Sends messages to the controller, from any thread.
+        call_soon: Schedules a call on the thread of `handle`, from any thread.
+        send: Sends to another host of the group; see `HostGroup`.
+        dispatch_soon: Schedules the start of the next segment of a delegated run; `call_soon` by default.
     """
 
     def __init__(
@@ -151,14 +157,14 @@ class NullHost:
         )
 
     def handle(self, message: Any) -> bool:
-        """As `MessageHandler.handle`."""
+        """Handle a message of the controller. Return whether more messages may follow."""
         return self.group.take(message)
 
     def _handle(self, message: Any) -> bool:
-        goes_on = self._handler.handle(message)
+        continues = self._handler.handle(message)
         if self._reporter.completed:
             self._reporter.report_completed()
-        return goes_on
+        return continues
 
     def _units_ended(self, ended: UnitsEnded) -> None:
         self._dispatcher.handle(ended)

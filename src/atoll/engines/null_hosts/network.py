@@ -1,4 +1,4 @@
-"""The network between null hosts: what is sent takes the time that the model says, and carries no bytes."""
+"""The network between null hosts. A transfer takes the time of the model and carries no bytes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from atoll.worker.host_network import SendPort, send_to_host
 
 
 class NullNetwork:
-    """A `HostNetwork` for host number `host`, by the links of the model.
+    """The `HostNetwork` of host number `host`, with the links of the model.
 
-    `neighbours` are the inboxes of the island's hosts by their numbers, this one's among them: they are in this
-    process. Other hosts are reached through the port.
+    `neighbours` are the inboxes of all the island's hosts, by host number; they are in this process. Messages to other
+    hosts use the port.
     """
 
     def __init__(self, backend: NullBackend, port: SendPort, host: int, neighbours: Mapping[int, Inbox]) -> None:
@@ -32,7 +32,7 @@ class NullNetwork:
         self._neighbours = neighbours
         self._ici: list[SimEvent] = [SimEvent(backend.clock, 0.0)] * len(backend.lines)
         self._dcn = SimEvent(backend.clock, 0.0)
-        self._deletions = DeletionGuard()  # of what is sent: nothing deletes it
+        self._deletions = DeletionGuard()  # unused: nothing deletes sent arrays
 
     def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
         assert isinstance(array, NullArray)
@@ -53,7 +53,7 @@ class NullNetwork:
     def send_rows(
         self, step: p.SendRows, unit: DispatchUnit, arrays: Sequence[DeviceArray], release: Callable[[], None]
     ) -> None:
-        """Null devices compute nothing, so no row goes anywhere: only that there are none is sent."""
+        """Send empty spans: null devices compute no rows."""
         run = unit.plan_run.run
         inputs = [array for array in arrays if isinstance(array, NullArray)]
         ready = all_of(self._backend.clock, [array.moment for array in inputs])
@@ -81,7 +81,7 @@ class NullNetwork:
             done()
 
     def _transmit(self, host: int, ordinal: int, nbytes: int, after: SimEvent) -> tuple[SimEvent, SimEvent]:
-        """When a message has left this host, and when it has arrived."""
+        """Return the departure and the arrival of a message that is sent after `after`."""
         model, clock = self._backend.model, self._backend.clock
         if host == self._host:
             return after, after

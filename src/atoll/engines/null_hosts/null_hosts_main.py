@@ -1,4 +1,4 @@
-"""The process of an island of null devices: all of its hosts, on one event loop."""
+"""The process of an island of null devices, with all of its hosts on one event loop."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ from atoll.worker.worker_options import IslandOptions
 
 _log = logging.getLogger(__name__)
 
-# Each host has threads that wait on sockets; they need little.
-_STACK_BYTES = 256 * 1024
+_STACK_BYTES = 256 * 1024  # of each thread; most threads only wait on a socket
 
 
 class NullIsland:
-    """Connects all hosts, and carries their messages.
+    """The hosts of an island, each with its connection to the controller.
 
-    `stop` is set where the controller ends a host, or the connection to it is lost.
+    `stop` is set when the controller ends a host or when a connection to it is lost.
     """
 
     def __init__(self, options: IslandOptions, stop: asyncio.Event) -> None:
@@ -60,19 +59,18 @@ class NullIsland:
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._lease = Lease(self._lapsed)
         self._model = chosen_model()
-        last = f"hosts {options.first} to {options.first + options.hosts - 1}"
-        self._bugs = BugTrap(f"the process of {last}")
+        self._name = f"hosts {options.first} to {options.first + options.hosts - 1}"
+        self._bugs = BugTrap(f"the process of {self._name}")
         self._bugs.watch_threads()
         self._bugs.watch_loop(self._loop)
         self._identity: Identity | None = None
-        self._sent = b""  # between hosts, the last
+        self._sent = b""  # the last content between hosts, which `_message` decodes
         self._message: m.InGroup = m.MemberDone(0, ())
 
     async def start(self) -> None:
         options = self._options
-        name = f"hosts {options.first} to {options.first + options.hosts - 1}"
         self._identity = await asyncio.to_thread(
-            identity_for, parse_address(options.controller), Role.HOST, name, CONNECT_SECONDS
+            identity_for, parse_address(options.controller), Role.HOST, self._name, CONNECT_SECONDS
         )
         for rank in range(options.hosts):
             await self._start_host(rank)
@@ -85,11 +83,11 @@ class NullIsland:
         def handle(message: Any) -> None:
             assert host is not None
             try:
-                goes_on = host.handle(message)
-            except Exception as error:  # all hosts share their state
+                continues = host.handle(message)
+            except Exception as error:  # ends the process, since all hosts share state
                 self._bugs.end(error)
                 raise
-            if not goes_on:
+            if not continues:
                 self._stop.set()
 
         connection = await self._connect(handle)
@@ -118,7 +116,7 @@ class NullIsland:
             connection.send(message)
 
     async def _connect(self, handle: Callable[[Any], None]) -> DialedConnection:
-        """The controller starts at the same time as this process: tries until it listens."""
+        """Connect to the controller. Retry for CONNECT_SECONDS, since it may still be starting."""
         deadline = self._loop.time() + CONNECT_SECONDS
         address = parse_address(self._options.controller)
         while True:
@@ -139,9 +137,7 @@ class NullIsland:
                 await asyncio.sleep(0.02)
 
     def _send(self, host: int, content: bytes, in_pieces: bool = False) -> None:
-        """Between hosts of a group, which are all here: the bytes arrive at once, as those of feeds between neighbours
-        do, and what many get is decoded once.
-        """
+        """Deliver a message between hosts of a group, which are all in this process. Decode repeated content once."""
         if content != self._sent:
             self._sent, self._message = content, decoded(content)
         self._hosts[host].group.receive_message(self._message)
@@ -160,9 +156,7 @@ class NullIsland:
         return report
 
     def _lapsed(self) -> None:
-        if any(
-            each.can_resume for each in self._connections
-        ):  # its hosts wait for the controller by themselves, for as long as that has granted
+        if any(each.can_resume for each in self._connections):  # the connections wait for the controller's grace time
             return
         _log.error("the controller is silent: this island ends")
         os._exit(LAPSED_STATUS)

@@ -98,8 +98,7 @@ def host(
     from atoll.cluster.directories import default_cache_directory
     from atoll.cluster.processes.process_runtime import run_loop, start_logging
     from atoll.engines.agent.agent import run_agents
-    from atoll.engines.agent.agent_options import AgentOptions, options_of_workers
-    from atoll.engines.agent.launcher_environment import rank_slot_of
+    from atoll.engines.agent.agent_options import AgentOptions, options_of_workers, rank_slot_of
     from atoll.errors import SettingsError
     from atoll.operate.joining import reach
     from atoll.security.access import INSECURE_VARIABLE
