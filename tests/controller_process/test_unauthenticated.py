@@ -19,9 +19,9 @@ from atoll.controller_process.shell import ControllerShell
 from atoll.protocol import messages as m
 from atoll.security.authority import Authority
 from atoll.security.enrollment import AskAuthority, Enroll
-from atoll.security.guesses import BURST, TOO_MANY
 from atoll.security.roles import Role
 from atoll.security.start_security import authority_file
+from atoll.security.tokens import BURST, TOO_MANY
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import MAX_FIRST_FRAME, encode, frame_header

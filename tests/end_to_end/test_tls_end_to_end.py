@@ -162,7 +162,7 @@ def test_a_host_is_no_client_and_no_engine(secured: StandingCluster, host: Ident
     for role in ("proxy", "operator", "engine"):
         (refused,) = introduced(join.address, host, role, join.token)
         assert "certificate is that of a host" in refused.status.message
-    with pytest.raises(AccessError, match=r"is for a client, and a host was asked for"):
+    with pytest.raises(AccessError, match=r"is for a client, not for a host"):
         joined(join, Role.HOST, "an impostor")
 
 

@@ -101,7 +101,7 @@ def test_a_host_joins_by_the_string_for_hosts_and_not_by_that_for_clients(user: 
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
     assert eventually(files[1].exists)
     refused = user.atoll("host", "--join", str(files[0])).stderr
-    assert "this join token is for a client, and a host was asked for" in refused
+    assert "this join token is for a client, not for a host" in refused
     assert "--host-join-file" in refused
     host = user.start_atoll("host", ATOLL_JOIN=str(files[1]))
     finish(up).check()
@@ -123,7 +123,7 @@ def test_tenants_have_join_tokens_of_their_own_and_none_of_them_is_a_hosts(user:
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
     assert eventually(lambda: all(file.exists() for file in files.values()))
     for name in ("red", "default"):
-        assert "a host was asked for" in user.atoll("host", "--join", str(files[name])).stderr
+        assert "is for a client, not for a host" in user.atoll("host", "--join", str(files[name])).stderr
     host = user.start_atoll("host", ATOLL_JOIN=str(files["hosts"]))
     finish(up).check()
     seen = {}

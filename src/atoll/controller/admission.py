@@ -37,9 +37,8 @@ from atoll.protocol.events import (
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import check as check_permission
 from atoll.scheduling.session import Session
-from atoll.security.guesses import TOO_MANY, Guesses
 from atoll.security.roles import is_of_the_cluster, may_say
-from atoll.security.tokens import Tokens
+from atoll.security.tokens import TOO_MANY, Guesses, Tokens
 
 # For a connection's Hello to come, and a worker's WorkerReady.
 HELLO_SECONDS = 10.0

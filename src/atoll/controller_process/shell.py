@@ -34,7 +34,8 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.turns import TurnFailedError
-from atoll.security.joiners import Joiners
+from atoll.security.enrollment import Joiners
+from atoll.security.start_security import load_authority
 from atoll.security.tokens import digest
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
@@ -83,7 +84,7 @@ class ControllerShell:
         settings = msgspec.structs.replace(options.settings, tenants=persisted_tenants(options.directory))
         self.controller = controller or Controller(settings, digest(token), host_token=digest(host_token))
         grace_seconds = self.controller.settings.grace_seconds
-        self.joiners = Joiners(options.directory, self.controller.tokens) if has_tls else None
+        self.joiners = Joiners(load_authority(options.directory), self.controller.tokens) if has_tls else None
         self.keeper = Keeper(options.usage_file, options.cache_directory)
         self._report = partial(report, options.ready_fd)
         self._stop = stop

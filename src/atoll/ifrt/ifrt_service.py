@@ -20,7 +20,7 @@ from atoll.ifrt.requests import handle_request, refuse_request
 from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import session_pb2, transport_pb2
 from atoll.protocol.translation import codec
-from atoll.security.guesses import TOO_MANY, Guesses
+from atoll.security.tokens import TOO_MANY, Guesses
 from atoll.session.callback_relay import CallbackPort
 from atoll.session.cluster_session import ClusterSession
 from atoll.wire.address import Address

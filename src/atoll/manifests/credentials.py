@@ -11,8 +11,7 @@ from atoll.cluster.tenant_settings import TenantSettings
 from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
 from atoll.security.authority import Authority
 from atoll.security.join_token import JOIN_VARIABLE, JoinToken
-from atoll.security.persistent_credentials import new_environment
-from atoll.security.start_security import AUTHORITY_VARIABLE
+from atoll.security.start_security import AUTHORITY_VARIABLE, new_environment
 from atoll.wire.address import parse_address
 
 TENANTS_FILE = "tenants.toml"

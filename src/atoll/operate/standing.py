@@ -27,9 +27,8 @@ from atoll.operate.operator_requests import request_stop
 from atoll.operate.standing_on_ray import StandingOnRay
 from atoll.protocol.messages import StopReply
 from atoll.security.join_token import JoinToken
-from atoll.security.persistent_credentials import kept_environment
 from atoll.security.roles import Role
-from atoll.security.start_security import advertised
+from atoll.security.start_security import advertised, kept_environment
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.sockets import dial
 

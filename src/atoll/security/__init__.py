@@ -1,1 +1,1 @@
-"""Who may do what on a cluster's TCP ports: its authority, the strings that let others join, and how they join."""
+"""Authenticate the processes of a cluster: certificate authority, join tokens, enrollment, roles, tokens."""

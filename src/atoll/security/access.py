@@ -1,7 +1,7 @@
-"""What this process proves itself with to a cluster: from its environment, where no command line shows it.
+"""The credentials of this process, read from its environment so that no command line shows them.
 
-ATOLL_JOIN has the join token of a cluster on TCP, of clients or of hosts. ATOLL_TOKEN is the token of a cluster
-without TLS; hosts and the engine have one of their own there, which the engine makes.
+`ATOLL_JOIN` holds the join token of a cluster on TLS, either that of clients or that of hosts. `ATOLL_TOKEN` holds the
+token of a cluster without TLS. There, hosts and the engine use a separate token, which the engine creates.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _RETRY_SECONDS = 0.05
 
 
 def is_insecure() -> bool:
-    """Whether the environment asks for TCP in the clear."""
+    """Return whether the environment allows TCP without TLS."""
     return os.environ.get(INSECURE_VARIABLE, "").lower() in ("1", "true", "yes", "on")
 
 
 def token_for(address: Address, role: Role) -> str:
-    """Return the token for a Hello to the controller at this address. Raises AccessError for a bad join token."""
+    """Return the token for a Hello to the controller at `address`. Raises AccessError for an invalid join token."""
     join = join_of_environment() if address.tls else None
     if join is not None:
         return join.token
@@ -41,12 +41,12 @@ def token_for(address: Address, role: Role) -> str:
 
 
 def token_file(directory: str | Path) -> Path:
-    """With the cluster's own token, where it has one that nobody chose: for its user's own programs and commands."""
+    """Return the path of the token that Atoll generated for the cluster, for its user's programs and commands."""
     return Path(directory) / "token"
 
 
 def token_beside(address: Address) -> str:
-    """The cluster's own token, from its directory, which is its user's alone; "" where it has none there."""
+    """Return the generated token from the cluster's private directory, or "" if the cluster has none."""
     if not address.is_unix:
         return ""
     try:
@@ -56,24 +56,24 @@ def token_beside(address: Address) -> str:
 
 
 def identity_for(address: Address, role: Role, name: str, patience: float = 0.0) -> Identity | None:
-    """What to connect to this controller with, and then to what belongs to it; None where it is not reached by TLS.
+    """Return the identity with which to connect to the controller at `address`, or None for an address without TLS.
 
-    Joins by ATOLL_JOIN, and renews the certificate for as long as this process lives. Blocks; the controller may yet be
-    starting, for so many seconds of `patience`. Raises AccessError, or ConnectError.
+    Enrolls with `ATOLL_JOIN`, and renews the certificate until this process exits. Blocks: retries for `patience`
+    seconds while the controller is not reachable. Raises AccessError or ConnectError.
     """
     if not address.tls:
         return None
     join = join_of_environment()
     if join is None:
         raise no_identity(address, "the Atoll controller")
-    join = replace(join, address=address)  # the controller may have several
+    join = replace(join, address=address)  # `address` is the one in use of several
     identity = joined(join, role, name, patience)
     Renewal(identity, lambda: renewed(identity, join, name))
     return identity
 
 
 def renewed(identity: Identity, join: JoinToken, name: str) -> Certificate:
-    """A new certificate for it, of the controller of the join token, or the one that has taken over from that."""
+    """Return a new certificate for `identity`, from a controller that has taken over or from that of the join token."""
     for address in identity.elsewhere:
         with contextlib.suppress(AtollError, OSError):
             return enroll(replace(join, address=address), Role(identity.role), name)
@@ -81,7 +81,7 @@ def renewed(identity: Identity, join: JoinToken, name: str) -> Certificate:
 
 
 def joined(join: JoinToken, role: Role, name: str, patience: float = 0.0) -> Identity:
-    """The same for a process that is over soon: its certificate is not renewed."""
+    """Return an identity for a short-lived process: its certificate is not renewed. Arguments as in `identity_for`."""
     deadline = time.monotonic() + patience
     while True:
         try:

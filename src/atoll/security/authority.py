@@ -1,8 +1,9 @@
-"""A cluster's own certificate authority, made when the cluster starts and gone with it.
+"""The certificate authority of a cluster, created when the cluster starts and deleted with it.
 
-It signs for roles (`roles`), and for addresses only what browsers meet (`atoll web`), which proves nothing to the
-cluster. Its key is in the cluster's directory, for the engine, the controller and its user's own commands. Made with
-the package `cryptography`; processes that have nothing to do with TLS do not import this module.
+The authority signs certificates for roles (see `roles`). For host names and addresses it signs only the certificates
+that `atoll web` shows to browsers, which the cluster does not accept. The engine, the controller and the user's own
+commands read the key from the cluster's directory. Only processes that use TLS import this module, because
+`cryptography` is slow to import.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from atoll.security.roles import Role
 from atoll.wire.tls.identity import Certificate, server_name
 
 _AUTHORITY_SECONDS = 20 * 365 * 24 * 3600.0
-# Certificates are valid from so long ago on: the machines' clocks differ.
-_SKEW_SECONDS = 3600.0
+_SKEW_SECONDS = 3600.0  # certificates are valid from this long ago, because the clocks of machines differ
 _MOST_NAME = 64  # characters of a common name
 
 Key = ec.EllipticCurvePrivateKey
@@ -42,31 +42,31 @@ def key_pem(key: Key) -> bytes:
 
 
 def signing_request(key: Key, name: str) -> bytes:
-    """What a joiner sends: its public key, and that it has the private one."""
+    """Return a certificate signing request in PEM: the public key, and proof that the joiner holds the private key."""
     request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
 
 
 def fingerprint(certificate: bytes) -> str:
-    """SHA-256 of a certificate in PEM, in hexadecimal. Raises AccessError where it is none."""
+    """Return the SHA-256 of a PEM certificate in hexadecimal. Raises AccessError if it is not a certificate."""
     try:
         return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
     except ValueError:
-        raise AccessError("what was sent as the cluster's authority is no certificate") from None
+        raise AccessError("the controller sent an invalid certificate of the cluster's authority") from None
 
 
 def received(certificate: bytes, key: Key, authority: bytes, role: str) -> Certificate:
-    """What a joiner has got, with its own key. Raises AccessError where it is no certificate."""
+    """Combine a signed certificate with the joiner's `key`. Raises AccessError if `certificate` is invalid."""
     try:
         parsed = x509.load_pem_x509_certificate(certificate)
     except ValueError:
-        raise AccessError("what was sent as this process's certificate is none") from None
+        raise AccessError("the controller sent an invalid certificate for this process") from None
     begins, ends = parsed.not_valid_before_utc.timestamp(), parsed.not_valid_after_utc.timestamp()
     return Certificate(certificate, key_pem(key), authority, role, begins, ends)
 
 
 class Authority:
-    """Signs certificates that are valid for `seconds`."""
+    """A certificate authority. Its certificates are valid for `seconds`."""
 
     def __init__(self, key: Key, certificate: x509.Certificate, seconds: float = 24 * 3600.0) -> None:
         self._key = key
@@ -77,7 +77,7 @@ class Authority:
 
     @classmethod
     def make(cls, name: str = "Atoll cluster", seconds: float = 24 * 3600.0) -> Authority:
-        """A new authority, which nobody knows yet."""
+        """Create an authority with a new key."""
         key, subject = make_key(), _named(name)
         usage = _usage(key_cert_sign=True, crl_sign=True)
         certificate = (
@@ -93,45 +93,45 @@ class Authority:
     # ---- in a file
 
     def save(self, file: Path) -> None:
-        """For this user alone, from the moment the file exists."""
+        """Write the certificate and the key to a new file that only this user can read."""
         with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
             out.write(self.with_key)
 
     @property
     def with_key(self) -> bytes:
-        """Its certificate and private key, in PEM."""
+        """Return the certificate and the private key, in PEM."""
         return self.pem + key_pem(self._key)
 
     @classmethod
     def load(cls, file: Path, seconds: float = 24 * 3600.0) -> Authority:
-        """What `save` has written. Raises AccessError where it cannot be read."""
+        """Read the file that `save` wrote. Raises AccessError if it cannot be read."""
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise AccessError(f"the cluster's authority in {file} cannot be read: {error}") from None
+            raise AccessError(f"cannot read the cluster's authority in {file}: {error}") from None
         return cls.parse(content, str(file), seconds)
 
     @classmethod
     def parse(cls, content: bytes, where: str, seconds: float = 24 * 3600.0) -> Authority:
-        """That of `with_key`, which was found at `where`. Raises AccessError."""
+        """Parse the content of `with_key`. Errors name `where` as its source. Raises AccessError."""
         try:
             key = serialization.load_pem_private_key(content, None)
             certificate = x509.load_pem_x509_certificate(content)
         except (TypeError, ValueError) as error:
-            raise AccessError(f"the cluster's authority in {where} cannot be read: {error}") from None
+            raise AccessError(f"cannot read the cluster's authority in {where}: {error}") from None
         if not isinstance(key, Key):
-            raise AccessError(f"the cluster's authority in {where} has no key of an elliptic curve")
+            raise AccessError(f"the cluster's authority in {where} does not have an elliptic-curve key")
         return cls(key, certificate, seconds)
 
     # ---- certificates
 
     def certificate_for(self, role: Role, name: str) -> Certificate:
-        """A certificate with a new key, for a process on this machine that has the authority itself."""
+        """Return a certificate with a new key, for a process on this machine that holds the authority."""
         key = make_key()
         return received(self._sign(key.public_key(), role, name), key, self.pem, role)
 
     def sign(self, request: bytes, role: Role, name: str) -> bytes:
-        """The certificate for a joiner's request, in PEM. Raises AccessError for what is no request."""
+        """Return the certificate for a joiner's request, in PEM. Raises AccessError if the request is invalid."""
         try:
             parsed = x509.load_pem_x509_csr(request)
             key = parsed.public_key()
@@ -140,17 +140,17 @@ class Authority:
                 and isinstance(key, ec.EllipticCurvePublicKey)
                 and key.curve.name == "secp256r1"
             )
-        except Exception as error:  # cryptography has errors of many kinds for what is no request
-            raise AccessError(f"this is no request for a certificate: {error}") from None
+        except Exception as error:  # cryptography raises many types of errors for invalid requests
+            raise AccessError(f"invalid certificate signing request: {error}") from None
         if not good:
-            raise AccessError("a request for a certificate is signed by its own key, one of P-256")
+            raise AccessError("a certificate signing request must be signed with its own P-256 key")
         assert isinstance(key, ec.EllipticCurvePublicKey)
         return self._sign(key, role, name)
 
     def page_certificate(self, hosts: Sequence[str]) -> bytes:
-        """A certificate with a new key, in PEM, for who serves browsers by these names or addresses of a machine.
+        """Return a certificate with a new key, in PEM, for a web server with these host names or addresses.
 
-        It is no client's: nobody introduces himself to the cluster with it. Raises AccessError for a role's name.
+        The cluster accepts the certificate for no role. Raises AccessError for a name that belongs to a role.
         """
         key, names = make_key(), [_general_name(host) for host in hosts]
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
@@ -204,11 +204,11 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if host.endswith(server_name("")):
-        raise AccessError(f"{host} is the name of a role, and of no machine")
+        raise AccessError(f"{host} is the name of a role, not of a machine")
     try:
         return x509.DNSName(host)
     except ValueError:
-        raise AccessError(f"{host!r} is no name that a certificate can have") from None
+        raise AccessError(f"{host!r} is not a valid host name for a certificate") from None
 
 
 def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:

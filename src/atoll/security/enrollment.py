@@ -1,13 +1,14 @@
-"""How a process that has a join token gets a certificate, and a new one before it ends.
+"""How a process with a join token gets a certificate, and renews it before it expires.
 
-A joiner connects twice to the controller's port. First it asks for the authority's certificate, believing nothing, and
-compares its fingerprint with that of the join token. Then it verifies the controller by that authority; it sends the
-token and a public key, and gets a certificate for the role that the token is for. The private key stays where it was
-made.
+A joiner connects twice to the controller's port. On the first connection, which it does not trust, it asks for the
+authority's certificate and compares its fingerprint with that in the join token. On the second, it verifies the
+controller using that authority, sends the token and a public key, and receives a certificate for the token's role. The
+private key never leaves the process that created it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import logging
@@ -17,6 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +26,8 @@ import msgspec
 from atoll.errors import AccessError, AtollError, ConnectError
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import JOINING, Role
-from atoll.security.tokens import digest
+from atoll.security.tokens import TOO_MANY, Guesses, Tokens, digest
+from atoll.wire.connection import Connection
 from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
 from atoll.wire.sockets import dial
 from atoll.wire.tls.identity import Certificate, Identity, server_name
@@ -33,25 +36,26 @@ from atoll.wire.tls.tls_errors import explained
 _log = logging.getLogger(__name__)
 
 ENROLL_SECONDS = 10.0
-_MOST_BYTES = 64 * 1024  # of a message
-_RENEWED_AFTER = 2 / 3  # of the time that a certificate is valid
+_MOST_BYTES = 64 * 1024  # per message
+_RENEWED_AFTER = 2 / 3  # of a certificate's validity
 _RETRY_SECONDS = 5.0
-_LOOKS_SECONDS = 60.0
+_CHECK_SECONDS = 60.0  # between looks at the wall clock
+_CONTROLLER_NAME = "the controller"
 
 
 class AskAuthority(msgspec.Struct, frozen=True, array_like=True, tag="authority?"):
-    """Which authority is it?"""
+    """Request the authority's certificate."""
 
 
 class AuthorityIs(msgspec.Struct, frozen=True, array_like=True, tag="authority"):
-    """Its certificate in PEM, and the controller's clock, in seconds since 1970."""
+    """The authority's certificate in PEM, and the controller's clock in seconds since 1970."""
 
     certificate: bytes
     seconds: float
 
 
 class Enroll(msgspec.Struct, frozen=True, array_like=True, tag="enroll"):
-    """Asks for a certificate. `name` is for people, `request` what `authority.signing_request` makes."""
+    """Request a certificate. `name` is for people; `request` comes from `authority.signing_request`."""
 
     role: str
     name: str
@@ -72,9 +76,10 @@ ToJoiner = AuthorityIs | Enrolled | NotEnrolled
 
 
 class Desk:
-    """Gives joiners their certificates, in the controller. `tokens` are the digests of the tokens that roles need.
+    """Answer the messages of joiners, in the controller.
 
-    `is_tenants(digest)`: it is that of a tenant of the cluster, who is a client by that.
+    `tokens` maps each role to the digest of its token. `is_tenants(digest)` returns whether a digest is that of a
+    tenant's token, which admits clients.
     """
 
     clock = staticmethod(time.time)
@@ -82,7 +87,7 @@ class Desk:
     def __init__(
         self, authority: Any, tokens: Mapping[Role, str], is_tenants: Callable[[str], bool] = lambda said: False
     ) -> None:
-        self._authority = authority  # an `authority.Authority`, which few processes import
+        self._authority = authority  # an `authority.Authority`; its module is slow to import
         self._tokens = {role: token.encode() for role, token in tokens.items()}
         self._is_tenants = is_tenants
 
@@ -90,16 +95,16 @@ class Desk:
         if isinstance(message, AskAuthority):
             return AuthorityIs(self._authority.pem, self.clock())
         if message.role not in JOINING:
-            return NotEnrolled(f"nobody joins as {message.role!r}: expected {' or '.join(JOINING)}")
+            return NotEnrolled(f"cannot join as {message.role!r}: expected {' or '.join(JOINING)}")
         role = Role(message.role)
         if not self._is_right(role, message.token):
             (other,) = (each for each in JOINING if each is not role)
             if self._is_right(other, message.token):
                 return NotEnrolled(
-                    f"this join token is for a {other}, and a {role} was asked for: hosts join with the token of "
-                    "`atoll up --host-join-file`, clients by that of `--join-file`"
+                    f"this join token is for a {other}, not for a {role}: hosts join with the token that "
+                    "`atoll up --host-join-file` writes, clients with that of `--join-file`"
                 )
-            return NotEnrolled("its token is not the cluster's: take the cluster's present join token")
+            return NotEnrolled("its token is not the cluster's: use the cluster's current join token")
         try:
             return Enrolled(self._authority.sign(message.request, role, message.name))
         except AccessError as error:
@@ -113,14 +118,57 @@ class Desk:
         return is_of_cluster or (role is Role.CLIENT and self._is_tenants(said))
 
 
-# ---- the joiner
+class Joiners:
+    """Answer connections over TLS that have no certificate, limiting wrong tokens per address.
+
+    `identity` is the controller's own certificate, which this object signs and renews. Joiners bypass the pure core:
+    issuing a certificate needs clocks and random numbers, and changes none of the core's decisions.
+    """
+
+    # `authority` is an `authority.Authority`.
+    def __init__(self, authority: Any, tokens: Tokens) -> None:
+        self._desk = Desk(
+            authority,
+            {Role.CLIENT: tokens.client, Role.HOST: tokens.host},
+            lambda said: tokens.tenant_of(said) is not None,
+        )
+        self._guesses = Guesses()
+        self.identity = Identity(authority.certificate_for(Role.CONTROLLER, _CONTROLLER_NAME))
+        self._renewal = Renewal(self.identity, lambda: authority.certificate_for(Role.CONTROLLER, _CONTROLLER_NAME))
+
+    def serve(self, connection: Connection) -> None:
+        """Answer one message of the connection, and close it after `ENROLL_SECONDS` if none arrives."""
+        connection.name = "a process that joins"
+        connection.expect(FromJoiner, partial(self._answer, connection))
+        deadline = asyncio.get_running_loop().call_later(ENROLL_SECONDS, connection.close)
+        connection.on_lost = lambda reason: deadline.cancel()
+
+    def _answer(self, connection: Connection, message: Any) -> None:
+        now, peer = asyncio.get_running_loop().time(), connection.peer
+        if not self._guesses.may_try(peer, now):
+            answer: Any = NotEnrolled(TOO_MANY)
+        else:
+            answer = self._desk.answer(message)
+            if isinstance(answer, NotEnrolled):
+                self._guesses.wrong(peer, now)
+        if isinstance(answer, NotEnrolled):
+            connection.refuse(answer.reason)
+        connection.send(answer)
+        connection.close()
+
+    def close(self) -> None:
+        """Stop renewing the controller's certificate."""
+        self._renewal.close()
+
+
+# ---- Joiner
 
 
 def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECONDS) -> Certificate:
-    """A certificate of that role. Blocks, for `seconds` at most once it is connected.
+    """Return a new certificate for `role`. Blocks, for at most `seconds` once it is connected.
 
-    Raises AccessError that says what is wrong with the join token, the certificates or the clocks; ConnectError where
-    nobody answers.
+    Raises AccessError if the join token, the certificates or the clocks are wrong, and ConnectError if the controller
+    does not answer.
     """
     from atoll.security.authority import fingerprint, make_key, received, signing_request
 
@@ -134,9 +182,9 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
         option = "--host-join-file" if role is Role.HOST else "--join-file"
         raise AccessError(
             f"the cluster at {join.address.host_and_port} is not that of the join token: its authority has the "
-            f"fingerprint {found}, expected {expected}. It was "
-            f"started anew since: take its present join token (`atoll up {option}` writes it, and with "
-            "`--authority FILE` it stays the same); or somebody else answers in its place"
+            f"fingerprint {found}, expected {expected}. If the cluster was restarted, use its current join token, "
+            f"which `atoll up {option}` writes; with `--authority FILE` the token stays the same. Otherwise another "
+            "server answers at this address"
         )
     verified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     verified.load_verify_locations(cadata=said.certificate.decode())
@@ -159,12 +207,11 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
 
 
 def _ask(join: JoinToken, context: ssl.SSLContext, question: FromJoiner, deadline: float) -> ToJoiner:
-    """One message there and one back, on a connection of their own."""
+    """Open a connection, send one message, and return the reply."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     address = join.address
     who = f"the Atoll controller at {address.host_and_port}"
     left = max(0.1, deadline - time.monotonic())
-    # Named without the scheme: that is how the user knows it.
     sock = dial(address, what="the Atoll controller", timeout=left)
     try:
         sock.settimeout(max(0.1, deadline - time.monotonic()))
@@ -176,9 +223,9 @@ def _ask(join: JoinToken, context: ssl.SSLContext, question: FromJoiner, deadlin
             reply: ToJoiner = msgspec.msgpack.decode(_exactly(tls, length, deadline), type=ToJoiner)
             return reply
     except EOFError:
-        raise ConnectError(f"{who} closed the connection before it had answered") from None
+        raise ConnectError(f"{who} closed the connection without answering") from None
     except msgspec.MsgspecError as error:
-        raise ConnectError(f"{who} answers what is none: {error}") from None
+        raise ConnectError(f"{who} sent an invalid answer: {error}") from None
     except AtollError:
         raise
     except OSError as error:
@@ -199,13 +246,13 @@ def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     return content
 
 
-# ---- renewal
+# ---- Renewal
 
 
 class Renewal:
-    """Renews an identity on a thread of its own, well before its certificate ends, until it is closed.
+    """A thread that renews an identity well before its certificate expires, until it is closed.
 
-    `renewed()` gives a new certificate, and may raise AtollError: then it is asked again, somewhat later.
+    `renewed()` returns a new certificate. If it raises AtollError or OSError, the thread calls it again later.
     """
 
     def __init__(self, identity: Identity, renewed: Callable[[], Certificate]) -> None:
@@ -217,20 +264,20 @@ class Renewal:
 
     def _run(self) -> None:
         due = self._due()
-        # The clock on the wall counts, which may be set, and goes on while the machine is suspended.
-        while not self._closing.wait(min(_LOOKS_SECONDS, max(0.0, due - time.time()))):
+        # Certificates expire by the wall clock, which can be set and which advances while the machine is suspended.
+        while not self._closing.wait(min(_CHECK_SECONDS, max(0.0, due - time.time()))):
             if time.time() < due:
                 continue
             try:
                 self._identity.renew(self._renewed())
             except (AtollError, OSError) as error:
                 due = time.time() + max(_RETRY_SECONDS, (self._identity.certificate.ends - time.time()) / 10)
-                _log.warning("the certificate of this %s cannot be renewed for now: %s", self._identity.role, error)
+                _log.warning("cannot renew the certificate of this %s, will retry: %s", self._identity.role, error)
             else:
                 due = self._due()
 
     def _due(self) -> float:
-        """It differs from process to process: a cluster's certificates are not all renewed at once."""
+        """Return when to renew next, with jitter so that the processes of a cluster do not all renew at once."""
         now = time.time()
         return now + (self._identity.certificate.ends - now) * _RENEWED_AFTER * random.uniform(0.9, 1.0)
 
@@ -240,7 +287,7 @@ class Renewal:
 
 
 def _where_they_differ(found: str, expected: str, most: int = 16) -> tuple[str, str]:
-    """Return the same digits of two fingerprints: the first ones, up to and including one that differs."""
+    """Return the same digits of two fingerprints, up to and including the first that differs."""
     same = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(expected))
     start = 0 if same < most else same - most // 2
     shown = [each[start : start + most] for each in (found, expected)]

@@ -1,10 +1,10 @@
-"""The string that lets a process join a cluster: address, fingerprint of the authority, and token.
+"""The join token: a string with which a process joins a cluster.
 
     atoll://HOST:PORT/FINGERPRINT/TOKEN
 
-Of a controller that is reached on several networks there are several HOST:PORT, separated by commas. The fingerprint is
-SHA-256 in hexadecimal, of the authority's certificate. Who has the string can join in the role that its token is for,
-so it is kept like a password: in a file for its user alone, or in the environment.
+If the controller is reachable on several networks, the string has several HOST:PORT, separated by commas. FINGERPRINT
+is the SHA-256 of the authority's certificate in hexadecimal. Anyone who has the string can join in the role of its
+token, so keep it like a password: in a file that only its user can read, or in the environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class JoinToken:
-    """`address` is with TLS."""
+    """A parsed join token. Its `address` uses TLS."""
 
     address: Address
     fingerprint: str
@@ -39,7 +39,7 @@ class JoinToken:
         return f"JoinToken({self.address})"  # without the token
 
     def save(self, file: Path) -> None:
-        """Writes it for this user alone, in the place of what was there. Raises OSError."""
+        """Write the string to `file`, replacing it, readable by this user only. Raises OSError."""
         partial = file.with_name(file.name + ".partial")
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
@@ -49,32 +49,32 @@ class JoinToken:
 
 
 def read_join(text: str) -> JoinToken:
-    """Reads a join token, or the file that one is in. Raises AccessError; its text never has the token."""
+    """Parse a join token, or read the file that contains one. Raises AccessError, whose text never has the token."""
     text = text.strip()
     if not text.startswith(_SCHEME):
         try:
             content = Path(text).expanduser().read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise AccessError(
                 f"{text[:200]!r} is neither a join token (atoll://HOST:PORT/FINGERPRINT/TOKEN) nor a file with one: "
                 f"{reason}"
             ) from None
         if not content.startswith(_SCHEME):
-            raise AccessError(f"there is no join token in {text}: one begins with {_SCHEME}")
+            raise AccessError(f"{text} does not contain a join token, which begins with {_SCHEME}")
         text = content
     where, _, rest = text.removeprefix(_SCHEME).partition("/")
     found, _, token = rest.partition("/")
     try:
         address = parse_address(where).secured()
     except AddressError:
-        raise AccessError(f"a join token begins with {_SCHEME}HOST:PORT/, and this one with {where[:200]!r}") from None
+        raise AccessError(f"a join token begins with {_SCHEME}HOST:PORT/, but this one with {where[:200]!r}") from None
     if not _FINGERPRINT.fullmatch(found) or not token:
-        raise AccessError("a join token ends with /FINGERPRINT/TOKEN: this one was cut, or is not one")
+        raise AccessError("a join token ends with /FINGERPRINT/TOKEN: this one was cut off, or is not a join token")
     return JoinToken(address, found, unquote(token))
 
 
 def join_of_environment() -> JoinToken | None:
-    """That of ATOLL_JOIN. Raises AccessError where it cannot be read."""
+    """Return the join token of ATOLL_JOIN, or None if it is not set. Raises AccessError if it is invalid."""
     text = os.environ.get(JOIN_VARIABLE, "")
     return read_join(text) if text else None

@@ -1,7 +1,7 @@
-"""The roles that certificates have, and what a process of each may be to the controller.
+"""The roles in certificates, and the roles that each may claim in a Hello.
 
-There is a token for hosts and one for clients: who knows a client's is no host. A certificate of an engine is made by
-the engine itself, which has the authority; nobody can join as one.
+A client's token does not admit hosts. Only the engine, which holds the authority, can create a certificate of an
+engine; no process can join in that role.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ class Role(StrEnum):
     CLIENT = "client"
 
 
-# The roles that a joiner can have, and so the tokens that there are.
-JOINING = (Role.HOST, Role.CLIENT)
+JOINING = (Role.HOST, Role.CLIENT)  # each of these roles has a token
 
-# How each introduces itself: `protocol.messages.Hello.role`.
+# The values of `protocol.messages.Hello.role` that the certificate of each role allows.
 _SAYS = {
     Role.CONTROLLER: frozenset[str](),
     Role.ENGINE: frozenset({"engine", "standby"}),
@@ -29,10 +28,13 @@ _SAYS = {
 
 
 def may_say(certified: str, said: str) -> bool:
-    """Whether who has a certificate of that role may introduce itself so. Without certificates ("") anybody may."""
+    """Return whether a process whose certificate has the role `certified` may claim the role `said` in its Hello.
+
+    Without certificates, `certified` is "" and every role is allowed.
+    """
     return not certified or said in _SAYS.get(Role(certified), frozenset())
 
 
 def is_of_the_cluster(said: str) -> bool:
-    """Whether it is the cluster's own processes that introduce themselves so: they have the token of hosts."""
+    """Return whether processes with the role `said` belong to the cluster and use the token of hosts."""
     return said in _SAYS[Role.ENGINE] | _SAYS[Role.HOST]

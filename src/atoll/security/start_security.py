@@ -1,7 +1,9 @@
-"""What a cluster on TCP is started with: its authority, and the strings that let others join it. The engine makes them.
+"""The authority, tokens and join tokens with which a cluster starts.
 
-They are files in the cluster's directory, which is its user's alone and goes with the cluster. The environment tells
-the processes that the engine starts.
+The engine writes them to files in the cluster's private directory, which is deleted with the cluster, and passes them
+to the processes that it starts in environment variables. With `atoll up --authority FILE`, the authority and the tokens
+come from a file that outlives the cluster, so that hosts that wait for the next cluster (`atoll host --stay`) and join
+tokens stay valid.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.errors import SettingsError
+import msgspec
+
+from atoll.errors import AccessError, SettingsError
 from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE, token_file
 from atoll.security.join_token import JOIN_VARIABLE, JoinToken
 from atoll.wire.address import Address, parse_address
@@ -22,9 +26,9 @@ if TYPE_CHECKING:  # few clusters need it
     from atoll.security.authority import Authority
 
 CERTIFICATE_VARIABLE = "ATOLL_CERTIFICATE_SECONDS"
-# An authority, with its key, that was made before the cluster; ATOLL_TOKEN and ATOLL_HOST_TOKEN then come along.
+# An existing authority with its key, in PEM. ATOLL_TOKEN and ATOLL_HOST_TOKEN are set with it.
 AUTHORITY_VARIABLE = "ATOLL_AUTHORITY"
-# Set by `start_security` for the processes that the engine starts: the next cluster may have this authority, too.
+# `start_security` sets it for the engine's processes if the next cluster can use the same authority.
 KEPT_VARIABLE = "ATOLL_AUTHORITY_IS_KEPT"
 _DAY_SECONDS = 24 * 3600.0
 _LEAST_SECONDS = 1.0
@@ -35,7 +39,7 @@ def authority_file(directory: str | Path) -> Path:
 
 
 def join_file(directory: str | Path) -> Path:
-    """That of clients."""
+    """Return the path of the join token of clients."""
     return Path(directory) / "join"
 
 
@@ -46,34 +50,34 @@ def host_join_file(directory: str | Path) -> Path:
 def start_security(
     directory: str, listen: Address, advertise: str = "", has_agents: bool = False, has_tenants: bool = False
 ) -> None:
-    """Tells the processes that this one starts how they prove themselves, and makes an authority where they need one.
+    """Create the cluster's credentials, and pass them to child processes in the environment.
 
-    `advertise` is the address that others know the controller by; "": where it listens, or what this machine is reached
-    by where that is everywhere. Without TLS, host agents bring the token that the user has chosen for hosts, or for
-    all. With tenants, clients always bring a token. Raises AccessError, SettingsError, AddressError, OSError.
+    `advertise` is the address at which others reach the controller; see `advertised`. Without TLS, host agents use the
+    token that the user has chosen for hosts, or that for all. With tenants, clients always need a token. Raises
+    AccessError, SettingsError, AddressError or OSError.
     """
     os.environ.pop(JOIN_VARIABLE, None)  # of another cluster
     given = os.environ.pop(AUTHORITY_VARIABLE, "") if listen.tls else ""
     if has_tenants and not os.environ.get(TOKEN_VARIABLE):
-        token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
+        token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(_TOKEN_BYTES)
         with open(os.open(token_file(directory), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
             out.write(token)
     if not given and (not has_agents or listen.tls):
         os.environ.pop(HOST_TOKEN_VARIABLE, None)
         if not listen.is_unix or os.environ.get(TOKEN_VARIABLE):
-            os.environ[HOST_TOKEN_VARIABLE] = secrets.token_urlsafe(32)
+            os.environ[HOST_TOKEN_VARIABLE] = secrets.token_urlsafe(_TOKEN_BYTES)
     if not listen.tls:
         return
     from atoll.security.authority import Authority
 
     if given:
         authority = Authority.parse(given.encode(), AUTHORITY_VARIABLE, certificate_seconds())
-        os.environ.setdefault(HOST_TOKEN_VARIABLE, secrets.token_urlsafe(32))
+        os.environ.setdefault(HOST_TOKEN_VARIABLE, secrets.token_urlsafe(_TOKEN_BYTES))
     else:
         authority = Authority.make(seconds=certificate_seconds())
     os.environ[KEPT_VARIABLE] = "1" if given else ""
     authority.save(authority_file(directory))
-    token = os.environ.setdefault(TOKEN_VARIABLE, "") or secrets.token_urlsafe(32)
+    token = os.environ.setdefault(TOKEN_VARIABLE, "") or secrets.token_urlsafe(_TOKEN_BYTES)
     os.environ[TOKEN_VARIABLE] = token
     known = advertised(listen, advertise)
     JoinToken(known, authority.fingerprint, token).save(join_file(directory))
@@ -83,14 +87,14 @@ def start_security(
 
 
 def load_authority(directory: str | Path) -> Authority:
-    """The one that `start_security` has made. Raises AccessError, SettingsError."""
+    """Load the authority that `start_security` saved. Raises AccessError or SettingsError."""
     from atoll.security.authority import Authority
 
     return Authority.load(authority_file(directory), certificate_seconds())
 
 
 def certificate_seconds() -> float:
-    """For how long certificates are valid. Raises SettingsError."""
+    """Return the validity of certificates in seconds. Raises SettingsError."""
     text = os.environ.get(CERTIFICATE_VARIABLE, "")
     try:
         seconds = float(text or _DAY_SECONDS)
@@ -102,9 +106,10 @@ def certificate_seconds() -> float:
 
 
 def advertised(listen: Address, advertise: str = "") -> Address:
-    """The address by which others know what listens at `listen`: HOST, HOST:PORT, or "" for what is most likely.
+    """Return the address at which others reach the server that listens at `listen`.
 
-    Several, separated by commas, are for networks that reach it by different addresses. Raises AddressError.
+    `advertise` is HOST, HOST:PORT, or several of these separated by commas for different networks. If it is "", the
+    address is `listen`, or this machine's own address if `listen` covers all interfaces. Raises AddressError.
     """
     first, comma, rest = advertise.partition(",")
     if comma:
@@ -119,11 +124,83 @@ def advertised(listen: Address, advertise: str = "") -> Address:
 
 
 def own_address(everywhere: str = "0.0.0.0") -> str:
-    """The address of this machine towards the rest of the world; its name where it has no such."""
+    """Return the address that this machine uses towards other networks, or its host name if it has no such address."""
     is_v6 = ":" in everywhere
     with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect(("2001:db8::1" if is_v6 else "192.0.2.1", 9))  # for documentation: nothing is sent there
+            sock.connect(("2001:db8::1" if is_v6 else "192.0.2.1", 9))  # documentation addresses; nothing is sent
             return str(sock.getsockname()[0])
         except OSError:
             return own_address() if is_v6 else socket.gethostname()
+
+
+_TOKEN_BYTES = 32
+
+
+class _Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    authority: str  # certificate and key, in PEM
+    token: str
+    host_token: str
+
+
+def kept_environment(file: Path, token: str = "") -> dict[str, str]:
+    """Return the environment variables for a cluster with the credentials in `file`, which is created if it is missing.
+
+    Raises AccessError if the file cannot be read or written or if other users can access it, and SettingsError if
+    `token` is neither "" nor the token in the file.
+    """
+    if not file.exists():
+        try:
+            _create_file(file)
+        except FileExistsError:  # another command created it at the same time
+            pass
+        except OSError as error:
+            raise AccessError(f"cannot keep the cluster's authority in {file}: {error.strerror}") from None
+    environment = _environment(_read_file(file))
+    if token and token != environment[TOKEN_VARIABLE]:
+        raise SettingsError(f"ATOLL_TOKEN is not the token in {file}: unset it, or use another file")
+    return environment
+
+
+def _create_file(file: Path) -> None:
+    """Create the file with its complete content, without replacing an existing one. Raises OSError."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    try:
+        with open(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+            out.write(msgspec.json.format(msgspec.json.encode(_new_credentials())))
+        os.link(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def new_environment() -> dict[str, str]:
+    """Return the environment variables for a cluster with a new authority and new tokens."""
+    return _environment(_new_credentials())
+
+
+def _new_credentials() -> _Credentials:
+    from atoll.security.authority import Authority
+
+    token, host_token = secrets.token_urlsafe(_TOKEN_BYTES), secrets.token_urlsafe(_TOKEN_BYTES)
+    return _Credentials(Authority.make().with_key.decode(), token, host_token)
+
+
+def _read_file(file: Path) -> _Credentials:
+    try:
+        is_open, content = bool(file.stat().st_mode & 0o077), file.read_bytes()
+    except OSError as error:
+        raise AccessError(f"cannot read the cluster's authority in {file}: {error.strerror}") from None
+    if is_open:
+        raise AccessError(f"other users can read or write {file}, which holds the cluster's authority: chmod 600 it")
+    try:
+        return msgspec.json.decode(content, type=_Credentials)
+    except msgspec.MsgspecError as error:
+        raise AccessError(f"{file} was not written by `atoll up --authority`: {error}") from None
+
+
+def _environment(credentials: _Credentials) -> dict[str, str]:
+    return {
+        AUTHORITY_VARIABLE: credentials.authority,
+        TOKEN_VARIABLE: credentials.token,
+        HOST_TOKEN_VARIABLE: credentials.host_token,
+    }

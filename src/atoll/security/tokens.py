@@ -1,7 +1,8 @@
-"""The tokens that a cluster asks for: of its clients, who are one tenant or several, and of its own processes.
+"""The tokens that a cluster requires: per tenant from its clients, and from its own processes. Pure.
 
-The controller compares and keeps digests. A token becomes its digest where it enters the controller's process, so no
-event, journal, snapshot or log has a token. Anyone who reads a digest cannot use it: it is hashed again on its way in.
+The controller compares and stores digests. A token becomes its digest when it enters the controller's process, so no
+event, journal, snapshot or log contains a token. Anyone who reads a digest cannot use it, because the controller hashes
+it again on its way in.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from dataclasses import dataclass
 
 from atoll.cluster.tenant_settings import DEFAULT_NAME, TenantSettings, token_hash, whose
 from atoll.security.roles import is_of_the_cluster
+from atoll.wire.pending_connections import address_key
 
 
 def digest(token: str) -> str:
-    """Return what the controller compares and keeps of a token; "" for none."""
+    """Return the digest of a token, which the controller compares and stores; "" for no token."""
     return token_hash(token) if token else ""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Digests; "" asks for none. Without one of their own, hosts and the engine have that of clients.
+    """The digests of the cluster's tokens; "" means that no token is required.
 
-    `tenants()` are those of the moment.
+    Without a token of their own, hosts and the engine use that of clients. `tenants()` returns the current tenants.
     """
 
     client: str = ""
@@ -47,3 +49,43 @@ class Tokens:
             return DEFAULT_NAME if hmac.compare_digest(said.encode(), self.client.encode()) else None
         has_others = any(tenant.name != DEFAULT_NAME for tenant in tenants)
         return None if has_others else DEFAULT_NAME
+
+
+BURST = 20
+PER_SECOND = 1.0
+TOO_MANY = "too many wrong tokens came from this address: try again in a minute, with the right one"
+MAX_ADDRESSES = 4096
+
+
+class Guesses:
+    """Limits the wrong tokens per address. Addresses that are unknown, and unix sockets, are not limited.
+
+    After `BURST` wrong tokens the address may try `PER_SECOND`. Until then the controller does not look at its tokens,
+    right or wrong, so that a guess reveals nothing. A unix socket is open to one user, who can read the tokens.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[str, tuple[float, float]] = {}  # per address: the count and its time
+
+    def may_try(self, address: str, now: float) -> bool:
+        """Return whether a token from this address is checked now."""
+        return self._count(address, now) < BURST
+
+    def wrong(self, address: str, now: float) -> None:
+        """Count a wrong token."""
+        if not _is_limited(address):
+            return
+        key = address_key(address)
+        count = self._count(address, now)
+        self._spent.pop(key, None)
+        while len(self._spent) >= MAX_ADDRESSES:
+            del self._spent[next(iter(self._spent))]
+        self._spent[key] = count + 1, now
+
+    def _count(self, address: str, now: float) -> float:
+        count, since = self._spent.get(address_key(address), (0.0, now))
+        return max(0.0, count - (now - since) * PER_SECOND)
+
+
+def _is_limited(address: str) -> bool:
+    return bool(address) and not address.startswith("user ")

@@ -1,7 +1,7 @@
-"""The key of a user on a machine, from which the keys are derived for what Atoll keeps on disk.
+"""The key of a user on a machine, from which Atoll derives the keys for its data on disk.
 
-It is a file that outlives clusters: what one cluster has written, the next one can verify and read. The file is not in
-any directory that it protects, and no process that runs users' code sees it.
+The key file outlives clusters, so that a cluster can verify and read the data of earlier ones. The file is in no
+directory that it protects, and no process that runs users' code can read it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _read(path: Path) -> bytes:
     if found.st_mode & (stat.S_IROTH | stat.S_IWOTH):
         raise AccessError(f"other users can read the key file {path}: chmod 600 {path}")
     if len(key) < _BYTES:
-        raise AccessError(f"the key file {path} has {len(key)} bytes, and a key has {_BYTES} or more: remove the file")
+        raise AccessError(f"the key file {path} has {len(key)} bytes, but a key has at least {_BYTES}: remove the file")
     return key
 
 
 def _create(path: Path) -> None:
-    """Create the file, complete from the moment it exists. The first of several processes creates it."""
+    """Create the file atomically with its complete content. The first of several processes creates it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:

@@ -29,9 +29,8 @@ from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError
 from atoll.journal.persisted_state import check_persisted
 from atoll.security.access import TOKEN_VARIABLE
-from atoll.security.persistent_credentials import kept_environment
 from atoll.security.roles import JOINING, Role
-from atoll.security.start_security import advertised
+from atoll.security.start_security import advertised, kept_environment
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.sockets import free_address
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import AccessError
-from atoll.security.persistent_credentials import kept_environment
+from atoll.security.start_security import kept_environment
 
 
 def test_the_next_cluster_has_the_same_authority_and_tokens(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "authority"
     kept_environment(file)
     file.chmod(0o640)
-    with pytest.raises(AccessError, match=f"others can read or write {file}.*chmod 600"):
+    with pytest.raises(AccessError, match=f"other users can read or write {file}.*chmod 600"):
         kept_environment(file)
 
 
@@ -30,7 +30,7 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -
     file = tmp_path / "authority"
     file.write_text("my diary")
     file.chmod(0o600)
-    with pytest.raises(AccessError, match=f"{file} is no file of `atoll up --authority`"):
+    with pytest.raises(AccessError, match=f"{file} was not written by `atoll up --authority`"):
         kept_environment(file)
     assert file.read_text() == "my diary"
 

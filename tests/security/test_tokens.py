@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.security.guesses import BURST, MAX_ADDRESSES, Guesses
+from atoll.security.tokens import BURST, MAX_ADDRESSES, Guesses
 
 
 def tries(guesses: Guesses, address: str, seconds: int, per_second: int) -> int:
