@@ -194,7 +194,7 @@ def test_a_proxy_that_does_not_answer_is_named_soon():
     play.tick(11.0)
     assert play.outbox() == []
     play.tick(12.0)
-    assert "session 1 (script.py): its proxy does not answer, after 11 s" in answer_in(play.outbox()).status.message
+    assert "session 1 (script.py): its proxy has not replied after 11 s" in answer_in(play.outbox()).status.message
     assert play.controller.migrations.under_way == {}
 
 
@@ -211,7 +211,7 @@ def test_arrays_that_do_not_fit_are_refused_and_no_session_waits():
     play.ask(devices=(2,))
     said = play.quiesced()
     assert answer_in(said).status.code == Code.RESOURCE_EXHAUSTED
-    assert "need 8 B on device 0 of host 1, where 4 B are free" in answer_in(said).status.message
+    assert "need 8 B on device 0 of host 1, where only 4 B are free" in answer_in(said).status.message
     assert not runs(said)
 
 
@@ -230,7 +230,7 @@ def test_a_migration_that_would_split_a_function_is_refused():
         ({"number": 7}, "slice 7 does not exist"),
         ({"devices": (1,)}, "device 1 is not one of island 1"),
         ({"devices": (2, 3)}, "needs 1 devices"),
-        ({"island": 0, "devices": (0,)}, "they are there already"),
+        ({"island": 0, "devices": (0,)}, "the devices are there already"),
     ],
 )
 def test_moves_that_cannot_be_are_refused_at_once(ask: dict[str, Any], text: str):
@@ -416,7 +416,7 @@ def test_a_drain_is_not_held_up_by_a_proxy_that_does_not_answer():
     play.tick(1.0)
     play.tick(12.0)
     reply = answer_in(play.outbox())
-    assert reply.status.message == "island 0 is in use: session 1 (script.py): its proxy does not answer, after 11 s"
+    assert reply.status.message == "island 0 is in use: session 1 (script.py): its proxy has not replied after 11 s"
     assert play.states == ["ready", "ready"]
     assert play.operate(m.DrainRequest(0)) == [m.Quiesce(2)], "it can be tried again"
 

@@ -110,7 +110,7 @@ def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     assert [each for each in said if isinstance(each, m.OpenStore)].count(
         m.OpenStore(1, play.controller.sessions[1].secret)
     ) == 2
-    assert "island 0, which has just come back" in answer_in(play.resume()).status.message
+    assert "island 0, which has just restarted" in answer_in(play.resume()).status.message
     play.proxy_is_back()
     (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
     ((back, feed, hosts),) = send.pieces
@@ -133,7 +133,7 @@ def test_who_resumes_it_before_the_first_tick_waits_for_as_long_as_he_says():
     assert not any(isinstance(each, m.OperationReply) for each in play.outbox())
     play.tick(4006.0)
     (reply,) = [each for each in play.outbox() if isinstance(each, m.OperationReply)]
-    assert "which has just come back" in reply.status.message
+    assert "which has just restarted" in reply.status.message
 
 
 def test_it_goes_on_on_another_island_too():

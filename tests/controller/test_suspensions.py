@@ -131,7 +131,7 @@ def test_others_have_the_memory_and_the_exclusive_devices_meanwhile():
     play.controller.sessions[third].devices.used.add(0)
     said = answer_in(play.resume()).status
     assert said.code == Code.RESOURCE_EXHAUSTED
-    assert "waits for device 0, on which other sessions are" in said.message
+    assert "waits for device 0, which other sessions use" in said.message
     assert play.resume(wait=100.0) == []
     play.tick(1.0)
     assert "waits for device 0" in report(play.controller)["sessions"][0]["state"]
@@ -149,7 +149,8 @@ def test_without_room_it_waits_and_names_who_has_it():
     play.session = first
     said = answer_in(play.resume()).status
     assert said.message == (
-        "session 1 stays suspended: session 1 waits for 8 B on device 0, where 2 B are free; session 2 hold the rest"
+        "session 1 stays suspended: session 1 waits for 8 B on device 0, where only 2 B are free; "
+        "the rest is held by session 2"
     )
     assert play.resume(wait=5.0) == []
     for now in range(1, 8):
@@ -168,7 +169,7 @@ def test_bad_requests_say_what_is_wrong():
     play.report(0, m.SpillReply(play.session, put.request, OK, (m.SpilledPiece(1, 8),)))
     assert "session 1 is suspended in memory already" in answer_in(play.ask()).status.message
     assert "island 7 does not exist" in answer_in(play.resume(7)).status.message
-    assert "say where on as many islands" in answer_in(play.resume(0, 1)).status.message
+    assert "name as many islands" in answer_in(play.resume(0, 1)).status.message
     play.operator(m.RemapRequest(play.session, 1, 1))
     assert not answer_in(play.outbox()).status.ok
 
@@ -252,5 +253,5 @@ def test_a_session_that_does_not_come_to_rest_goes_on():
     play.tick(1.0)
     play.tick(70.0)
     said = play.outbox()
-    assert "1 of its launches have not ended, after 69 s" in answer_in(said).status.message
+    assert "1 of its launches have not ended after 69 s" in answer_in(said).status.message
     assert m.Migrated(1, ()) in said

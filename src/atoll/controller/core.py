@@ -47,7 +47,7 @@ from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.internal_programs import InternalPrograms
+from atoll.migration.controller import InternalPrograms
 from atoll.migration.memory_pressure import MemoryPressure
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions

@@ -1,1 +1,1 @@
-"""Sessions that go elsewhere while their programs run: what may go where, and how it is done."""
+"""Migrate sessions while their programs run, suspend them, and spill idle arrays."""

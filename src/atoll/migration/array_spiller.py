@@ -1,10 +1,12 @@
 """Spill arrays and restore them: one mechanism for suspended sessions and for idle arrays.
 
 To spill an array, the hosts that have it copy the contents of its shards to their memory or to files
-(`worker.spill_store`). Its device memory is freed only when all of them have done so, so a failure leaves the array as
+(`worker.spill_store`). Its device memory is freed only after all of them have done so, so a failure leaves the array as
 it was. To restore it, the controller launches an ordinary program that makes an array from host buffers, whose feeds
-are the spilled pieces. So the launch takes memory in the islands' order and waits for it like any other, launches that
-need the array stand behind it in the lines of its session, and the array may return to other devices.
+are the spilled pieces. The launch therefore takes memory in the islands' order and waits for it like any other,
+launches that need the array queue behind it in its session, and the array may return to other devices.
+
+An array that shares all of its memory with other arrays is a view of them. Its contents are spilled only once.
 
 Pure. Invariant: a logical buffer is on devices, spilled, or being restored, and its directory entry stays the same.
 """
@@ -16,26 +18,27 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from atoll.cluster.locations import Placement
+from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Status, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
-from atoll.migration.controller import Launches, Out
-from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.shared_memory import Shard, view_program, views_of
+from atoll.migration.controller import InternalPrograms, Launches, Out
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.memory_ledger import Block
 from atoll.scheduling.session import Launch, Session
 from atoll.scheduling.spilled_arrays import SpilledArray, SpilledPart
 
-# Feeds of what comes back: above those of proxies, below those between hosts.
+# Feeds with spilled pieces. They are above the feeds of proxies and below those between hosts.
 _FIRST_FEED = m.INTERNAL_FEEDS >> 1
+# A handle and the position of one of its shards.
+Shard = tuple[int, int]
 
 
 @dataclass(eq=False)
 class _Spill:
-    """Arrays that are being put spilled. `then(status)` is called once all hosts have answered."""
+    """Arrays that are being spilled. `then(status)` is called after all hosts have replied."""
 
     session: Session
     arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]]  # by handle
@@ -48,7 +51,7 @@ class _Spill:
 
 @dataclass(eq=False)
 class _Restore:
-    """An array that is being restored. With `keeps`, its spilled pieces stay until somebody drops them."""
+    """An array that is being restored. With `keeps`, its spilled pieces stay until they are dropped."""
 
     session: Session
     handle: int
@@ -81,7 +84,7 @@ class ArraySpiller:
         self._out = out
         self._spills: dict[int, _Spill] = {}  # by request
         self._restores: dict[tuple[int, int], _Restore] = {}  # by session and handle
-        self.losses: Counter[int] = Counter()  # of each host, with what it had in memory
+        self.losses: Counter[int] = Counter()  # by host: how often its memory was lost
         self._by_feed: dict[tuple[int, int], _Restore] = {}  # by session and feed
         self._next_request = 1
         self.next_piece = 1
@@ -97,15 +100,14 @@ class ArraySpiller:
         directory: str = "",
         manifest: Callable[[Mapping[int, SpilledArray]], bytes] = _no_manifest,
     ) -> None:
-        """Spill these arrays, to files if there is a `directory`: all of them, or none. Arrays that are used
-        meanwhile stay.
+        """Spill all of these arrays or none, to files if there is a `directory`. Arrays used meanwhile stay.
 
         Raises UNIMPLEMENTED for an array that has no known shards.
         """
         entries = {handle: session.directory.entries[handle] for handle in handles}
         for handle, entry in entries.items():
             _check_kind(handle, entry)
-        views = views_of(entries, session.devices.locations)
+        views = _views_of(entries, session.devices.locations)
         arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]] = {}
         shards: dict[int, list[tuple[int, int, int]]] = {}  # by host
         for handle, entry in sorted(entries.items(), key=lambda each: each[0] in views):  # views after the others
@@ -126,7 +128,7 @@ class ArraySpiller:
             self._spill_done(request, spill)
 
     def _parts(self, session: Session, entry: Entry) -> list[tuple[SpilledPart, int]]:
-        """What is to be kept of an array, each with the number of one of its host's shards that holds it."""
+        """Return the parts of an array to keep, each with the number of a shard on its host that holds the contents."""
         spec = entry.spec
         assert spec is not None
         same: dict[tuple[int, object], list[int]] = {}
@@ -145,7 +147,7 @@ class ArraySpiller:
         return parts
 
     def spill_replied(self, host: int, message: m.SpillReply) -> None:
-        """A host has copied its part, or failed to."""
+        """Handle that a host has copied its part, or failed to."""
         spill = self._spills.get(message.request)
         if spill is None or host not in spill.left:
             self._drop(message.session, host, message.pieces)
@@ -170,7 +172,7 @@ class ArraySpiller:
                 session.has_spilled = True
             elif spilled is not None:
                 self.drop(session, spilled)
-        self._out.flush_frees()  # what lies there goes before anything comes back under its handle
+        self._out.flush_frees()  # frees the memory before anything is restored under the same handle
         spill.then(spill.failure or OK)
 
     def _spilled(self, spill: _Spill, handle: int, parts: tuple[SpilledPart, ...]) -> SpilledArray | None:
@@ -207,10 +209,10 @@ class ArraySpiller:
         places: Placement | None = None,
         keeps: bool = False,
     ) -> None:
-        """Launches what makes these arrays again, at the session's places, or at others. `then(handle, status)` is
-        called for each when that has ended.
+        """Launch programs that make these arrays again, at the session's places or at others.
 
-        Raises StatusError where an array cannot be there.
+        `then(handle, status)` is called for each array after its launch has ended. Raises StatusError if an array
+        cannot be there.
         """
         places = session.devices.locations if places is None else places
         entries = session.directory.entries
@@ -223,14 +225,13 @@ class ArraySpiller:
                 sources = {source: entries[source].spec for source, _ in spilled.views if source in entries}
                 specs = {source: each for source, each in sources.items() if each is not None}
                 if spilled.views:
-                    if len(specs) < len(
-                        {source for source, _ in spilled.views}
-                    ):  # only a proxy that lies releases them
-                        entry.spilled, entry.error = None, Status(Code.DATA_LOSS, "what it was a part of is gone")
+                    if len(specs) < len({source for source, _ in spilled.views}):  # a faulty proxy released a source
+                        message = "the array that contained it was released"
+                        entry.spilled, entry.error = None, Status(Code.DATA_LOSS, message)
                         if then is not None:
                             then(handle, entry.error)
                         continue
-                    definition = view_program(spec, spilled.views, specs)
+                    definition = _view_program(spec, spilled.views, specs)
                 else:
                     definition = _definition(spec, tuple(part.positions for part in spilled.parts))
                 if definition not in programs:
@@ -253,19 +254,19 @@ class ArraySpiller:
         by_host: dict[int, list[tuple[m.SpilledPiece, int, tuple[int, ...]]]] = {}
         for part, feed in zip(spilled.parts, feeds, strict=True):
             hosts = tuple(sorted({places[spec.sharding.devices[position]].host for position in part.positions}))
-            keeper = part.host if self._is_there(part.host) else hosts[0]  # who may see the same files
+            keeper = part.host if self._is_there(part.host) else hosts[0]  # another host may have access to the files
             by_host.setdefault(keeper, []).append((part.piece, feed, hosts))
         for host, pieces in sorted(by_host.items()):
             self._out.to_host(host, m.SendSpilled(session.number, first, tuple(pieces)))
         self._internal.take_credit(session)
         launch = m.Launch(program, sources, (restore.handle,), feeds)
-        restore.launch = self._launches.launch_again(session, launch, partial(self._came, restore, feeds))
+        restore.launch = self._launches.launch_again(session, launch, partial(self._restored, restore, feeds))
 
     def _is_there(self, host: int) -> bool:
         record = self._resources.hosts.get(host)
         return record is not None and self._resources.islands[record.island].works
 
-    def _came(self, restore: _Restore, feeds: tuple[int, ...], launch: Launch) -> None:
+    def _restored(self, restore: _Restore, feeds: tuple[int, ...], launch: Launch) -> None:
         number = restore.session.number
         for feed in feeds:
             self._by_feed.pop((number, feed), None)
@@ -277,7 +278,7 @@ class ArraySpiller:
             restore.then(restore.handle, launch.error or OK)
 
     def failed(self, host: int, message: m.SendSpilledFailed) -> None:
-        """A piece cannot be delivered: its array cannot be made."""
+        """Fail the array whose piece cannot be delivered."""
         restore = self._by_feed.get((message.session, message.feed))
         if restore is not None and restore.launch is not None:
             self._launches.fail(restore.launch, message.status)
@@ -285,8 +286,9 @@ class ArraySpiller:
     def restore_failed(
         self, session: Session, kept: Mapping[int, SpilledArray], losses: Mapping[int, int], status: Status
     ) -> None:
-        """Arrays that were to come back are spilled again: what was kept of them still is, unless one of its hosts was
-        lost since there were so many `losses`.
+        """Mark arrays of a failed restoration as spilled again.
+
+        An array is lost if one of the hosts with its pieces has lost its memory since `losses` was recorded.
         """
         for restore in list(self._restores.values()):
             if restore.session is session and restore.launch is not None:
@@ -307,7 +309,7 @@ class ArraySpiller:
     # ---- the end
 
     def drop(self, session: Session, spilled: SpilledArray) -> None:
-        """Drop the pieces of a spilled array that is not needed any more."""
+        """Drop the pieces of a spilled array that is not needed anymore."""
         for host, pieces in spilled.by_host():
             self._drop(session.number, host, pieces)
 
@@ -316,7 +318,7 @@ class ArraySpiller:
             self._out.to_host(host, m.DropSpilled(session, pieces))
 
     def session_closed(self, session: Session) -> None:
-        """What it has in files goes, too; what is in memory goes with its stores."""
+        """Drop the session's pieces in files. Pieces in memory are dropped with the session's stores."""
         for entry in session.directory.entries.values() if session.has_spilled else ():
             if entry.spilled is not None and entry.spilled.in_files:
                 self.drop(session, entry.spilled)
@@ -328,7 +330,7 @@ class ArraySpiller:
                 del self._spills[request]
 
     def hosts_failed(self, hosts: set[int], status: Status) -> None:
-        """What these hosts were to copy will not be, and what they had in memory is lost."""
+        """Fail the pending copies of these hosts, and the arrays whose pieces were in their memory."""
         self.losses.update(hosts)
         for restore in list(self._restores.values()):
             if restore.launch is not None and not hosts.isdisjoint(restore.spilled.memory_hosts):
@@ -359,16 +361,74 @@ def _there(entry: Entry) -> SpilledArray:
 
 
 def _contents(spec: ArraySpec, position: int) -> object:
-    """Equal for shards that hold the same, as far as the sharding says."""
+    """Return a value that is equal for shards with the same contents, as far as the sharding determines it."""
     if isinstance(spec.sharding.tiling, Replicated):
         return ()
     return shard_boxes(spec.sharding, spec.shape)[position] if isinstance(spec.sharding.tiling, Tiled) else position
 
 
 def _definition(spec: ArraySpec, groups: tuple[tuple[int, ...], ...]) -> ir.Program:
-    """Makes an array of one host buffer for each group of positions."""
+    """Return a program that makes an array from one host buffer for each group of positions."""
     buffers = tuple(
         ir.HostBuffer(feed, shard_shape(spec.sharding, spec.shape, positions[0]), None, positions)
         for feed, positions in enumerate(groups)
     )
     return ir.single("bring back", (), ir.HostToDevice(buffers, (spec,)), feeds=len(groups))
+
+
+def _views_of(entries: Mapping[int, Entry], locations: Mapping[int, DeviceLocation]) -> dict[int, tuple[Shard, ...]]:
+    """Return the arrays whose memory all belongs to others of these arrays, with the source of each shard.
+
+    No array is a view of a view.
+    """
+    sharing = [each for each in entries.items() if any(block.users > 1 for block in each[1].blocks)]
+    sharing.sort(key=lambda each: (-len(_spec(each[1]).sharding.devices), each[0]))
+    known: dict[tuple[int, DeviceLocation], tuple[Shard, object]] = {}
+    views: dict[int, tuple[Shard, ...]] = {}
+    for handle, entry in sharing:
+        spec = _spec(entry)
+        own: dict[tuple[int, DeviceLocation], tuple[Shard, object]] = {}
+        sources: list[Shard] = []
+        for position, device in enumerate(spec.sharding.devices):
+            block = _block_on(entry, locations[device])
+            if block is None:
+                continue
+            key, kind = (id(block), locations[device]), _kind(spec, position)
+            own[key] = (handle, position), kind
+            source = known.get(key)
+            if source is not None and source[1] == kind:
+                sources.append(source[0])
+        if len(sources) == len(spec.sharding.devices):
+            views[handle] = tuple(sources)
+        else:
+            known.update((key, value) for key, value in own.items() if key not in known)
+    return views
+
+
+def _view_program(spec: ArraySpec, sources: tuple[Shard, ...], specs: Mapping[int, ArraySpec]) -> ir.Program:
+    """Return a program that makes an array of shards of others. Its arguments are in the order of `specs`."""
+    arguments = list(specs)
+    mappings = tuple(
+        ir.Mapping(arguments.index(handle), 0, (shard, shard + 1, 1), (position, position + 1, 1))
+        for position, (handle, shard) in enumerate(sources)
+    )
+    node = ir.Rearrange(tuple(range(len(arguments))), (spec,), mappings)
+    return ir.single("bring back a view", tuple(specs.values()), node)
+
+
+def _spec(entry: Entry) -> ArraySpec:
+    assert entry.spec is not None
+    return entry.spec
+
+
+def _block_on(entry: Entry, location: DeviceLocation) -> Block | None:
+    """Return the block with the array's memory at this location, or None unless there is exactly one."""
+    where = (location.host, location.ordinal)
+    found = [block for block in entry.blocks if any(device == where for device, _ in block.requirement)]
+    return found[0] if len(found) == 1 else None
+
+
+def _kind(spec: ArraySpec, position: int) -> object:
+    """Return a value that is equal for shards that can be views of each other."""
+    shape = shard_shape(spec.sharding, spec.shape, position)
+    return spec.dtype, shape, spec.layout, spec.sharding.memory_kind

@@ -1,7 +1,7 @@
-"""What a migration needs of the controller that it is part of: to say something, to launch, to compile, to lower.
+"""The parts of the controller that a migration uses: its outbox, launches, compilation, programs and queries.
 
-The controller's own classes are these (`outbox`, `programs/launcher`, `programs/compilation`, `programs/registry`).
-Nothing here blocks, and nothing raises but where it says so.
+These are interfaces of the classes in `dispatch` and `controller`, which are packages of higher layers. No method
+blocks, and methods raise only if their documentation says so.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from atoll.cluster.locations import Placement
 from atoll.errors import Status
+from atoll.ir import program as ir
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.scheduling.compiled_functions import FunctionRegistry
@@ -20,31 +21,31 @@ from atoll.scheduling.session import Launch, Session
 
 
 class Out(Protocol):
-    """What leaves at the next flush, in order."""
+    """Sends messages at the next flush, in order."""
 
     def to_session(self, session: int, message: Any) -> None: ...
 
     def to_host(self, host: int, message: Any) -> None: ...
 
     def free(self, hosts: tuple[int, ...], session: int, handles: Iterable[int]) -> None:
-        """The hosts may forget these buffers."""
+        """Let the hosts drop these buffers."""
 
     def flush_frees(self) -> None:
-        """Names the memory that goes now: what is sent next needs it."""
+        """Send the pending frees, before messages that need the memory."""
 
     def return_credits(self, session: int, count: int = 1) -> None:
-        """So much of the session's window is free again; -1 for a launch that its proxy did not make."""
+        """Return credits to the session's window. -1 takes a credit for a launch that its proxy did not make."""
 
 
 class Launches(Protocol):
-    """Launches programs, as those of clients."""
+    """Launches programs on behalf of sessions."""
 
     memory: Reservations
 
     def launch(self, session: Session, message: m.Launch) -> None: ...
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
-        """Launch a program that makes buffers that the session has, and that are spilled; call `then` at its end."""
+        """Launch a program that makes spilled buffers of the session again; call `then` when it ends."""
 
     def fail(self, launch: Launch, status: Status) -> None: ...
 
@@ -57,32 +58,61 @@ class Compiler(Protocol):
     functions: FunctionRegistry
 
     def is_waiting(self, session: int) -> bool:
-        """Whether something is being compiled for the session."""
+        """Whether a function is being compiled for the session."""
 
     def forget(self, session: Session, name: str) -> None:
-        """The session does not wait for it any more."""
+        """Stop waiting for the function on behalf of the session."""
 
     def drop_reference(self, name: str) -> None:
-        """One that needs the function less; with the last one it goes."""
+        """Drop a reference to the function, and the function with the last reference."""
 
 
 class Programs(Protocol):
-    """Lowers programs, which their hosts have from then on."""
+    """Lowers programs and sends them to their hosts."""
 
     def lower(
         self, session: Session, definition: Program, locations: Placement, functions: Mapping[int, str]
     ) -> RegisteredProgram:
-        """Raises StatusError where it cannot be lowered for these places."""
+        """Lower a program. Raises StatusError if it cannot run at these locations."""
 
     def lower_again(self, session: Session, number: int) -> None:
-        """Lower a program of the session for the places that its devices have now, in place of what it has."""
+        """Lower a program of the session for the current locations of its devices, and replace the old one."""
 
     def drop(self, program: RegisteredProgram) -> None:
-        """Nobody launches it any more."""
+        """Drop a program that will not be launched again."""
 
 
 class Questions(Protocol):
-    """What sessions have asked workers."""
+    """The queries that sessions have sent to workers."""
 
     def is_waiting(self, session: int) -> bool:
-        """Whether the session waits for an answer."""
+        """Whether the session waits for a reply."""
+
+
+class InternalPrograms:
+    """Programs that the controller launches for a session, with negative numbers. They call no functions."""
+
+    def __init__(self, programs: Programs, launches: Launches, out: Out) -> None:
+        self._programs = programs
+        self._launches = launches
+        self._out = out
+
+    def make(self, session: Session, definition: ir.Program, places: Placement) -> int:
+        """Make a program and return its number in the session. Raises StatusError if it cannot run at these places."""
+        number = min((0, *session.programs)) - 1
+        session.programs[number] = self._programs.lower(session, definition, places, {})
+        return number
+
+    def drop(self, session: Session, number: int) -> None:
+        """Drop a program. Its queued launches still run."""
+        program = session.programs.pop(number, None)
+        if isinstance(program, RegisteredProgram):
+            self._programs.drop(program)
+
+    def launch(self, session: Session, program: int, argument: int, result: int) -> None:
+        self.take_credit(session)
+        self._launches.launch(session, m.Launch(program, (argument,), (result,), ()))
+
+    def take_credit(self, session: Session) -> None:
+        """Take a credit of the session for a launch, and notify its proxy."""
+        self._out.return_credits(session.number, -1)

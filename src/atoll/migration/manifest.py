@@ -1,8 +1,8 @@
-"""Describe a session that is suspended on disk, for a cluster that never saw it.
+"""Describe a session that is suspended on disk, for a cluster that has no record of it.
 
-One JSON document, which every host writes beside its files (`worker.spill_files`): the virtual devices and the slices
-they are in, every array with its type and where its shards are, and what was registered: functions by the hash of their
-source and where they run, programs as they were defined.
+The manifest is a JSON document, which every host writes beside its files (`worker.spill_files`). It contains the
+virtual devices and their slices, each array with its type and the location of its shards, functions with the hash of
+their source and their devices, and the definitions of programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll.scheduling.spilled_arrays import SpilledArray
 
 
 class PartOfArray(msgspec.Struct, frozen=True):
-    """What the shards at these positions hold: file `<piece>.piece` of a host."""
+    """The contents of the shards at these positions: file `<piece>.piece` of a host."""
 
     piece: int
     host: int
@@ -27,9 +27,9 @@ class PartOfArray(msgspec.Struct, frozen=True):
 
 
 class SuspendedArray(msgspec.Struct, frozen=True):
-    """A logical buffer. Devices are virtual; `producer` is the program that made it.
+    """A logical buffer. `spec` has virtual devices; `producer` is the program that made it.
 
-    What shares all of its memory with others has no parts: `views` are, for each shard, (handle, position) of another.
+    An array that shares all of its memory has no parts. For each shard, `views` has the (handle, position) of another.
     """
 
     handle: int
@@ -40,7 +40,7 @@ class SuspendedArray(msgspec.Struct, frozen=True):
 
 
 class SuspendedDevice(msgspec.Struct, frozen=True):
-    """A virtual device: its attributes stay what they are, wherever it is."""
+    """A virtual device with its attributes, which do not depend on its location."""
 
     id: int
     island: int
@@ -51,7 +51,9 @@ class SuspendedDevice(msgspec.Struct, frozen=True):
 
 
 class SuspendedFunction(msgspec.Struct, frozen=True):
-    """`content` is the hash of its source, which the session's proxy has; [replica][partition] of virtual devices."""
+    """A function: the hash of its source, which the session's proxy has, and its virtual devices as
+    [replica][partition].
+    """
 
     function: int
     content: str
@@ -66,7 +68,7 @@ class SuspendedSlice(msgspec.Struct, frozen=True):
 
 
 class SuspendedSession(msgspec.Struct, frozen=True):
-    """A session. Errors that stand in the place of arrays are by handle, as texts."""
+    """A session. `errors` maps the handles of failed arrays to messages."""
 
     number: int
     label: str
@@ -81,7 +83,7 @@ class SuspendedSession(msgspec.Struct, frozen=True):
 
 
 def manifest_of(session: Session, arrays: Mapping[int, SpilledArray]) -> bytes:
-    """As JSON."""
+    """Return the manifest of a session as JSON."""
     entries = session.directory.entries
     where = {device.id: device for device in session.devices.virtual}
     found = SuspendedSession(
@@ -120,5 +122,5 @@ def manifest_of(session: Session, arrays: Mapping[int, SpilledArray]) -> bytes:
 
 
 def _spec(spec: ArraySpec | None) -> Any:
-    assert spec is not None  # or there would be nothing to spill
+    assert spec is not None  # arrays without a spec are not spilled
     return spec

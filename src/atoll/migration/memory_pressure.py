@@ -1,12 +1,16 @@
-"""Reclaim device memory under pressure, as far as the settings of the cluster allow it.
+"""Reclaim device memory under pressure, within the limits of the cluster's settings.
 
-A node that waits for device memory gets it in this order. Idle arrays of sessions of a lower priority spill, the
-largest first, as far as `spill_bytes` of each host's memory go. If that is not enough, the session of the lowest
-priority that holds most of the device is suspended, if sessions may be. If the node would otherwise fail for lack of
-memory, idle arrays of its own session and of others of its priority spill as well. A spilled array is restored when it
-is used (`migration.array_spiller`), and a suspended session is resumed when there is memory (`migration.suspensions`).
+A node that waits for device memory gets it in this order:
 
-Pure. Invariant: no session loses anything to a session of a lower priority.
+1. Idle arrays of sessions with a lower priority spill, the largest first, up to `spill_bytes` of each host's memory.
+2. If that is not enough and sessions may be suspended, suspend the session with the lowest priority that holds the most
+   memory of the device.
+3. If the node would otherwise fail, idle arrays of its own session and of others with its priority spill as well.
+
+A spilled array is restored when it is used (`migration.array_spiller`). A suspended session is resumed when enough
+memory is free (`migration.suspensions`).
+
+Pure. Invariant: no session loses memory to a session with a lower priority.
 """
 
 from __future__ import annotations
@@ -27,21 +31,21 @@ from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Session
 
-# Until a session that could not be suspended, or an array that could not spill, is asked again.
+# Until Atoll tries again to suspend a session, or to spill an array, after a failure.
 RETRY_SECONDS = 30.0
 _UNMOVABLE = ("token", "opaque")
 
 
 @dataclass(eq=False)
-class _Way:
-    """Sessions that are on their way out for somebody, who goes on with `then` when the last of them is."""
+class _Eviction:
+    """Sessions that are being suspended. `then` is called when the last of them is suspended."""
 
     left: set[int]
     then: Callable[[], None]
 
 
 class MemoryPressure:
-    """Reclaims device memory, as far as the settings of the cluster allow it."""
+    """Reclaims device memory, within the limits of the cluster's settings."""
 
     def __init__(
         self,
@@ -61,8 +65,8 @@ class MemoryPressure:
         self._spill_bytes = spill_bytes
         self._suspend_lower = suspend_lower
         self._spilling: dict[tuple[int, int], Entry] = {}  # by session and handle
-        self._stuck: dict[tuple[int, int], float] = {}  # what could not spill, and when
-        self._refused: dict[int, float] = {}  # sessions that could not be suspended, and when
+        self._stuck: dict[tuple[int, int], float] = {}  # arrays that could not spill, with the time
+        self._refused: dict[int, float] = {}  # sessions that could not be suspended, with the time
         if spill_bytes or suspend_lower is not SuspendLower.OFF:
             memory.waits.reclaim = self.reclaim
 
@@ -81,7 +85,7 @@ class MemoryPressure:
         return self._suspend_one(node, device)
 
     def _spill(self, node: QueuedNode[GangRun], device: HostDevice, missing: int, is_last: bool) -> int:
-        """Begin to spill idle arrays that have memory there. Return the bytes of the device that this will free."""
+        """Begin to spill idle arrays with memory on the device. Return the bytes of the device that this will free."""
         room = self._room()
         freed = 0
         priority = node.tenant.settings.priority
@@ -106,7 +110,7 @@ class MemoryPressure:
     def _spilled(self, session: int, handles: list[int], status: Status) -> None:
         for handle in handles:
             self._spilling.pop((session, handle), None)
-            if not status.ok:  # its host has no memory left for it, say: asked at once, it would say the same
+            if not status.ok:  # for instance, its host has no memory left: an immediate retry would fail as well
                 self._stuck[session, handle] = self._memory.waits.now
 
     def _idle(self, session: Session, device: HostDevice) -> Iterator[tuple[int, Entry]]:
@@ -116,12 +120,12 @@ class MemoryPressure:
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in _UNMOVABLE:
                 key = (session.number, handle)
                 is_new = key not in self._spilling and key not in self._stuck
-                # What shares its memory with others would free none.
+                # Spilling an array that shares its memory would free nothing.
                 if is_new and _bytes_on(entry, device) and all(block.users == 1 for block in entry.blocks):
                     yield handle, entry
 
     def _room(self) -> Counter[int]:
-        """What is left of each host's memory for what spills."""
+        """Return how many bytes of each host's memory are left for spilled arrays."""
         room: Counter[int] = Counter({host: self._spill_bytes for host, _ in self._memory.ledger.capacity})
         for session in self._sessions.values():
             for entry in session.directory.entries.values() if session.has_spilled and not session.suspended else ():
@@ -134,7 +138,7 @@ class MemoryPressure:
     # ---- sessions
 
     def _is_suspending(self, device: HostDevice) -> bool:
-        """Whether a session that holds memory there is on its way out."""
+        """Whether a session that holds memory of the device is being suspended."""
         coming = self._suspensions.coming()
         return any(_holds(session, device) for session in coming)
 
@@ -149,7 +153,7 @@ class MemoryPressure:
         return self._suspend(victim, None)
 
     def _lower(self, priority: int) -> list[Session]:
-        """Sessions of a lower priority that may be suspended now."""
+        """Return the sessions with a lower priority that may be suspended now."""
         if self._suspend_lower is SuspendLower.OFF:
             return []
         now = self._memory.waits.now
@@ -162,27 +166,28 @@ class MemoryPressure:
             and session.number not in self._refused
         ]
 
-    def _suspend(self, session: Session, way: _Way | None) -> bool:
-        """Begins to; for somebody who waits until all of some have made way."""
+    def _suspend(self, session: Session, eviction: _Eviction | None) -> bool:
+        """Begin to suspend the session, as a part of an eviction if there is one. Return whether it has begun."""
         to_disk = self._suspend_lower is SuspendLower.DISK
+        then = partial(self._suspended, session.number, eviction)
         try:
-            self._suspensions.suspend(session, to_disk, partial(self._suspended, session.number, way), by_system=True)
+            self._suspensions.suspend(session, to_disk, then, by_system=True)
         except StatusError:
             return False
         return True
 
-    def _suspended(self, session: int, way: _Way | None, status: Status) -> None:
+    def _suspended(self, session: int, eviction: _Eviction | None, status: Status) -> None:
         if not status.ok:
             self._refused[session] = self._memory.waits.now
-        if way is not None:
-            way.left.discard(session)
-            if not way.left:
-                way.then()
+        if eviction is not None:
+            eviction.left.discard(session)
+            if not eviction.left:
+                eviction.then()
 
     def evict_for(self, session: Session, choose: Callable[[], Choice], then: Callable[[], None]) -> bool:
-        """Suspends those of a lower priority who are where a slice of the session could be, and then calls `then`.
+        """Suspend the sessions with a lower priority in the place of a slice of the session, and then call `then`.
 
-        False where that would not help: `choose()` raises StatusError where there is no room for the slice.
+        Return False if that would not help. `choose()` raises StatusError if the slice fits nowhere.
         """
         lower = self._lower(session.tenant.settings.priority)
         for each in lower:
@@ -194,9 +199,9 @@ class MemoryPressure:
         finally:
             for each in lower:
                 each.devices.are_free = False
-        in_the_way = [each for each in lower if wanted & _places(each)]
-        way = _Way({each.number for each in in_the_way}, then)
-        begun = [self._suspend(each, way) for each in in_the_way]
+        occupants = [each for each in lower if wanted & _places(each)]
+        eviction = _Eviction({each.number for each in occupants}, then)
+        begun = [self._suspend(each, eviction) for each in occupants]
         return bool(begun) and all(begun)
 
 
@@ -218,5 +223,5 @@ def _by_host(entry: Entry) -> dict[int, int]:
 
 
 def _holds(session: Session, device: HostDevice) -> int:
-    """The bytes of the device that the session's arrays have."""
+    """Return the bytes of the device that the session's arrays hold."""
     return sum(_bytes_on(entry, device) for entry in session.directory.entries.values())

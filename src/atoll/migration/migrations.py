@@ -1,30 +1,30 @@
-"""Migrations: virtual devices of a live session get other physical ones, with all that is on them (paper, 4.1, 4.2).
+"""Migrations: move virtual devices of a live session to other physical devices, with their arrays and functions.
 
-The client does not notice. Its handles, arrays and compiled functions are what they were; what it does meanwhile waits.
+See sections 4.1 and 4.2 of the paper. The client does not notice a migration: its handles, arrays and compiled
+functions stay the same, and its requests wait. A migration has these stages:
 
-1. *Quiescing*: the proxy is asked to hold its client back. Its answer comes after all that it has sent.
-2. *Draining*: what the session has launched runs to its end where it was launched.
-3. *Compiling*: the proxy sends the sources of the functions that move; they are compiled for their new places.
-4. *Copying*: each array is copied to its new place, under a handle of the controller's own.
-5. Then all at once: the copies take the arrays' handles, programs are lowered anew, the proxy goes on.
+1. *Quiescing*: the controller asks the proxy to hold its client back. Its reply follows everything it sent before.
+2. *Draining*: the launches of the session run to their end at the old places.
+3. *Compiling*: the proxy sends the sources of the functions that move, and they are compiled for the new places.
+4. *Copying*: each array is copied to its new place, under an internal handle.
+5. In one step, the copies take the arrays' handles, programs are lowered again, and the proxy continues.
 
-Up to the last step nothing has changed: a migration that fails is over, and the session goes on where it was. A session
-that is suspended (`migration.suspensions`) begins at the third step, and its arrays come from where they are spilled.
+Nothing changes before the last step, so the session continues in its old place if a migration fails. Resuming a
+suspended session (`migration.suspensions`) begins at the second stage, and restores arrays instead of copying them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
 
 from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.controller import Compiler, Launches, Out, Programs, Questions
-from atoll.migration.device_copies import DeviceCopies
-from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.migration import Migration, Stage
-from atoll.migration.restore import Restore
+from atoll.migration.controller import Compiler, InternalPrograms, Launches, Out, Programs, Questions
+from atoll.migration.movers import DeviceCopies, Mover, Restore
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
 from atoll.scheduling.compiled_functions import DeviceAssignment, function_name, hosts_of
@@ -34,10 +34,19 @@ from atoll.scheduling.session import Session
 
 # For a proxy to hold its client back.
 QUIESCE_SECONDS = 10.0
-# For a session to be still: what it has launched must end.
+# For the launches of a session to end.
 REST_SECONDS = 60.0
 # For functions to be compiled, and for arrays to be copied.
 WORK_SECONDS = 300.0
+
+
+class Stage(Enum):
+    """The stage of a migration."""
+
+    QUIESCING = "quiescing"
+    DRAINING = "draining"
+    COMPILING = "compiling"
+    COPYING = "copying"
 
 
 _SECONDS = {
@@ -48,8 +57,27 @@ _SECONDS = {
 }
 
 
+@dataclass(eq=False)
+class Migration:
+    """A session's migration.
+
+    `plan()` returns the new locations, or raises StatusError if they are impossible. It is called again when the
+    session has no unfinished work. `then(status)` is called once, at the end.
+    """
+
+    number: int
+    session: Session
+    plan: Callable[[], Changes]
+    then: Callable[[Status], None]
+    changes: Changes
+    islands: set[int]  # whose loss ends the migration
+    mover: Mover
+    stage: Stage = Stage.QUIESCING
+    functions: dict[int, str] = field(default_factory=dict)  # their new names
+
+
 class Migrations:
-    """All that are under way, one a session."""
+    """The running migrations, at most one per session."""
 
     def __init__(
         self,
@@ -72,20 +100,20 @@ class Migrations:
         self._spiller = spiller
         self._outbox = outbox
         self._stages: Durations[tuple[int, Stage]] = Durations()  # by migration and stage
-        self._next_handle = m.INTERNAL_HANDLES  # for copies, which are buffers of the session's
+        self._next_handle = m.INTERNAL_HANDLES  # of copies
         self._next_number = 1
 
     # ---- events
 
     def check(self, session: Session, plan: Callable[[], Changes]) -> tuple[Changes, set[int]]:
-        """What would change, and on which islands. Raises StatusError where there can be no such migration now."""
+        """Return the changes and the islands they affect. Raises StatusError if the migration is impossible now."""
         self.check_free(session)
         if session.suspended:
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {session.suspended}")
         return check_changes(session, plan(), self._resources)
 
     def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
-        """Begins a migration. Raises StatusError where it cannot be."""
+        """Begin a migration. Raises StatusError if it is impossible."""
         changes, islands = self.check(session, plan)
         copies = DeviceCopies(self._internal, self._launcher, self._outbox, self._handle)
         migration = Migration(self.next_number(), session, plan, then, changes, islands, copies)
@@ -93,22 +121,22 @@ class Migrations:
         self._outbox.to_session(session.number, m.Quiesce(migration.number))
 
     def _handle(self) -> int:
-        """For a copy."""
+        """Return a handle for a copy."""
         self._next_handle += 1
         return self._next_handle - 1
 
     def next_number(self) -> int:
-        """For whoever quiesces a session."""
+        """Return a new number for quiescing a session."""
         self._next_number += 1
         return self._next_number - 1
 
     def check_free(self, session: Session) -> None:
-        """Raises FAILED_PRECONDITION for a session that is being moved."""
+        """Raise FAILED_PRECONDITION if the session is being moved."""
         if session.number in self.under_way:
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is being moved already")
 
     def begin_resume(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
-        """The same for a suspended session, whose proxy is quiesced. Where it fails, the session stays suspended."""
+        """Begin to resume a suspended session, whose proxy is quiesced. If this fails, the session stays suspended."""
         changes, islands = check_changes(session, plan(), self._resources, can_persist=True)
         migration = Migration(
             self.next_number(), session, plan, then, changes, islands, Restore(self._spiller), Stage.DRAINING
@@ -116,26 +144,26 @@ class Migrations:
         self.under_way[session.number] = migration
 
     def quiesced(self, session: Session, number: int) -> None:
-        """The proxy holds its client back; what it has sent before has come."""
+        """Handle that the proxy holds its client back. Everything it sent before has arrived."""
         migration = self.under_way.get(session.number)
         if migration is not None and migration.number == number and migration.stage is Stage.QUIESCING:
             migration.stage = Stage.DRAINING
 
     def proceed(self) -> None:
-        """Takes the migrations as far as they can go now."""
+        """Advance the migrations as far as possible."""
         for migration in list(self.under_way.values()):
             try:
                 if migration.stage is Stage.DRAINING and self.is_still(migration.session):
                     self._compile(migration)
                 if migration.stage is Stage.COMPILING and self._is_compiled(migration.session):
                     self._copy(migration)
-                if migration.stage is Stage.COPYING and migration.mover.are_there(migration):
+                if migration.stage is Stage.COPYING and migration.mover.are_there(migration.session):
                     self._take_over(migration)
             except StatusError as error:
                 self._give_up(migration, error.status)
 
     def tick(self, now: float) -> None:
-        """Gives up what has stayed in one stage for too long, and says whom or what it waited for."""
+        """Abort migrations that stay in one stage for too long."""
         migrations = {(each.number, each.stage): each for each in self.under_way.values()}
         for key, seconds in self._stages.update(now, migrations).items():
             migration = migrations[key]
@@ -143,12 +171,12 @@ class Migrations:
                 continue
             session = migration.session
             text = {
-                Stage.QUIESCING: "its proxy does not answer",
+                Stage.QUIESCING: "its proxy has not replied",
                 Stage.DRAINING: f"{session.in_flight} of its launches have not ended",
-                Stage.COMPILING: f"{len(session.migrating)} of its functions are not compiled yet",
-                Stage.COPYING: "its arrays are not copied yet",
+                Stage.COMPILING: f"{len(session.migrating)} of its functions have not been compiled",
+                Stage.COPYING: "its arrays have not been copied",
             }[migration.stage]
-            self._give_up(migration, Status(Code.DEADLINE_EXCEEDED, f"{session.name}: {text}, after {seconds:.0f} s"))
+            self._give_up(migration, Status(Code.DEADLINE_EXCEEDED, f"{session.name}: {text} after {seconds:.0f} s"))
 
     def island_failed(self, lost: IslandFailed) -> None:
         for migration in list(self.under_way.values()):
@@ -165,9 +193,9 @@ class Migrations:
     # ---- stages
 
     def is_still(self, session: Session) -> bool:
-        """Whether nothing of the session is under way. Raises FAILED_PRECONDITION where it waits for memory."""
+        """Whether the session has no unfinished work. Raises FAILED_PRECONDITION if it waits for memory."""
         if self._launcher.memory.waits.is_waiting(session.number):
-            # Its client may be about to release something: held back, it cannot.
+            # Its client may be about to release memory, which it cannot do while it is held back.
             raise StatusError(Code.FAILED_PRECONDITION, "it waits for memory")
         return not (
             session.in_flight
@@ -176,7 +204,7 @@ class Migrations:
         )
 
     def _is_compiled(self, session: Session) -> bool:
-        """Whether all functions are there. Raises StatusError where one cannot be."""
+        """Whether all functions are compiled. Raises StatusError if one cannot be."""
         if session.migration_failure is not None:
             session.migration_failure.raise_if_error()
         return not session.migrating
@@ -206,13 +234,13 @@ class Migrations:
 
     def _copy(self, migration: Migration) -> None:
         migration.stage = Stage.COPYING
-        migration.mover.begin(migration)
+        migration.mover.begin(migration.session, migration.changes)
 
     def _take_over(self, migration: Migration) -> None:
-        """From here on everything is where it was to go: this cannot fail."""
+        """Change the places of the devices. This cannot fail, since everything is at its new place."""
         session = migration.session
         del self.under_way[session.number]
-        migration.mover.leave(migration)
+        migration.mover.leave(migration.session)
         session.devices.relocate(migration.changes)
         for function, name in migration.functions.items():
             old = session.functions.get(function)
@@ -221,7 +249,7 @@ class Migrations:
                 continue
             session.functions[function] = name
             self._compilation.drop_reference(old)
-        migration.mover.arrive(migration)
+        migration.mover.arrive(migration.session)
         self._lower_again(session, migration.changes)
         hosts = tuple((device, location.host) for device, location in migration.changes.items())
         self._outbox.to_session(session.number, m.Migrated(migration.number, hosts))
@@ -229,13 +257,13 @@ class Migrations:
 
     def _lower_again(self, session: Session, changes: Changes) -> None:
         for number, definition in session.definitions.items():
-            old = session.programs.get(number)  # None where an earlier cluster has left the session
+            old = session.programs.get(number)  # None for a session that an earlier cluster persisted
             if old is not None and all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
                 continue
             self._programs.lower_again(session, number)
 
     def _give_up(self, migration: Migration, status: Status) -> None:
-        """The session goes on where it was."""
+        """Abort a migration. The session continues in its old place."""
         session = migration.session
         if self.under_way.pop(session.number, None) is None:
             return
@@ -244,7 +272,7 @@ class Migrations:
         for name in migration.functions.values():
             self._compilation.forget(session, name)
             self._compilation.drop_reference(name)
-        migration.mover.give_up(migration, status)
+        migration.mover.give_up(session, status)
         if not session.suspended:
             self._outbox.to_session(session.number, m.Migrated(migration.number, ()))
         migration.then(status)

@@ -1,10 +1,10 @@
-"""Define the record of a session that is suspended on disk when its cluster ends, from which the next one restores it.
+"""The record of a session that is suspended on disk when its cluster ends, from which the next cluster restores it.
 
-The record has all that the controller knows of the session: virtual devices and where they were, slices, buffers with
-the files that hold them, functions and programs as they were registered. Nothing of it is compiled, lowered or on
-devices. Its proxy waits; it has the sources of its functions and sends them when there are hosts.
+The record has everything that the controller knows of the session: virtual devices and their locations, slices, buffers
+and the files that contain them, functions and programs as they were registered. None of them is compiled, lowered or on
+devices. The proxy stays connected, and sends the sources of its functions when there are hosts.
 
-Pure, and plain data: it is written to a file, and is part of an event.
+The record is plain data, which is written to a file and is part of an event. This module is pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.scheduling.session import Session
 from atoll.scheduling.spilled_arrays import SpilledArray
 from atoll.scheduling.tenants import Tenant
 
-_LOST = Status(Code.DATA_LOSS, "its cluster was ended, with what was on devices; what was spilled on disk is there")
+_LOST = Status(Code.DATA_LOSS, "its cluster was ended, and only arrays that were spilled to disk are kept")
 
 
 class PersistedBuffer(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class PersistedBuffer(msgspec.Struct, frozen=True):
 
 
 class PersistedSession(msgspec.Struct, frozen=True):
-    """A suspended session. `connection` is its proxy's. The secret that hosts know it by is stored separately."""
+    """A suspended session. `connection` is its proxy's. The secret that identifies it to hosts is stored separately."""
 
     number: int
     connection: int
@@ -47,7 +47,7 @@ class PersistedSession(msgspec.Struct, frozen=True):
     label: str
     platform: str
     tenant: str
-    by_system: bool  # it was suspended by the cluster, which resumes it when there is room
+    by_system: bool  # the cluster suspended it, and resumes it when there is space
     virtual: tuple[VirtualDevice, ...]
     locations: dict[int, DeviceLocation]
     initial_locations: dict[int, DeviceLocation]
@@ -63,7 +63,7 @@ class PersistedSession(msgspec.Struct, frozen=True):
 
 
 class PersistedSessions(msgspec.Struct, frozen=True):
-    """All of a cluster, and the first number that none of their pieces has."""
+    """All persisted sessions of a cluster, and the next free numbers of sessions and pieces."""
 
     sessions: tuple[PersistedSession, ...]
     next_session: int
@@ -80,7 +80,7 @@ def decode(content: bytes) -> PersistedSessions:
 
 
 def can_persist(session: Session) -> bool:
-    """Return whether all spilled arrays of the session are in files: host memory does not outlive its cluster."""
+    """Return whether all spilled arrays of the session are in files, since host memory does not outlive its cluster."""
     spilled_arrays = [entry.spilled for entry in session.directory.entries.values() if entry.spilled is not None]
     return not any(each.memory_hosts for each in spilled_arrays)
 
@@ -121,9 +121,9 @@ def _buffer(entry: Entry) -> PersistedBuffer:
 
 
 def restored_session(persisted: PersistedSession, secret: str, tenant: Tenant, devices: SessionDevices) -> Session:
-    """Return the session, suspended, on these `devices`, which are those of a new session. Hosts know it by `secret`.
+    """Return the suspended session on these `devices`, which belong to a new session. `secret` identifies it to hosts.
 
-    Its functions and programs are to be registered by whoever compiles and lowers them.
+    The caller registers its functions and programs with the parts that compile and lower them.
     """
     devices.relocate(persisted.locations)
     devices.slices = {each.number: each for each in persisted.slices}

@@ -1,38 +1,42 @@
-"""What may migrate where: the rules that a migration of virtual devices keeps to, without doing anything."""
+"""Rules for where sessions may go: which changes a migration may make, and what a resumed session needs there."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from atoll.cluster.lifecycle import IslandState
-from atoll.cluster.locations import DeviceLocation, MemoryRequirement, total
+from atoll.cluster.locations import DeviceLocation, HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.slice_placement import Slices
 from atoll.cluster.virtual_devices import check_apart
-from atoll.errors import Code, StatusError, unimplemented
+from atoll.errors import Code, StatusError, not_found, unimplemented
 from atoll.ir import program as ir
-from atoll.ir.types import Opaque
+from atoll.ir.types import DTYPE_BITS, Opaque, shard_shape
 from atoll.quantities import human_bytes
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.programs import RegisteredProgram, device_groups
+from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import Session
 
-# Where virtual devices go.
+# The new locations of virtual devices.
 Changes = Mapping[int, DeviceLocation]
 
 
 def check_changes(
     session: Session, wanted: Changes, resources: ResourceManager, can_persist: bool = False
 ) -> tuple[Changes, set[int]]:
-    """What of `wanted` is a change, and the islands that it is about: with `can_persist`, where all of it is to be.
+    """Return the part of `wanted` that is a change, and the islands it affects.
 
-    Raises FAILED_PRECONDITION for what would be torn apart or cannot be there, UNIMPLEMENTED for arrays that cannot
-    be copied.
+    With `can_persist`, `wanted` may change nothing, and the islands are all that it names. Raises FAILED_PRECONDITION
+    if devices would be separated or cannot be there, and UNIMPLEMENTED if arrays cannot be copied.
     """
     locations = session.devices.locations
     changes = {device: location for device, location in wanted.items() if locations[device] != location}
     if not changes and not can_persist:
-        raise StatusError(Code.FAILED_PRECONDITION, "they are there already")
+        raise StatusError(Code.FAILED_PRECONDITION, "the devices are there already")
     if can_persist:
         islands = {location.island for location in wanted.values()}
     else:
@@ -44,7 +48,7 @@ def check_changes(
             or island in session.needs_recompile
         ):
             state = resources.islands[island].state
-            reason = "has just come back" if state is IslandState.READY else f"is {state}"
+            reason = "has just restarted" if state is IslandState.READY else f"is {state}"
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
     reasons = {session.devices.closed(location) for location in (wanted if can_persist else changes).values()} - {""}
     if reasons:
@@ -72,13 +76,13 @@ def check_changes(
 
 
 def has_arrays(session: Session, island: int) -> bool:
-    """Whether something that the session may still use is on the island."""
+    """Whether the island has arrays that the session may still use."""
     there = {device: location for device, location in session.devices.locations.items() if location.island == island}
     return any(is_affected(entry, there) for entry in session.directory.entries.values())
 
 
 def is_affected(entry: Entry, changes: Changes) -> bool:
-    """Whether an array is on devices that change places."""
+    """Whether the array is on devices that change places."""
     return (
         entry.spec is not None
         and not entry.consumed
@@ -88,7 +92,7 @@ def is_affected(entry: Entry, changes: Changes) -> bool:
 
 
 def check_memory(session: Session, programs: Iterable[int], ledger: MemoryLedger) -> None:
-    """Raises RESOURCE_EXHAUSTED where not all copies fit at once: nobody shall wait for them in vain."""
+    """Raise RESOURCE_EXHAUSTED if the copies that these programs make do not all fit at once."""
     requirements: list[MemoryRequirement] = []
     for number in programs:
         program = session.programs[number]
@@ -102,7 +106,7 @@ def check_memory(session: Session, programs: Iterable[int], ledger: MemoryLedger
         raise StatusError(
             Code.RESOURCE_EXHAUSTED,
             f"its arrays need {human_bytes(dict(wanted)[lacking])} on device {lacking[1]} of host {lacking[0]}, "
-            f"where {human_bytes(max(0, ledger.free(lacking)))} are free",
+            f"where only {human_bytes(max(0, ledger.free(lacking)))} are free",
         )
 
 
@@ -113,6 +117,100 @@ def _check_together(what: str, devices: Iterable[int], changes: Changes, after: 
         outside = sorted(device for device in devices if device not in changes)
         raise StatusError(
             Code.FAILED_PRECONDITION,
-            f"{what} runs on virtual devices that move and on others ({', '.join(map(str, outside))}): it would lie on "
+            f"{what} runs on virtual devices that move and on others ({', '.join(map(str, outside))}): it would span "
             f"the islands {', '.join(map(str, islands))}",
         )
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """The bytes that a suspended session's arrays need on each of its virtual devices."""
+
+    by_device: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, session: Session) -> MemoryNeed:
+        """Return the need of the session's spilled arrays."""
+        found: dict[int, int] = {}
+        for entry in session.directory.entries.values():
+            # A view shares the memory of other arrays.
+            if entry.spilled is not None and not entry.spilled.views and entry.spec is not None and entry.error is None:
+                sharding = entry.spec.sharding
+                for position, device in enumerate(sharding.devices):
+                    shape = shard_shape(sharding, entry.spec.shape, position)
+                    nbytes = math.prod(shape) * DTYPE_BITS[entry.spec.dtype] // 8
+                    found[device] = found.get(device, 0) + nbytes
+        return cls(found)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.by_device.values())
+
+    def lacking(
+        self,
+        session: Session,
+        places: Changes,
+        resources: ResourceManager,
+        slices: Slices,
+        memory: Reservations,
+    ) -> str:
+        """Return what prevents the session from resuming at these places and which sessions hold it, or ""."""
+        for island in sorted({location.island for location in places.values()}):
+            if not resources.islands[island].works:
+                return f"island {island}, which is {resources.islands[island].state}"
+            if island in session.unacknowledged_failures or island in session.needs_recompile:
+                return f"island {island}, which has just restarted"
+        for device, location in places.items():
+            reason = session.devices.closed(location)
+            if reason:
+                return f"device {resources.number_of(location)}: {reason}"
+            if device in _exclusive(session) and slices.has_others(session.number, location):
+                return f"device {resources.number_of(location)}, which other sessions use"
+        wanted: dict[HostDevice, int] = {}
+        for device, nbytes in self.by_device.items():
+            where = places[device]
+            wanted[where.host, where.ordinal] = wanted.get((where.host, where.ordinal), 0) + nbytes
+        lacking = memory.ledger.lacking(tuple(wanted.items()))
+        if lacking is None:
+            return ""
+        text = f"{human_bytes(wanted[lacking])} on device {resources.topology.number_of(*lacking)}, where only "
+        text += f"{human_bytes(max(0, memory.ledger.free(lacking)))} are free"
+        holders = memory.waits.holders(lacking)
+        return text + (f"; the rest is held by {', '.join(holders)}" if holders else "")
+
+
+def _exclusive(session: Session) -> set[int]:
+    return {device for each in session.devices.slices.values() if each.exclusive for device in each.devices}
+
+
+def homes(session: Session) -> dict[int, DeviceLocation]:
+    """Return the locations of the devices that the session's arrays, functions or slices use."""
+    devices = session.devices
+    return {device: devices.locations[device] for device in sorted(devices.used | devices.sliced)}
+
+
+def places_on(session: Session, islands: tuple[int, ...], resources: ResourceManager) -> dict[int, DeviceLocation]:
+    """Return the locations of these devices on other islands, one for each current island, with equal coordinates.
+
+    Raises FAILED_PRECONDITION if the islands differ in number or shape, and NOT_FOUND if one does not exist.
+    """
+    here = homes(session)
+    sources = sorted({location.island for location in here.values()})
+    if len(islands) != len(sources):
+        text = f"session {session.number} is on {_islands(sources)}: name as many islands, in that order"
+        raise StatusError(Code.FAILED_PRECONDITION, text)
+    there: dict[DeviceLocation, DeviceLocation] = {}
+    for source, target in zip(sources, islands, strict=True):
+        if target not in resources.islands or not resources.islands[target].was_ready:
+            raise not_found(f"island {target} does not exist (atoll status lists them)")
+        before, after = resources.devices(source), resources.devices_for(target, session.platform)
+        if after.closed:
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {target}: {after.closed}")
+        if (before.mesh, before.kinds) != (after.mesh, after.kinds):
+            raise StatusError(Code.FAILED_PRECONDITION, f"{after} differs from {before}")
+        there.update(zip(before.locations, after.locations, strict=True))
+    return {device: there[location] for device, location in here.items()}
+
+
+def _islands(numbers: list[int]) -> str:
+    return f"the islands {', '.join(map(str, numbers))}" if len(numbers) != 1 else f"island {numbers[0]}"

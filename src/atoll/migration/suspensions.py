@@ -1,12 +1,12 @@
-"""Suspended sessions: they come to rest, their arrays are spilled, and others have their devices (paper, 4.1, 4.3).
+"""Suspended sessions: their arrays are spilled, and other sessions use their devices (paper, 4.1 and 4.3).
 
-The session's proxy stays quiesced, so its script waits in whatever it asks next, and for as long as it takes. What the
-session is stays in the controller: handles, functions, programs, slices. What its arrays hold is in host memory or in
-files. It is resumed as a migration that begins with nothing on devices (`migration.restore`): at the same places, or
-on other islands of the same shape. Where there is no room, it waits, and says for whom.
+The session's proxy stays quiesced, so its script waits in its next request for as long as necessary. The controller
+keeps the session's handles, functions, programs and slices. The contents of its arrays are in host memory or in files.
+The session is resumed as a migration that restores its arrays (`migration.movers`), at the same places or on other
+islands of the same shape. If there is no space, it waits, and its state says what it waits for.
 
-Up to the moment at which all arrays are spilled nothing has changed; a suspension that fails is over, and the session
-goes on. A resumption that fails leaves it suspended.
+Nothing changes before all arrays are spilled, so the session continues if a suspension fails. If resuming fails, the
+session stays suspended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import Launches, Out
 from atoll.migration.manifest import manifest_of
-from atoll.migration.memory_need import MemoryNeed, homes, places_on
 from atoll.migration.migrations import QUIESCE_SECONDS, REST_SECONDS, WORK_SECONDS, Migrations
-from atoll.migration.rules import Changes
+from atoll.migration.rules import Changes, MemoryNeed, homes, places_on
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.scheduling.durations import Durations
@@ -35,7 +34,7 @@ from atoll.telemetry.history import History
 
 
 class Stage(Enum):
-    """How far a suspension has come."""
+    """The stage of a suspension."""
 
     QUIESCING = "quiescing"
     DRAINING = "draining"
@@ -45,41 +44,41 @@ class Stage(Enum):
     RESUMING = "resuming"
 
 
-# What is waited for in each stage, and for how long.
+# By stage: how long it may take, and the reason to report after that.
 _DEADLINES = {
-    Stage.QUIESCING: (QUIESCE_SECONDS, "its proxy does not answer"),
+    Stage.QUIESCING: (QUIESCE_SECONDS, "its proxy has not replied"),
     Stage.DRAINING: (REST_SECONDS, "{in_flight} of its launches have not ended"),
-    Stage.SPILLING: (WORK_SECONDS, "its arrays are not copied yet"),
+    Stage.SPILLING: (WORK_SECONDS, "its arrays have not been copied"),
 }
 
 
 @dataclass(eq=False)
 class _Resumption:
-    """Where a session is to go on, for how long it may wait for room there, and whom to tell."""
+    """A request to resume a session: on which islands, how long it may wait for space, and whom to notify."""
 
     islands: tuple[int, ...]
     seconds: float
     then: Callable[[Status], None]
-    since: float | None = None  # the first tick that has looked for room
+    since: float | None = None  # time of the first tick that looked for space
     waits_for: str = ""
 
 
 @dataclass(eq=False)
 class Suspension:
-    """A session that is suspended, or is about to be. `then(status)` is called when it is, or will not be."""
+    """A session that is or is being suspended. `then(status)` is called once, when it is suspended or cannot be."""
 
     number: int
     session: Session
     to_files: bool
     then: Callable[[Status], None]
-    by_system: bool = False  # it is resumed as soon as there is room
+    by_system: bool = False  # it is resumed as soon as there is space
     stage: Stage = Stage.QUIESCING
-    room: MemoryNeed = field(default_factory=MemoryNeed)  # that it needs to go on
+    room: MemoryNeed = field(default_factory=MemoryNeed)  # that it needs to resume
     resumption: _Resumption | None = None
 
 
 class Suspensions:
-    """All of them, one a session. `directory` is where hosts put files; "" is one of each host's own."""
+    """All suspensions, at most one per session. Hosts put files into `directory`, or into their own if it is ""."""
 
     def __init__(
         self,
@@ -109,11 +108,11 @@ class Suspensions:
     def suspend(
         self, session: Session, to_files: bool, then: Callable[[Status], None], by_system: bool = False
     ) -> None:
-        """Begins to. Raises FAILED_PRECONDITION for a session that is suspended, or is being moved."""
+        """Begin to suspend a session. Raises FAILED_PRECONDITION if it is suspended or being moved."""
         self._migrations.check_free(session)
         before = self.by_session.get(session.number)
         if before is not None:
-            before.by_system = before.by_system and by_system  # who asks for it also says when it ends
+            before.by_system = before.by_system and by_system  # after a user's request, only a user resumes it
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {session.suspended} already")
         suspension = Suspension(self._migrations.next_number(), session, to_files, then, by_system)
         self.by_session[session.number] = suspension
@@ -123,24 +122,24 @@ class Suspensions:
     def resume(
         self, session: Session, islands: tuple[int, ...], seconds: float, then: Callable[[Status], None]
     ) -> None:
-        """Has it go on as soon as there is room, for which it waits so many seconds; 0: not at all.
+        """Resume a session as soon as there is space, and wait at most `seconds` for it.
 
-        On these islands, one for each that it was on, or where it was. Raises FAILED_PRECONDITION for a session that is
-        not suspended, or cannot be there.
+        `islands` replaces the session's islands one by one; if it is empty, the session resumes in its old place.
+        Raises FAILED_PRECONDITION if the session is not suspended or can never be there.
         """
         suspension = self.by_session.get(session.number)
         if suspension is None or suspension.stage not in (Stage.SUSPENDED, Stage.WAITING):
             state = session.suspended or "not suspended"
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {state}")
-        self._plan(session, islands)  # it may be that this can never be
+        self._plan(session, islands)  # raises if this is impossible
         before, suspension.resumption = suspension.resumption, _Resumption(islands, seconds, then)
         if before is not None:
-            before.then(Status(Code.CANCELLED, "it was asked to go on elsewhere"))
+            before.then(Status(Code.CANCELLED, "another request to resume the session replaced this one"))
         self._enter(suspension, Stage.WAITING)
         self._try_to_resume(suspension)
 
     def needs(self, session: Session, island: int) -> bool:
-        """Whether the session would lose something with the island: of one that is on disk nothing is there."""
+        """Whether the session would lose anything with the island. A session on disk would not."""
         suspension = self.by_session.get(session.number)
         if suspension is not None and suspension.stage in (Stage.SUSPENDED, Stage.WAITING):
             hosts = set(self._resources.hosts_of(island))
@@ -149,25 +148,25 @@ class Suspensions:
         return any(location.island == island for location in session.devices.locations.values())
 
     def coming(self) -> list[Session]:
-        """Sessions whose memory is about to be free."""
+        """Return the sessions whose memory will soon be free."""
         on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.SPILLING)
         return [each.session for each in self.by_session.values() if each.stage in on_the_way]
 
     def on_disk(self) -> list[tuple[Session, bool]]:
-        """Sessions that are, and whether by the cluster's own will."""
+        """Return the sessions that are suspended on disk, and whether the cluster suspended them by itself."""
         at_rest = (Stage.SUSPENDED, Stage.WAITING)
         found = [each for each in self.by_session.values() if each.to_files and each.stage in at_rest]
         return [(each.session, each.by_system) for each in found]
 
     def take(self, session: Session, by_system: bool) -> None:
-        """One that an earlier cluster has left on disk."""
+        """Add a session that an earlier cluster suspended on disk."""
         suspension = Suspension(self._migrations.next_number(), session, True, _told, by_system)
         suspension.room = MemoryNeed.of(session)
         self.by_session[session.number] = suspension
         self._enter(suspension, Stage.SUSPENDED)
 
     def quiesced(self, session: Session, number: int) -> None:
-        """The proxy holds its client back; what it has sent before has come."""
+        """Handle that the proxy holds its client back. Everything it sent before has arrived."""
         suspension = self.by_session.get(session.number)
         if suspension is not None and suspension.number == number and suspension.stage is Stage.QUIESCING:
             self._enter(suspension, Stage.DRAINING)
@@ -175,7 +174,7 @@ class Suspensions:
     # ---- time, and losses
 
     def proceed(self) -> None:
-        """Takes them as far as they can go now."""
+        """Advance the suspensions as far as possible."""
         for suspension in list(self.by_session.values()):
             if suspension.stage is Stage.DRAINING:
                 try:
@@ -185,7 +184,7 @@ class Suspensions:
                     self._give_up(suspension, error.status)
 
     def tick(self, now: float) -> None:
-        """Once a second: gives up what takes too long, and looks for room."""
+        """Abort suspensions that take too long, and look for space for waiting sessions. Call this once per second."""
         self._now = now
         stages = {(each.number, each.stage): each for each in self.by_session.values() if each.stage in _DEADLINES}
         for key, seconds in self._stages.update(now, stages).items():
@@ -193,7 +192,7 @@ class Suspensions:
             most, text = _DEADLINES[suspension.stage]
             if seconds > most:
                 session = suspension.session
-                text = f"{session.name}: {text.format(in_flight=session.in_flight)}, after {seconds:.0f} s"
+                text = f"{session.name}: {text.format(in_flight=session.in_flight)} after {seconds:.0f} s"
                 self._give_up(suspension, Status(Code.DEADLINE_EXCEEDED, text))
         for suspension in self._waiting():
             if suspension.resumption is not None and suspension.resumption.since is None:
@@ -201,7 +200,7 @@ class Suspensions:
             self._try_to_resume(suspension)
 
     def _waiting(self) -> Iterator[Suspension]:
-        """Those that are to go on: of higher priority first, then those that have been suspended for longer."""
+        """Yield the sessions to resume: higher priorities first, then those that were suspended first."""
         found = [each for each in self.by_session.values() if each.stage is Stage.WAITING]
         found += [each for each in self.by_session.values() if each.stage is Stage.SUSPENDED and each.by_system]
         yield from sorted(found, key=lambda each: (-each.session.tenant.settings.priority, each.number))
@@ -250,7 +249,7 @@ class Suspensions:
         )
 
     def _directory_of(self, session: Session) -> str:
-        """Unlike that of any other session, of whatever cluster."""
+        """Return a directory name that no other session of any cluster has."""
         name = f"session-{session.number}-{hashlib.sha256(session.secret.encode()).hexdigest()[:12]}"
         return f"{self._directory}/{name}" if self._directory else name
 
@@ -269,7 +268,7 @@ class Suspensions:
         suspension.then(OK)
 
     def _give_up(self, suspension: Suspension, status: Status) -> None:
-        """The session goes on as it was."""
+        """Abort a suspension. The session continues."""
         session = suspension.session
         if self.by_session.pop(session.number, None) is None:
             return
@@ -278,10 +277,10 @@ class Suspensions:
         self._out.to_session(session.number, m.Migrated(suspension.number, ()))
         suspension.then(status)
 
-    # ---- going on
+    # ---- resuming
 
     def _plan(self, session: Session, islands: tuple[int, ...]) -> Changes:
-        """Where the devices go. Raises StatusError where they cannot be there, now or ever."""
+        """Return the new locations of the devices. Raises StatusError if they cannot be there, now or ever."""
         return places_on(session, islands, self._resources) if islands else homes(session)
 
     def _try_to_resume(self, suspension: Suspension) -> None:
@@ -301,7 +300,7 @@ class Suspensions:
         if resumption is None:
             return
         resumption.waits_for = lacking
-        # None: it was asked for after the last tick, or before the first.
+        # `since` is None if the request is newer than the last tick.
         has_waited = 0.0 if resumption.since is None else self._now - resumption.since
         if has_waited >= resumption.seconds:
             suspension.resumption = None
@@ -338,4 +337,4 @@ class Suspensions:
 
 
 def _told(status: Status) -> None:
-    """Who asked for the suspension has been told so, by an earlier cluster."""
+    """Ignore the status, which an earlier cluster reported to the requester."""

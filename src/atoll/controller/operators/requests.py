@@ -22,9 +22,8 @@ from atoll.controller.operators.drains import Drains
 from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
-from atoll.migration.memory_need import homes
 from atoll.migration.migrations import Migrations
-from atoll.migration.rules import Changes
+from atoll.migration.rules import Changes, homes
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
