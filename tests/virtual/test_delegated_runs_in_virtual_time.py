@@ -8,7 +8,7 @@ from atoll.devices.null.null_program import NullProgram
 from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.virtual.cluster import VirtualCluster
-from atoll.virtual.tasks import Future
+from atoll.virtual.virtual_time import Future
 from tests.virtual.test_cluster import Chain
 
 VECTOR = ("uint8", (4,))

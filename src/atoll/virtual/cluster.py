@@ -1,8 +1,9 @@
-"""A whole cluster in virtual time."""
+"""A cluster in virtual time with its clients, and their connections to its controller and hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,23 +17,26 @@ from atoll.scheduling.policy import Policy
 from atoll.session.bare import BareClient
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.outgoing_messages import Outgoing
+from atoll.session.session_interfaces import CallbackHandler, Unreached
 from atoll.transfers.inbox import Inbox
-from atoll.virtual.clock import VirtualClock
 from atoll.virtual.controller_process import ControllerProcess
 from atoll.virtual.host_process import HostProcess
 from atoll.virtual.simulated_costs import DEFAULT_COSTS, Costs
-from atoll.virtual.tasks import Future, Task
-from atoll.virtual.virtual_link import VirtualConnection
+from atoll.virtual.virtual_time import Future, Task, VirtualClock
 from atoll.worker.worker_main import introduction
 
 Result = TypeVar("Result")
 
 
 class VirtualCluster:
-    """A cluster of null devices whose hosts have all joined. `run` is the only thing that lets time pass.
+    """A cluster of null devices whose hosts have all joined. Time passes only in `run` and `run_all`.
 
-    `islands` is ISLANDSxHOSTSxDEVICES, `model` says how fast devices and networks are, and `costs` what the processes
-    take. `policy` makes the policy of each island; the cluster's default if None.
+    Args:
+        islands: The topology as ISLANDSxHOSTSxDEVICES.
+        model: Speeds of devices and networks.
+        costs: Time that messages and gangs cost the processes.
+        dispatch: How the controller dispatches gangs.
+        policy: Creates the scheduling policy of each island; None selects the cluster's default.
     """
 
     def __init__(
@@ -81,12 +85,12 @@ class VirtualCluster:
         self._hosts[number].handle(message)
 
     def now(self) -> float:
-        """Virtual time, in seconds."""
+        """Return the virtual time in seconds."""
         return self.clock.now()
 
     def client(self, label: str = "bare client") -> BareClient:
-        """A session of its own."""
-        inbox: list[Any] = []  # until the session is there
+        """Open a new session and return its client."""
+        inbox: list[Any] = []  # receives messages until the session exists
         handle = inbox.append
 
         def on_message(message: Any) -> None:
@@ -95,23 +99,26 @@ class VirtualCluster:
         connection = self.process.connect("proxy", label, on_message)
         welcome, *_ = inbox
         assert isinstance(welcome, m.Welcome)
-        ways = VirtualConnection(
+        link = VirtualConnection(
             welcome.session,
             partial(self.process.send, connection),
             self._inboxes,
             partial(self.process.disconnect, connection),
         )
-        session = ClusterSession(welcome, Outgoing(ways), lambda on_feed, on_broken: ways, Future)
+        session = ClusterSession(welcome, Outgoing(link), lambda on_feed, on_broken: link, Future)
         session.on_lost = _raise
         handle = session.handle
         return BareClient(session, self.now)
 
     def run(self, work: Coroutine[Any, Any, Result], patience: float = 3600.0) -> Result:
-        """Runs it to its end. Raises what it raises; ClusterError when it takes `patience` seconds of virtual time."""
+        """Run `work` to its end and return its result.
+
+        Raises the exceptions of `work`, and ClusterError if it takes more than `patience` seconds of virtual time.
+        """
         return self.run_all([work], patience)[0]
 
     def run_all(self, works: list[Coroutine[Any, Any, Result]], patience: float = 3600.0) -> list[Result]:
-        """Runs them beside one another, all to their ends."""
+        """Run all `works` concurrently to their ends. Otherwise like `run`."""
         tasks = [Task(self.clock, work) for work in works]
         self.clock.run_until(lambda: all(task.done() for task in tasks), self.clock.now() + patience)
         return [task.result() for task in tasks]
@@ -119,3 +126,55 @@ class VirtualCluster:
 
 def _raise(status: Status) -> None:
     raise ClusterError(f"the controller has closed a session: {status}")
+
+
+class VirtualConnection:
+    """A session's `ControlConnection` and `DataChannels` (see `session.session_interfaces`).
+
+    `send(message)` delivers a message to the controller. Uploaded contents reach the hosts' `inboxes` at once.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        send: Callable[[Any], None],
+        inboxes: Mapping[int, Inbox],
+        on_close: Callable[[], None],
+    ) -> None:
+        self.send = send
+        self.calls: CallbackHandler | None = None
+        self.awaits: Callable[[], bool] = lambda: False
+        self._session = session
+        self._inboxes = inboxes
+        self._on_close: Callable[[], None] | None = on_close
+
+    def connect(
+        self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
+    ) -> None:
+        """Report that all hosts are reachable."""
+        then({})
+
+    def disconnect(self, hosts: Sequence[int]) -> Sequence[tuple[int, int]]:
+        """Return no launches to resend, because inboxes survive failures of hosts."""
+        return ()
+
+    def forget_uploads(self) -> None:
+        """Do nothing: uploads are not retained."""
+
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
+        for host in hosts:
+            self._inboxes[host].put(self._session, feed, b"".join(contents))
+
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
+        contents = os.pread(descriptor, nbytes, 0)
+        os.close(descriptor)
+        self.upload(hosts, feed, [contents])
+
+    def answer(self, feed: int, contents: Sequence[Any]) -> None:
+        """Do nothing: null programs make no calls to clients."""
+
+    def close(self) -> None:
+        """Close the connection. Idempotent, because both the control and the data side close it."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()

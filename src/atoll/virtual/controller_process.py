@@ -1,4 +1,4 @@
-"""The controller's process in virtual time: what the room `controller_process` is with sockets."""
+"""The controller's process in virtual time: the counterpart of the package `controller_process`, which uses sockets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.virtual.clock import VirtualClock
 from atoll.virtual.simulated_costs import Costs
+from atoll.virtual.virtual_time import VirtualClock
 
-_PID = 1  # of everybody: there is one process
+_PID = 1  # of all peers
 _VERSION = "of the simulation"
 
 
 class ControllerProcess:
-    """One thread: handles all that has come while it was busy, then sends what it decided, message after message."""
+    """A process with one thread: it handles a batch of events, then performs the resulting actions one by one.
+
+    Events that arrive while it is busy form the next batch.
+    """
 
     def __init__(self, settings: ClusterSettings, clock: VirtualClock, costs: Costs) -> None:
         self.controller = Controller(settings)
         self.busy_seconds = 0.0  # so far
         self._clock = clock
         self._costs = costs
-        self._peers: dict[int, Callable[[Any], None]] = {}  # what takes messages, by connection
+        self._peers: dict[int, Callable[[Any], None]] = {}  # receivers of messages by connection
         self._inbox: list[Callable[[float], e.AnyEvent]] = []
         self._is_busy = False
         self._next = 1
@@ -38,7 +41,10 @@ class ControllerProcess:
     # ---- for peers
 
     def connect(self, role: str, label: str, on_message: Callable[[Any], None]) -> int:
-        """A connection that has said Hello; takes no time. `on_message` takes each message when it has arrived."""
+        """Open a connection, send Hello, and return the connection's number. This takes no virtual time.
+
+        `on_message` receives each message when it arrives at the peer.
+        """
         connection = self._next
         self._next += 1
         self._peers[connection] = on_message
@@ -47,16 +53,16 @@ class ControllerProcess:
         return connection
 
     def receive_now(self, connection: int, message: Any) -> None:
-        """As `send`, in no time: for what happens before anything is measured."""
+        """Deliver a message like `send`, but in no virtual time, for setup before a measurement."""
         self._handle_now(e.Received(self._clock.now(), connection, message))
 
     def send(self, connection: int, message: Any) -> None:
-        """The peer sends a message."""
+        """Send a message from the peer to the controller."""
         arrived = partial(self._arrive, lambda now: e.Received(now, connection, message))
         self._clock.call_later(self._costs.latency, arrived)
 
     def disconnect(self, connection: int) -> None:
-        """The peer closes the connection."""
+        """Close the connection from the peer's side."""
         arrived = partial(self._arrive, lambda now: e.ConnectionLost(now, connection, "it was closed"))
         self._clock.call_later(self._costs.latency, arrived)
 
@@ -83,7 +89,7 @@ class ControllerProcess:
             self._clock.call_soon(self._work)
 
     def _work(self) -> None:
-        """What has come by now is handled, and leaves as the work on it is done."""
+        """Handle the events that have arrived, and send each resulting message when its work is done."""
         if not self._inbox and not self.controller.has_work:
             self._is_busy = False
             return
@@ -130,7 +136,7 @@ class ControllerProcess:
                 return len(runs) * costs.controller_gang_host / 2
             case e.Received(connection=connection, message=m.Launch(program=number)):
                 peer = self.controller.connections.peers.get(connection)
-                if peer is None:  # it was closed: nothing is read of what else it has sent
+                if peer is None:  # the connection was closed, so the controller ignores the message
                     return 0.0
                 program = self.controller.sessions[peer.number].programs.get(number)
                 gangs = self._gangs(peer.number, program) if isinstance(program, RegisteredProgram) else 0
@@ -142,12 +148,12 @@ class ControllerProcess:
         return costs.message
 
     def _gangs(self, session: int, program: RegisteredProgram) -> int:
-        """For which a launch gets nodes."""
+        """Return the number of nodes that a launch of the program creates."""
         delegated = self.controller.launcher.delegated_runs.program_of(self.controller.sessions[session], program)
         return len(program.gangs if delegated is None else delegated.parts)
 
     def _action_costs(self, action: a.AnyAction, started: set[int]) -> float:
-        """`started` are the gangs that others were already sent."""
+        """Return the seconds to send a message. `started` holds the gangs already sent in this batch; it is updated."""
         if not isinstance(action, a.Send):
             return 0.0
         costs, message = self._costs, action.message

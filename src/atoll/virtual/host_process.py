@@ -1,4 +1,4 @@
-"""A host's process in virtual time. `engines.null_hosts.null_hosts_main` has the one with sockets."""
+"""A host's process in virtual time: the counterpart of `engines.null_hosts.null_hosts_main`, which uses sockets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from atoll.ir.plan import Plan, Report
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.transfer_engine import Contents
-from atoll.virtual.clock import VirtualClock
 from atoll.virtual.simulated_costs import Costs
+from atoll.virtual.virtual_time import VirtualClock
 
 
 class VirtualDataPort:
-    """In place of a data port. Steps send when the model has contents arrive, so they are there at once."""
+    """Replaces a data port. Contents arrive at once: the model delays the send until their modeled arrival."""
 
     def __init__(self, inbox: Inbox, inboxes: Mapping[int, Inbox]) -> None:
         self.inbox = inbox
@@ -31,15 +31,15 @@ class VirtualDataPort:
         return _Channel(self._inboxes[host])
 
     def open_session(self, session: int, secret: str) -> None:
-        """All sessions are served."""
+        """Do nothing: the port serves all sessions."""
 
     def close_session(self, session: int) -> None:
-        """Its contents are dropped by the host."""
+        """Do nothing: the host drops the session's contents."""
 
     def set_peers(
         self, hosts: tuple[tuple[int, str], ...], secret: str, admitted: frozenset[str], lease: float
     ) -> None:
-        """All inboxes are known."""
+        """Do nothing: all inboxes are known."""
 
 
 class _Channel:
@@ -51,10 +51,10 @@ class _Channel:
 
 
 class HostProcess:
-    """Handles one message after another; each takes its time, by `costs`.
+    """A process that handles one message after another; each takes the time that `costs` gives.
 
-    `send(message)` has a message reach the controller. `inboxes` are those of all hosts, `neighbours` those of the
-    island: this host's is added to both.
+    `send(message)` delivers a message to the controller. `inboxes` holds the inboxes of all hosts and `neighbours`
+    the inboxes of the island; the constructor adds this host's inbox to both.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class HostProcess:
             lambda lease: None,
             lambda call: self._do(costs.message, call),
             AtOnce(),
-            lambda host, content, in_pieces=False: None,  # no groups are made here
+            lambda host, content, in_pieces=False: None,  # no relay groups in virtual time
             lambda call: self._do(costs.host_gang, call),
         )
         inboxes[number] = neighbours[number]
 
     def handle(self, message: Any) -> None:
-        """A message of the controller has arrived."""
+        """Handle a message that arrived from the controller."""
         gangs = 0
         if isinstance(message, m.Run):
             gangs = 1
