@@ -222,7 +222,7 @@ def test_where_all_islands_are_lost_the_error_says_that_no_copy_is_left(user, st
     user.call(begin, 5)
     user.call(steps, 20)
     lose(0, 1, 2)
-    with pytest.raises(RemoteError, match="RecoveryError: nothing is left to recover: of each copy"):
+    with pytest.raises(RemoteError, match="RecoveryError: no complete copy is left: each copy"):
         user.call(step_until_lost, 1)
     are_ready(standing)
 
@@ -251,7 +251,7 @@ def test_a_copy_outlives_the_island_that_it_is_on(user, standing):
 
 
 def test_what_is_no_array_on_one_island_is_refused(user):
-    with pytest.raises(RemoteError, match=r"RecoveryError: a leaf of the tree is on no island of this session"):
+    with pytest.raises(RemoteError, match="RecoveryError: each leaf of the tree must be an array on one island"):
         user.call(replicate_a_number)
 
 

@@ -1,7 +1,7 @@
-"""Threads that wait for the cluster beside a training. A script that ends waits for them first, for a while.
+"""Threads that wait for the cluster in the background. A script waits up to `_END_SECONDS` for them when it exits.
 
-Python ends a daemon thread where it comes back from C++ while the interpreter ends; in jaxlib that takes the process
-along (SIGABRT, "exception not rethrown"). Threads that are none would keep a script for as long as an island is away.
+Python kills a daemon thread that returns from C++ during interpreter shutdown, and in jaxlib this aborts the process
+(SIGABRT, "exception not rethrown"). A non-daemon thread would block the exit for as long as an island is unavailable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def start(name: str, work: Callable[[], None]) -> None:
-    """Runs `work` on a thread of that name."""
+    """Run `work` on a new thread called `name`."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     _running.add(thread)
     thread.start()

@@ -1,8 +1,8 @@
-"""Data parallelism over islands: each has all of the state and computes a part of the batch.
+"""Data parallelism across islands: each island has the whole state and computes a part of the batch.
 
-A step is one program: gradients on each island, of the rows that it got; each island's to all others; and the mean of
-them, weighted by rows, and the update on each. So what a step computes is the same for any number of islands, but for
-the order of the sum.
+A step is one program. Each island computes the gradients of its rows and sends them to all other islands. Then each
+island computes the mean of all gradients, weighted by rows, and applies the update. So the result of a step does not
+depend on the number of islands, except for the order of the sum.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from atoll.elastic.training import Make
+from atoll.elastic.run import Make
 from atoll.programs.traced_program import program
 
 
 def data_parallel(
     gradients: Callable[[Any, Any], tuple[Any, Any]], update: Callable[[Any, Any], Any], *, state_specs: Any = None
 ) -> Make:
-    """A training for `elastic.run`, of two functions that are written for one device or one mesh. For example::
+    """Make a training for `elastic.run` from two functions that are written for one device or one mesh. For example::
 
         def gradients(state, batch):
             loss, gradient = jax.value_and_grad(loss_fn)(state["params"], batch)
@@ -31,14 +31,14 @@ def data_parallel(
             return {"params": params, "moments": moments}
 
     Args:
-      gradients: from the state and a part of a batch to a tree of gradients and one of outputs, such as a loss: both
-        are means over the rows. Those of all parts are averaged, by their rows.
-      update: from the state and the gradients of the whole batch to the next state. Runs on each island alike.
-      state_specs: how the state lies on the devices of an island, as a `jax.sharding.PartitionSpec` or a prefix of the
-        state with such leaves. The axis is "data". None: each device has all of it.
+      gradients: computes a tree of gradients and a tree of outputs, such as a loss, from the state and a part of a
+        batch. Both must be means over the rows; they are averaged over all parts, weighted by rows.
+      update: computes the next state from the state and the gradients of the whole batch. Runs on every island.
+      state_specs: the layout of the state on the devices of an island, as a `jax.sharding.PartitionSpec` or as a prefix
+        of the state with such leaves. The axis is "data". None: the state is replicated on all devices.
 
-    A batch is a tree of arrays, with its rows in their first dimension. Each island gets whole rows for each of its
-    devices; islands may get one row more a device than others.
+    A batch is a tree of arrays whose first dimension is the rows. All devices of an island get the same number of
+    rows, and the devices of some islands may get one row more than the devices of others.
     """
 
     def make(meshes: Sequence[Mesh]) -> DataParallel:
@@ -48,7 +48,7 @@ def data_parallel(
 
 
 class DataParallel:
-    """Made by `data_parallel`, for certain islands: a `Training`."""
+    """A `Training` with data parallelism across the islands of `meshes`. See `data_parallel`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class DataParallel:
         (self._axis,) = meshes[0].axis_names
         self._states = [_shardings(mesh, state_specs) for mesh in meshes]
         self._rows = [NamedSharding(mesh, PartitionSpec(self._axis)) for mesh in meshes]
-        self._steps: dict[tuple[int, ...], Any] = {}  # by the rows of each island
+        self._steps: dict[tuple[int, ...], Any] = {}  # programs, by the number of rows per island
 
     def place(self, kept: Any) -> list[Any]:
         return [jax.device_put(kept, sharding, may_alias=False) for sharding in self._states]
@@ -111,9 +111,10 @@ class DataParallel:
 
 
 def dealt(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """How many of a batch's rows each island gets: as many for each device as fit, and the rest from the first on.
+    """Return the number of rows per island, for islands of `sizes` devices.
 
-    Raises ValueError where the rows cannot be cut so.
+    All devices get the same number of rows; of the remaining rows, the first islands get one more per device.
+    Raises ValueError if rows remain, or if an island gets none.
     """
     devices = sum(sizes)
     each, left = divmod(rows, devices)
@@ -124,8 +125,8 @@ def dealt(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
         left -= more * size
     if left or not all(counts):
         raise ValueError(
-            f"a batch of {rows} rows cannot be cut for islands of {', '.join(map(str, sizes))} devices: "
-            "each device is to get as many rows as its island's others, and one or more"
+            f"a batch of {rows} rows cannot be divided among islands of {', '.join(map(str, sizes))} devices: "
+            "all devices of an island must get the same number of rows, and at least one"
         )
     return tuple(counts)
 
@@ -133,7 +134,7 @@ def dealt(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
 def _count(batch: Any) -> int:
     counts = {len(leaf) for leaf in jax.tree.leaves(batch)}
     if len(counts) != 1:
-        raise ValueError(f"the arrays of a batch have {sorted(counts)} rows; they are to have as many")
+        raise ValueError(f"the arrays of a batch must have equal numbers of rows, got {sorted(counts)}")
     (count,) = counts
     return count
 

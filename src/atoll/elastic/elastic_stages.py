@@ -1,4 +1,4 @@
-"""Pipelines over islands: the stages are dealt to the islands that work, several to one where these are fewer."""
+"""Elastic pipelines: the stages are distributed over the available islands, several per island if there are fewer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from atoll.elastic.training import Make
+from atoll.elastic.run import Make
 from atoll.pipelines.pipeline import Pipeline, PipelineState
 from atoll.pipelines.pipeline import pipeline as make_pipeline
 from atoll.pipelines.schedule import Schedule
@@ -24,16 +24,17 @@ def pipeline(
     optimizer: Any,
     schedule: str | Schedule = "1f1b",
 ) -> Make:
-    """A training for `elastic.run` of a model that `atoll.pipeline` cuts into so many stages, on islands of their own::
+    """Make a training for `elastic.run` from a model that `atoll.pipeline` cuts into stages, one stage per island::
 
         training = pw.elastic.pipeline(loss_fn, batch_of(0), stages=4, microbatches=8, optimizer=optax.adam(1e-3))
         run = pw.elastic.run(training, params, batch_of, steps=500)
 
-    Where fewer islands work, some have several stages; what a step computes does not change. With more islands than
-    stages some have none. The state that the run begins with is the parameters; what it keeps is an
-    `atoll.PipelineState`. The other arguments are those of `atoll.pipeline`; `batch` is any one of the batches.
+    If fewer islands are available, some islands have several stages; the results of a step do not change. If there are
+    more islands than stages, some islands have no stage. The first state of the run is the parameters, and the run's
+    `state` is an `atoll.PipelineState`. `batch` is any one of the batches; `atoll.pipeline` documents the other
+    arguments.
     """
-    params: list[Any] = []  # the first, without their values
+    params: list[Any] = []  # the first parameters, without values
 
     def make(meshes: Sequence[Mesh]) -> PipelineTraining:
         islands = [meshes[stage * len(meshes) // stages] for stage in range(stages)]
@@ -43,13 +44,13 @@ def pipeline(
 
 
 class PipelineTraining:
-    """Made by `pipeline`, for certain islands: a `Training`."""
+    """A `Training` of one pipeline on certain islands. See `pipeline`."""
 
     def __init__(self, pipe: Pipeline, batch: Any, params: list[Any]) -> None:
         self._pipe = pipe
         self._batch = batch
         self._params = params
-        self._where: Any = None  # the shardings of its state
+        self._where: Any = None  # the shardings of the pipeline's state
 
     def place(self, kept: Any) -> PipelineState:
         if not isinstance(kept, PipelineState):
@@ -57,7 +58,7 @@ class PipelineTraining:
             state = self._pipe.init(kept, self._batch)
             self._where = _shardings(state)
             return state
-        if self._where is None:  # the same cut as before, on other islands, says where each array goes
+        if self._where is None:  # initialize the same cut on these islands to get the sharding of each array
             self._where = _shardings(self._pipe.init(self._params[0], self._batch))
         placed: PipelineState = jax.device_put(kept, self._where, may_alias=False)
         return placed
@@ -74,7 +75,7 @@ def _shardings(state: PipelineState) -> Any:
 
 
 def _without_values(leaf: Any) -> Any:
-    """Zeros of this kind, which take no memory."""
+    """Return zeros of the same shape and type that take no memory."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         return leaf
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)

@@ -1,4 +1,4 @@
-"""The islands of this process's session, as JAX's devices show them, and which of them can be used now."""
+"""The islands of this process's session as JAX's devices show them, and their current availability."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from atoll.client.plugin_programs import ask, is_atoll
 from atoll.errors import BackendError
 from atoll.protocol.questions import DevicesAway, IslandsQuestion
 
-AXIS = "data"  # of the meshes that are made here
+AXIS = "data"  # the axis of the meshes that `Islands.mesh` makes
 
-# How the text of JAX's exception begins where an island, or a link between two, was lost under what it is of.
+# Codes at the start of JAX's error messages if an island, or a link between two islands, failed.
 _CODES = ("DATA_LOSS", "DEADLINE_EXCEEDED", "UNAVAILABLE")
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether it says that an island failed, and not that a program is wrong or has no memory."""
+    """Return whether `error` reports a failed island, rather than an invalid program or exhausted memory."""
     return isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith(_CODES)
 
 
 @dataclass(frozen=True)
 class Away:
-    """Islands that are lost, or drained, and not back yet; and those whose machines are about to leave.
+    """Unavailable islands: `lost` ones have failed or were drained, `leaving` ones are about to be drained.
 
-    `losses` counts those that the session has lost so far.
+    `losses` counts all losses of the session so far.
     """
 
     lost: frozenset[int]
@@ -39,10 +39,10 @@ class Away:
 
 
 class Islands:
-    """All islands of the session: their devices by `slice_index`.
+    """All islands of the session, with their devices by `slice_index`.
 
-    `leaves` is said once for the session: it takes away what it has on an island that is about to leave, so nothing
-    need be migrated. Raises atoll.BackendError where JAX does not run on Atoll in this process.
+    With `leaves`, the session declares that it moves its own arrays off an island that is about to leave, so the
+    controller migrates nothing. Raises atoll.BackendError if JAX does not run on Atoll in this process.
     """
 
     def __init__(self, leaves: bool = False) -> None:
@@ -51,8 +51,8 @@ class Islands:
         self._client = devices[0].client
         if not is_atoll(self._client):
             raise BackendError(
-                f"islands are Atoll's, and this program's JAX runs on {self._client.platform} by itself: "
-                "start it with JAX_PLATFORMS=atoll, or use atoll.connect()"
+                f"only Atoll's devices have islands, and JAX runs on {self._client.platform} in this process: "
+                "start it with JAX_PLATFORMS=atoll, or call atoll.connect()"
             )
         self.devices: dict[int, tuple[Any, ...]] = {}
         for device in devices:
@@ -60,21 +60,24 @@ class Islands:
         self._island_of = {device.id: device.slice_index for device in devices}
 
     def away(self) -> Away:
-        """Asks the proxy, which waits for no host. Raises jax.errors.JaxRuntimeError where the session is over."""
+        """Ask the proxy which islands are unavailable. The answer does not wait for any host.
+
+        Raises jax.errors.JaxRuntimeError if the session has ended.
+        """
         found = msgspec.json.decode(ask(self._client, IslandsQuestion(self._leaves)), type=DevicesAway)
         return Away(self._of(found.lost), self._of(found.leaving), found.losses)
 
     def working(self) -> tuple[int, ...]:
-        """Those on which something can be put now, and that nobody is about to take away."""
+        """Return the islands that are available and not about to leave."""
         away = self.away()
         return tuple(sorted(self.devices.keys() - away.lost - away.leaving))
 
     def of(self, sharding: Any) -> frozenset[int]:
-        """On which islands an array of this sharding is; its devices may be some that are not the session's."""
+        """Return the islands of a sharding's devices. Devices of other clients are ignored."""
         return frozenset(self._island_of[device.id] for device in sharding.device_set if device.client is self._client)
 
     def mesh(self, island: int) -> Mesh:
-        """All devices of an island, in one axis."""
+        """Return a mesh of all devices of an island with the single axis AXIS."""
         return Mesh(np.array(self.devices[island], object), (AXIS,), axis_types=(AxisType.Auto,))
 
     def _of(self, devices: Iterable[int]) -> frozenset[int]:

@@ -1,10 +1,11 @@
-"""`atoll.replicate` and `atoll.recover`: second copies of arrays, on other islands than they are on.
+"""`atoll.replicate` and `atoll.recover`: copies of arrays on other islands.
 
-A *generation* is what all arrays of the tree were at one step. Each array is copied twice: where it is, since the next
-step may consume it, and from there to another island. So a generation outlives the loss of any one island. The older
-of two is dropped once the newer is complete, and a third is not begun before: memory is bounded by two generations.
+A *generation* holds the values of all arrays of a tree at one step. Each array is copied twice: on its own devices,
+because the next step may consume the array, and from there to another island. So a generation survives the loss of any
+one island. When the newer of two generations is complete, the older one is dropped. A third generation does not begin
+before, so memory is bounded by two generations.
 
-Invariant: what `recover` gives is of one generation, all arrays of it.
+Invariant: `recover` returns all arrays of one generation.
 """
 
 from __future__ import annotations
@@ -17,33 +18,34 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from atoll.elastic import background_threads
-from atoll.elastic.array_placement import moved, other_island
 from atoll.elastic.islands import Islands, is_loss
 from atoll.errors import RecoveryError
 
-# Of `recover`: each needs another loss, just while it copies.
+# Attempts of `recover`. A further attempt is only needed if another island fails while it copies.
 _ATTEMPTS = 5
+_AXIS = "devices"  # axis of the meshes that `moved` makes
 
 
 @dataclass(frozen=True)
 class ReplicaStatistics:
-    """What a replica has cost so far, and holds now."""
+    """Counts of a replica's generations so far, and its current size."""
 
     generations: int  # begun
     completed: int
-    skipped: int  # due while the one before was not complete yet
-    lost: int  # that a loss kept from being completed
-    nbytes: int  # on devices, of all copies that are held now
+    skipped: int  # due while the previous one was incomplete
+    lost: int  # incomplete because an island failed
+    nbytes: int  # total bytes of all current copies on all devices
 
 
 class _Generation:
-    """The copies of all arrays as they were at `step`: of each one where it was and, soon, one on another island.
+    """The copies of all arrays at `step`: one per array on its own devices and, later, one on another island.
 
-    `there` are where the others go, by the array's number. They are sent when the first ones are made: sooner, they
-    would hold a place in line on both islands that the next steps could use. A thread waits for either, so that nobody
-    else does.
+    `there` holds the shardings of the second copies by the array's index. A thread sends the second copies only when
+    the first ones are done. Otherwise they would occupy the queues of both islands and delay the next steps.
     """
 
     def __init__(self, step: int, structure: Any, snapshot: Sequence[Any], there: dict[int, Any]) -> None:
@@ -70,8 +72,70 @@ class _Generation:
         return sum(_nbytes(each) for copies in self.copies for each in copies)
 
 
+def replicate(tree: Any, *, step: int = 0, every: int = 1, other_island: bool = True) -> Replica:
+    """Keep a copy of all arrays of a tree on another island, in case the island of the arrays fails::
+
+        replica = pw.replicate(state, every=20)
+        for step in range(1, 501):
+            state, loss = train(state, batch(step))
+            replica.refresh(state, step)      # every 20 steps, in the background
+        ...
+        state, step = pw.recover(replica)     # after a loss
+
+    Args:
+      tree: a tree of jax arrays, each on devices of one island.
+      step: the number of steps that have been computed.
+      every: the number of steps after which `refresh` begins a new copy.
+      other_island: False keeps the copy only on the arrays' own devices. Use it in scripts that have the whole state
+        on each of several islands.
+
+    The copies are ordinary arrays in device memory: two per array, and four while a new copy is incomplete. Returns
+    immediately.
+
+    Raises:
+      atoll.BackendError: JAX does not run on Atoll in this process.
+      atoll.RecoveryError: an array is on devices of several islands, or a leaf of the tree is not an array.
+    """
+    if every < 1:
+        raise ValueError(f"every={every}: the number of steps between copies must be at least 1")
+    replica = Replica(every, other_island, Islands())
+    replica.restart(tree, step)
+    return replica
+
+
+def recover(replica: Replica, shardings: Any = None) -> tuple[Any, int]:
+    """Return the newest consistent copy of all arrays, and its step. Waits until the arrays are ready.
+
+    Args:
+      replica: made by `replicate`.
+      shardings: the destination, as for `jax.device_put`. None: the original shardings; arrays of an unavailable island
+        move to the first available one, with the same sharding if it has the same number of devices.
+
+    The replica keeps its own copies: the returned arrays may be donated, and `recover` may be called again.
+
+    Raises atoll.RecoveryError if no copy is complete, because more than one island failed at once.
+    """
+    islands = replica.islands
+    for _ in range(_ATTEMPTS):
+        before = islands.away()
+        working = sorted(islands.devices.keys() - before.lost - before.leaving)
+        for generation in replica.generations() if working else ():
+            wanted = _targets(generation, shardings, islands, working)
+            found = _gather(generation.copies, wanted, before.lost, islands)
+            if found is not None:
+                return jax.tree.unflatten(generation.structure, found), generation.step
+        if islands.away().losses == before.losses:  # otherwise a destination may have failed during the copy
+            break
+    steps = [f"step {generation.step}" for generation in replica.generations()]
+    raise RecoveryError(
+        f"no complete copy is left: each copy ({', '.join(steps)}) had arrays on an island that failed; islands "
+        f"{working} of {sorted(islands.devices)} work. A replica survives the failure of one island at a time; "
+        "restore a checkpoint"
+    )
+
+
 class Replica:
-    """Made by `replicate`. Not for several threads."""
+    """Copies of a tree of arrays on other islands. Made by `replicate`. Not thread-safe."""
 
     def __init__(self, every: int, other_island: bool, islands: Islands) -> None:
         self.every = every
@@ -79,21 +143,21 @@ class Replica:
         self.islands = islands
         self._complete: _Generation | None = None
         self._begun: _Generation | None = None
-        self._broken: _Generation | None = None  # a loss has taken some of its copies
-        self._last = 0  # the step of the generation that was begun last
+        self._broken: _Generation | None = None  # an island failed before it was complete
+        self._last = 0  # the step of the latest generation
         self._counts = {"generations": 0, "completed": 0, "skipped": 0, "lost": 0}
 
     @property
     def step(self) -> int | None:
-        """Of the newest complete generation."""
+        """The step of the newest complete generation, or None."""
         self._settle()
         return None if self._complete is None else self._complete.step
 
     def refresh(self, tree: Any, step: int) -> bool:
-        """Begins a new generation where one is due; `tree` is what the arrays are after `step` steps.
+        """Begin a new generation if one is due, and return whether it began. Never blocks.
 
-        Returns whether it did. Waits for nothing: where the one before is not complete yet, none is begun. The arrays
-        may be donated right after.
+        `tree` holds the arrays after `step` steps; they may be donated right after the call. If the previous
+        generation is incomplete, no new one begins.
         """
         self._settle()
         if step < self._last + self.every and self.generations():
@@ -105,13 +169,13 @@ class Replica:
         return True
 
     def restart(self, tree: Any, step: int) -> None:
-        """As `refresh`, but at once: for another set of islands, or a step before the last one."""
+        """Begin a new generation immediately, for a changed set of islands or an earlier step than the last."""
         self._settle()
         self._begun = None
         self._begin(tree, step)
 
     def wait(self) -> None:
-        """Until the generation that was begun last is complete, or lost."""
+        """Wait until the latest generation is complete or lost."""
         if self._begun is not None:
             self._begun.settled.wait()
         self._settle()
@@ -121,7 +185,7 @@ class Replica:
         return ReplicaStatistics(**self._counts, nbytes=sum(each.nbytes for each in self.generations()))
 
     def generations(self) -> list[_Generation]:
-        """The newest first. One that is not complete may still have a copy of each array."""
+        """Return the generations, newest first. An incomplete one may still have a copy of each array."""
         return [each for each in (self._begun, self._broken, self._complete) if each is not None]
 
     def _begin(self, tree: Any, step: int) -> None:
@@ -154,67 +218,6 @@ class Replica:
             raise begun.failure
 
 
-def replicate(tree: Any, *, step: int = 0, every: int = 1, other_island: bool = True) -> Replica:
-    """Keeps a second copy of all arrays of a tree on another island, for when the one that they are on is lost::
-
-        replica = pw.replicate(state, every=20)
-        for step in range(1, 501):
-            state, loss = train(state, batch(step))
-            replica.refresh(state, step)      # every 20 steps, in the background
-        ...
-        state, step = pw.recover(replica)     # after a loss
-
-    Args:
-      tree: a tree of jax arrays, each on devices of one island.
-      step: how many steps have led to it.
-      every: from so many steps to the next, `refresh` begins a new copy.
-      other_island: with False the copy is on the devices of the arrays alone: for scripts that use several islands,
-        each with all of the state.
-
-    The copies are ordinary arrays in their devices' memory: two for each array, and four from the moment in which a new
-    one is begun until it is complete. Returns at once.
-
-    Raises:
-      atoll.BackendError: JAX does not run on Atoll in this process.
-      atoll.RecoveryError: an array is on devices of several islands, or a leaf of the tree is no array.
-    """
-    if every < 1:
-        raise ValueError(f"every={every}: a copy is made every so many steps, from 1 on")
-    replica = Replica(every, other_island, Islands())
-    replica.restart(tree, step)
-    return replica
-
-
-def recover(replica: Replica, shardings: Any = None) -> tuple[Any, int]:
-    """The newest consistent copy of all arrays, and the step that it is of. Waits until it is there.
-
-    Args:
-      shardings: where the arrays go, as `jax.device_put` takes it. None: where they were; what was on an island that is
-        away goes to the first that works, cut in the same way where that has as many devices.
-
-    The replica keeps its own copies: what is returned may be donated, and may be asked for again.
-
-    Raises atoll.RecoveryError where no copy is whole: more was lost at once than one island.
-    """
-    islands = replica.islands
-    for _ in range(_ATTEMPTS):
-        before = islands.away()
-        working = sorted(islands.devices.keys() - before.lost - before.leaving)
-        for generation in replica.generations() if working else ():
-            wanted = _targets(generation, shardings, islands, working)
-            found = _gather(generation.copies, wanted, before.lost, islands)
-            if found is not None:
-                return jax.tree.unflatten(generation.structure, found), generation.step
-        if islands.away().losses == before.losses:  # else it may be where the arrays were to go that was lost meanwhile
-            break
-    steps = [f"step {generation.step}" for generation in replica.generations()]
-    raise RecoveryError(
-        f"nothing is left to recover: of each copy ({', '.join(steps)}) something was on an island that failed; "
-        f"islands {working} of {sorted(islands.devices)} work. A replica outlives the failure of one island at a time; "
-        "for more there are checkpoints"
-    )
-
-
 def _targets(generation: _Generation, shardings: Any, islands: Islands, working: Sequence[int]) -> list[Any]:
     if shardings is not None:
         from jax.api_util import flatten_axes
@@ -232,10 +235,10 @@ def _targets(generation: _Generation, shardings: Any, islands: Islands, working:
 def _gather(
     copies: Sequence[Sequence[Any]], wanted: Sequence[Any], lost: frozenset[int], islands: Islands
 ) -> list[Any] | None:
-    """One array of each row, put where it is wanted; None where none of a row is whole any more.
+    """Copy one array of each row to its wanted sharding. Return None if a row has no usable array.
 
-    Whether a copy has outlived a loss is found by using it: what is lost fails at once. Those of islands that are away
-    are not asked, since they would be waited for.
+    To find whether a copy has survived a loss, the function uses it: a lost array fails at once. It skips arrays on
+    lost islands, because it would wait for those.
     """
     left = [[copy for copy in row if not islands.of(copy.sharding) & lost] for row in copies]
     found: list[Any] = [None] * len(copies)
@@ -263,12 +266,54 @@ def _home(islands: Islands, leaf: Any) -> int:
     found = islands.of(leaf.sharding) if isinstance(leaf, jax.Array) else frozenset()
     if len(found) != 1:
         where = f"islands {sorted(found)}" if found else "no island of this session"
-        raise RecoveryError(f"a leaf of the tree is on {where}, and each is to be an array on one: {leaf!r:.200}")
+        raise RecoveryError(
+            f"each leaf of the tree must be an array on one island, but a leaf is on {where}: {leaf!r:.200}"
+        )
     (home,) = found
     return home
 
 
 def _nbytes(array: Any) -> int:
-    """On all devices together: a replicated array is there several times."""
+    """Return the total bytes on all devices; a replicated array counts once per device."""
     elements = math.prod(array.sharding.shard_shape(array.shape))
     return int(elements * array.dtype.itemsize * len(array.sharding.device_set))
+
+
+def moved(sharding: Any, shape: Sequence[int], devices: Sequence[Any]) -> Any:
+    """Return the sharding of an array of this shape on `devices` that is most similar to `sharding`.
+
+    If the number of devices is the same, the devices correspond one to one. Otherwise, an array that was not replicated
+    is cut along the longest dimension that the number of devices divides. In all other cases it is replicated.
+    """
+    kind = sharding.memory_kind
+    if isinstance(sharding, SingleDeviceSharding):
+        return SingleDeviceSharding(devices[0], memory_kind=kind)
+    if isinstance(sharding, NamedSharding) and sharding.mesh.devices.size == len(devices):
+        mesh = sharding.mesh
+        there = np.empty(len(devices), object)
+        there[:] = devices
+        same = Mesh(there.reshape(mesh.devices.shape), mesh.axis_names, axis_types=mesh.axis_types)
+        return NamedSharding(same, sharding.spec, memory_kind=kind)
+    line = np.empty(len(devices), object)
+    line[:] = devices
+    spec = PartitionSpec() if sharding.is_fully_replicated else _cut(shape, len(devices))
+    return NamedSharding(Mesh(line, (_AXIS,), axis_types=(AxisType.Auto,)), spec, memory_kind=kind)
+
+
+def _cut(shape: Sequence[int], count: int) -> PartitionSpec:
+    fits = [(size, -axis) for axis, size in enumerate(shape) if size and size % count == 0]
+    if not fits:
+        return PartitionSpec()
+    axis = -max(fits)[1]
+    return PartitionSpec(*[None] * axis, _AXIS)
+
+
+def other_island(home: int, working: Sequence[int], sizes: dict[int, int]) -> int | None:
+    """Return the island for second copies of arrays on island `home`, or None if no other island works.
+
+    This is the next island in a ring, so that copies spread evenly; islands with as many devices are preferred.
+    """
+    others = [island for island in working if island != home]
+    alike = [island for island in others if sizes[island] == sizes[home]]
+    candidates = alike or others
+    return min(candidates, key=lambda island: (island < home, island), default=None)

@@ -1,43 +1,70 @@
-"""`atoll.elastic.run`: a loop of training steps over the islands that work, whichever these are.
+"""`atoll.elastic.run`: a loop of training steps on the islands that are available.
 
-    an island fails:        the newest copy, on the islands that are left, and from its step on again
-    one leaves, or is back:   what the last step made, on the islands that work now, and the next step
+If an island fails, the run continues on the remaining islands from the newest copy, and repeats the steps since then.
+If an island leaves or returns, the run continues on the available islands from the state after the last step.
 
-Invariant: each step's outputs are given once, in order. What a step computes depends on its number, the state before
-it and the islands alone; so a step that is repeated gives what it gave.
+Invariant: the outputs of each step are yielded once, in order. The result of a step depends only on its number, the
+state before it and the islands, so a repeated step gives the same outputs on the same islands.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import jax
+from jax.sharding import Mesh
 
+from atoll.elastic import background_threads
 from atoll.elastic.islands import Islands, is_loss
-from atoll.elastic.preparation import Preparation
 from atoll.elastic.replica import Replica, ReplicaStatistics, recover, replicate
-from atoll.elastic.training import Make, Training
 from atoll.errors import RecoveryError
 
 _log = logging.getLogger(__name__)
 
-# Between two looks at which islands work: the question costs half a millisecond.
+# Interval between queries of the available islands. A query takes half a millisecond.
 _LOOK_SECONDS = 0.2
 _WAIT_SECONDS = 0.05
-# Losses without a step between them: what looks like a loss is then the training's own fault.
+# Losses without a successful step between them. After these, the error is assumed to be the training's own.
 _MOST_ATTEMPTS = 8
+
+
+class Training(Protocol):
+    """A training on certain islands. It holds no arrays.
+
+    `run` calls the methods on its own thread, except that it may compute one step in the background before it changes
+    to other islands. Methods need not check for failed islands: `run` gets the error when it reads the arrays.
+    """
+
+    def place(self, kept: Any) -> Any:
+        """Return the state on this training's devices from another training's `keep`.
+
+        Must copy, because `kept` is used again.
+        """
+
+    def step(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """Compute one step; return the next state and the outputs for the user. Consumes the state. Must not block."""
+
+    def keep(self, state: Any) -> Any:
+        """Return a tree of the arrays that must survive a loss, each on one island."""
+
+
+# Makes a training on the given islands: one mesh per island, ordered by the islands' numbers.
+Make = Callable[[Sequence[Mesh]], Training]
 
 
 @dataclass(frozen=True)
 class Change:
-    """The islands of a run from a step on, and why; `seconds` from the last step before to the first one computed.
+    """A change of the islands of a run.
 
-    `repeated` counts the steps that were under way, or done, and are computed again.
+    `step` is the first step on the new islands, and `seconds` is the time without computed steps. `repeated` counts the
+    steps that were in flight or done and are computed again.
     """
 
     reason: str  # "begun", "lost", "leaving" or "back"
@@ -49,7 +76,7 @@ class Change:
 
 @dataclass(frozen=True)
 class _Started:
-    """A change that is under way."""
+    """A change that has begun; it ends with the next computed step."""
 
     reason: str
     step: int
@@ -57,8 +84,56 @@ class _Started:
     since: float
 
 
+def run(
+    make: Make,
+    state: Any,
+    batches: Callable[[int], Any],
+    *,
+    steps: int,
+    every: int = 20,
+    first: int = 0,
+    ahead: int = 2,
+    min_islands: int = 1,
+    patience: float = 120.0,
+) -> Run:
+    """Compute training steps on all islands that are available at the moment. For example::
+
+        training = pw.elastic.data_parallel(gradients, update)
+        run = pw.elastic.run(training, state, batch_of, steps=500, every=20)
+        for step, loss in run:
+            print(step, loss, run.islands)
+        save(run.state)
+
+    If an island fails, the training continues within seconds on the remaining islands, from the newest copy of its
+    state (`atoll.replicate`). If an island returns or is about to leave, the training changes its islands between two
+    steps and repeats no step.
+
+    Args:
+      make: makes the training for given islands: the result of `elastic.data_parallel` or `elastic.pipeline`, or your
+        own function from a list of `jax.sharding.Mesh`, one per island, to an `elastic.Training`.
+      state: the first state, as the training's `keep` returns it, with JAX or NumPy arrays. It is copied.
+      batches: returns the batch of a step number. It must return the same batch again if a step is repeated.
+      steps: the end of the range of step numbers (exclusive).
+      every: the number of steps between two copies. After a loss, the run repeats at most this many steps, the steps
+        that were computed while the copy was made, and the steps in flight.
+      first: the number of the first step.
+      ahead: the maximum number of steps in flight.
+      min_islands: if fewer islands are available, the run waits for up to `patience` seconds.
+      patience: seconds to wait for `min_islands` islands.
+
+    Returns an iterable of (number, outputs) that yields each step once, in order, with NumPy arrays.
+
+    Raises:
+      atoll.BackendError: JAX does not run on Atoll in this process.
+      atoll.RecoveryError: all copies were lost, or too few islands are available for `patience` seconds.
+    """
+    if every < 1 or ahead < 1 or min_islands < 1:
+        raise ValueError(f"every={every}, ahead={ahead}, min_islands={min_islands}: each must be at least 1")
+    return Run(make, state, batches, steps, every, first, ahead, min_islands, patience)
+
+
 class Run:
-    """A training that goes on. Made by `run`; iterating it computes the steps."""
+    """An elastic training. Made by `run`; iterating over it computes the steps."""
 
     def __init__(
         self,
@@ -83,10 +158,10 @@ class Run:
         self._trainings: dict[tuple[int, ...], Training] = {}
         self._training: Training | None = None
         self._replica: Replica | None = None
-        self._state: Any = state  # what was kept, while there is no training
-        self._begun = self._finished = first  # the next step that is begun, and whose outputs are taken
-        self._under_way: deque[tuple[int, Any]] = deque()  # steps, with their outputs
-        self._outputs: deque[tuple[int, Any]] = deque()  # to be given
+        self._state: Any = state  # the training's state; without a training, a kept state
+        self._begun = self._finished = first  # the next steps to begin and to finish
+        self._under_way: deque[tuple[int, Any]] = deque()  # steps in flight, with their outputs
+        self._outputs: deque[tuple[int, Any]] = deque()  # finished steps that were not yielded yet
         self._on: tuple[int, ...] = ()
         self._looked = 0.0
         self._preparation: Preparation | None = None
@@ -95,20 +170,20 @@ class Run:
 
     @property
     def state(self) -> Any:
-        """What the steps so far have made, as the training keeps it: to be saved, or read when all are done."""
+        """The state after the steps so far, as `Training.keep` returns it, to save it or to read the result."""
         return self._state if self._training is None else self._training.keep(self._state)
 
     @property
     def islands(self) -> tuple[int, ...]:
-        """On which it computes now."""
+        """The islands on which the run computes now."""
         return self._on
 
     def statistics(self) -> ReplicaStatistics | None:
-        """What the copies have cost; None before the first step."""
+        """Return statistics about the copies of the state; None before the first step."""
         return None if self._replica is None else self._replica.statistics()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Computes the steps: the number of each, and its outputs as NumPy arrays. Each is given once."""
+        """Compute the steps. Yield each step's number and its outputs as NumPy arrays, once per step."""
         attempts = 0
         while self._finished < self._steps:
             try:
@@ -127,9 +202,9 @@ class Run:
     # ---- steps
 
     def _advance(self) -> None:
-        """Begins as many steps as may be under way, and waits for the first.
+        """Begin as many steps as may be in flight, and wait for the first one.
 
-        Raises what jax raises where an island fails.
+        Raises jax.errors.JaxRuntimeError if an island fails.
         """
         training, replica = self._current()
         while self._begun < self._steps and len(self._under_way) < self._ahead:
@@ -145,14 +220,14 @@ class Run:
         number, outputs = self._under_way[0]
         values = jax.device_get(outputs)
         self._under_way.popleft()
-        if number == self._finished:  # else it was repeated
+        if number == self._finished:  # otherwise the step was repeated
             self._outputs.append((number, values))
             self._finished += 1
 
     # ---- the islands
 
     def _current(self) -> tuple[Training, Replica]:
-        """The training that the next step is of: on other islands than the last one where these have changed."""
+        """Return the training and the replica for the next step, on new islands if the available ones have changed."""
         if self._training is None or self._replica is None:
             return self._go_on(self._enough(), self._state)
         islands = self._changed()
@@ -173,7 +248,10 @@ class Run:
         return training, self._replica
 
     def _changed(self) -> tuple[int, ...] | None:
-        """The islands on which to go on, where one is about to leave or is back; looks only now and then."""
+        """Return the islands to continue on if one is about to leave or has returned, or None.
+
+        Queries the islands at most once per `_LOOK_SECONDS`.
+        """
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return None
@@ -182,7 +260,7 @@ class Run:
         using = frozenset(self._on)
         working = self._islands.devices.keys() - away.lost - away.leaving
         if using & away.lost or not working or using == working:
-            return None  # what is lost is raised where it is read
+            return None  # reading a lost array raises
         islands = tuple(sorted(working))
         leaves = bool(using & away.leaving)
         if not leaves and not self._is_prepared(islands):
@@ -191,7 +269,7 @@ class Run:
         return islands
 
     def _is_prepared(self, islands: tuple[int, ...]) -> bool:
-        """Whether a step over these islands has been compiled; else that begins, and the run goes on meanwhile."""
+        """Return whether a step on these islands is compiled. If not, start to compile it in the background."""
         assert self._replica is not None
         if self._preparation is not None and self._preparation.islands != islands:
             self._preparation = None
@@ -209,19 +287,19 @@ class Run:
         return self._trainings[islands]
 
     def _enough(self) -> tuple[int, ...]:
-        """The islands that work, once they are enough."""
+        """Wait until at least `min_islands` islands are available, and return them."""
         deadline = time.monotonic() + self._patience
         while len(working := self._islands.working()) < self._min_islands:
             if time.monotonic() > deadline:
                 raise RecoveryError(
                     f"after {self._patience:.0f} s {len(working)} of {len(self._islands.devices)} islands work "
-                    f"({', '.join(map(str, working)) or 'none'}), and the training needs {self._min_islands} or more"
+                    f"({', '.join(map(str, working)) or 'none'}), and the training needs at least {self._min_islands}"
                 )
             time.sleep(_WAIT_SECONDS)
         return working
 
     def _go_back(self, replica: Replica, error: BaseException) -> None:
-        """To the newest copy: an island fails."""
+        """Return to the newest copy after an island failed."""
         since = self._change.since if self._change is not None else time.monotonic()
         _log.warning("step %d: %s", self._finished, str(error).partition("\n")[0])
         self._under_way.clear()
@@ -239,48 +317,27 @@ class Run:
         _log.info("%s", self.changes[-1])
 
 
-def run(
-    make: Make,
-    state: Any,
-    batches: Callable[[int], Any],
-    *,
-    steps: int,
-    every: int = 20,
-    first: int = 0,
-    ahead: int = 2,
-    min_islands: int = 1,
-    patience: float = 120.0,
-) -> Run:
-    """Computes steps of training on all islands that work, whichever these are at the moment. For example::
+class Preparation:
+    """Compiles a training for `islands` in the background: it computes one step on a copy of the state.
 
-        training = pw.elastic.data_parallel(gradients, update)
-        run = pw.elastic.run(training, state, batch_of, steps=500, every=20)
-        for step, loss in run:
-            print(step, loss, run.islands)
-        save(run.state)
-
-    Where an island fails, the training goes on within seconds on those that are left, from the newest copy of its
-    state (`atoll.replicate`). When one is back, the training has it again from the next step on, and loses nothing; nor
-    does it where one is about to leave.
-
-    Args:
-      make: makes the training for given islands: `elastic.data_parallel`, `elastic.pipeline`, or a function of yours
-        from a list of `jax.sharding.Mesh`, one for each island, to an `elastic.Training`.
-      state: the first state, as the training's `keep` gives it. Arrays of JAX or NumPy; it is copied.
-      batches: from the number of a step to its batch. The same number must give the same batch: steps are repeated.
-      steps: up to which, and not including it, steps are computed.
-      every: steps between two copies. After a loss at most so many are computed again, and those during which the copy
-        was made, and those that were under way.
-      first: the number of the first step.
-      ahead: how many steps may be under way at a time.
-      min_islands: with fewer it waits, for `patience` seconds.
-
-    Returns an iterable of (number, outputs); the outputs of each step come once, as NumPy arrays, in order.
-
-    Raises:
-      atoll.BackendError: JAX does not run on Atoll in this process.
-      atoll.RecoveryError: more was lost at once than there are copies of, or too few islands work for too long.
+    The results are dropped. Meanwhile it needs memory for a second state on each of the islands. If it fails, `is_over`
+    is also true, and the training's first step on the islands raises the error.
     """
-    if every < 1 or ahead < 1 or min_islands < 1:
-        raise ValueError(f"every={every}, ahead={ahead}, min_islands={min_islands}: each is 1 or more")
-    return Run(make, state, batches, steps, every, first, ahead, min_islands, patience)
+
+    def __init__(self, islands: tuple[int, ...], training: Training, replica: Replica, batch: Any) -> None:
+        self.islands = islands
+        self._over = threading.Event()
+        background_threads.start("atoll-prepare", partial(self._compute, training, replica, batch))
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def _compute(self, training: Training, replica: Replica, batch: Any) -> None:
+        try:
+            kept, _ = recover(replica)
+            jax.block_until_ready(training.step(training.place(kept), batch))
+        except (jax.errors.JaxRuntimeError, RecoveryError) as error:
+            _log.warning("failed to prepare a step on islands %s: %s", self.islands, str(error).partition("\n")[0])
+        finally:
+            self._over.set()

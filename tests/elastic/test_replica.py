@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from atoll.elastic.array_placement import moved, other_island
 from atoll.elastic.data_parallel import dealt
+from atoll.elastic.replica import moved, other_island
 
 P = PartitionSpec
 
@@ -85,7 +85,7 @@ def test_rows_are_dealt_evenly_to_the_devices(rows: int, sizes: list[int]) -> No
 
 
 def test_rows_that_cannot_be_dealt_are_refused() -> None:
-    with pytest.raises(ValueError, match="a batch of 7 rows cannot be cut for islands of 2, 2 devices"):
+    with pytest.raises(ValueError, match="a batch of 7 rows cannot be divided among islands of 2, 2 devices"):
         dealt(7, [2, 2])
     with pytest.raises(ValueError, match="a batch of 1 rows"):
         dealt(1, [1, 1])
