@@ -112,7 +112,7 @@ def test_what_cannot_be_used_does_not_take_the_place_of_what_can(tmp_path: Path)
         before = met(port, authority)
         for content in (b"", authority.page_certificate(["127.0.0.1"]).partition(b"-----BEGIN PRIVATE")[0]):
             file.write_bytes(content)
-            with pytest.raises(AccessError, match="cannot be used"):
+            with pytest.raises(AccessError, match="cannot use"):
                 tls.renew()
         file.unlink()
         with pytest.raises(AccessError, match=r"page\.pem: No such file"):
@@ -145,7 +145,7 @@ def test_a_certificate_needs_its_own_key_without_a_passphrase(tmp_path: Path):
     subprocess.run([*make, "-nodes", "-keyout", key, "-out", certificate], check=True, capture_output=True)
     tls_of_files(certificate, key)
     subprocess.run([*make, "-nodes", "-keyout", key, "-out", tmp_path / "b"], check=True, capture_output=True)
-    with pytest.raises(AccessError, match="private key that belongs to it"):
+    with pytest.raises(AccessError, match="its private key"):
         tls_of_files(certificate, key)
     subprocess.run(
         [*make, "-passout", "pass:abcdef", "-keyout", key, "-out", certificate], check=True, capture_output=True
@@ -212,7 +212,7 @@ def test_strangers_are_served_with_tls_or_not_at_all(address: str, insecure: boo
 
 
 def test_a_key_without_a_certificate_is_refused():
-    with pytest.raises(AccessError, match="with its certificate alone"):
+    with pytest.raises(AccessError, match=r"--tls-key .* needs --tls-certificate"):
         page_tls(parse_address("127.0.0.1:0"), None, Path("key"), "", False)
 
 

@@ -1,4 +1,4 @@
-"""What shows a cluster over HTTP: its metrics, and a page. A process of its own, with one identity.
+"""Show a cluster over HTTP, from a separate process: its metrics, and a page.
 
-Everything here reads `telemetry.watch.Watch`, which one `poller.Poller` keeps up to date while somebody looks.
+Everything here reads a `telemetry.watch.Watch`, which a `poller.Poller` updates while anyone views it.
 """

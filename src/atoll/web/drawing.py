@@ -1,4 +1,4 @@
-"""The time line as a picture: a row for each device, a colour for each session. Pure: SVG as text."""
+"""Draw the time line as SVG text: one row per device, one color per session. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from html import escape
 
 from atoll.telemetry.timeline import Row, stripes
 
-PIXELS = 1000  # of a row
-MOST_ROWS = 64  # more devices than that are not shown
+PIXELS = 1000  # per row
+MOST_ROWS = 64  # further devices are not drawn
 _ROW = 22
 _BAR = 16
 _LEFT = 130
 _TOP = 22
-# Told apart also by those who see few colours (after Okabe and Ito); sessions beyond share them.
+# Distinguishable with color blindness (after Okabe and Ito). Further sessions share these colors.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8f7a00", "#7f7f7f")
 
 
@@ -24,7 +24,10 @@ def colour_of(session: int) -> str:
 def time_line_svg(
     rows: list[Row], names: dict[int, str], device: Callable[[Row], str], now: float, window: float
 ) -> str:
-    """The last `window` seconds. `names` are those of sessions, `device` names the device of a row."""
+    """Draw the `window` seconds before `now`.
+
+    `names` maps sessions to their names, and `device(row)` returns the label of a row.
+    """
     shown = rows[:MOST_ROWS]
     height = _TOP + _ROW * len(shown) + 4
     parts = [
@@ -53,7 +56,7 @@ def time_line_svg(
 
 
 def legend_html(names: dict[int, str]) -> str:
-    """Which colour is whose."""
+    """Return the legend: the color of each session in `names`."""
     return "".join(
         f'<span class="legend"><i style="background:{colour_of(session)}"></i>{escape(name)}</span>'
         for session, name in sorted(names.items())

@@ -1,23 +1,25 @@
-"""`/metrics` alone, for scrapers: an HTTP server of one page, for those who want no other."""
+"""An HTTP server that serves only `/metrics`, for scrapers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable
 
+from atoll.errors import AddressError
 from atoll.telemetry.metrics import exposition
-from atoll.web.listening import listening_socket
 from atoll.web.page_key import METRICS, has_key
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls
 from atoll.wire.address import Address
-from atoll.wire.sockets import peer_of
+from atoll.wire.sockets import bind, peer_of
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _REQUEST_SECONDS = 10.0
-_MOST_BYTES = 16 * 1024  # of a request
-# Connections: each ends with its answer.
+_MOST_BYTES = 16 * 1024  # per request
+# Bounds of open connections. Each connection closes after its answer.
 MAX_PER_ADDRESS = 64
 MAX_IN_ALL = 128
 
@@ -25,9 +27,9 @@ MAX_IN_ALL = 128
 async def serve_metrics(
     poller: Poller, address: Address, key: str, listening: Callable[[int], None], tls: PageTls | None = None
 ) -> None:
-    """Serves until it is cancelled; calls `listening(port)` first. A `key` of "" is not asked for.
+    """Serve until canceled. Calls `listening(port)` first. A `key` of "" makes the metrics public.
 
-    Raises AddressError where it cannot listen.
+    Raises AddressError if it cannot listen.
     """
 
     open_ = UnauthenticatedConnections(MAX_IN_ALL, MAX_PER_ADDRESS, _REQUEST_SECONDS)
@@ -77,18 +79,29 @@ async def _answer(poller: Poller, head: str, key: str) -> tuple[str, str, bytes]
     method, _, rest = request.partition(" ")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if key and not has_key(key, headers.get("authorization", "")):
-        return "401 Unauthorized", text, b"the metrics want the key, as a bearer token\n"
+        return "401 Unauthorized", text, b"send the key as a bearer token\n"
     if method not in ("GET", "HEAD"):
-        return "405 Method Not Allowed", text, b"GET alone\n"
+        return "405 Method Not Allowed", text, b"only GET is supported\n"
     if rest.split(" ")[0].split("?")[0] != METRICS:
         return "404 Not Found", text, f"the metrics are at {METRICS}\n".encode()
     return await metrics_answer(poller, headers.get("accept", ""))
 
 
 async def metrics_answer(poller: Poller, accept: str) -> tuple[str, str, bytes]:
-    """The status, content type and body of an answer to a scraper; 503 while the cluster cannot be asked."""
+    """Return the status, content type and body for a scraper; the status is 503 while the cluster does not answer."""
     await poller.refresh()
     if poller.watch.problem:
         return "503 Service Unavailable", "text/plain; charset=utf-8", f"{poller.watch.problem}\n".encode()
     body, content_type = exposition(poller.watch.snapshot, accept)
     return "200 OK", content_type, body
+
+
+def listening_socket(address: Address) -> socket.socket:
+    """Return a socket that listens at HOST:PORT; port 0 means any free port. Raises AddressError."""
+    if address.is_unix or address.others:
+        raise AddressError(f"{address}: expected one HOST:PORT to serve at")
+    try:
+        return bind(address)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        raise AddressError(f"cannot listen at {address}: {reason}") from None

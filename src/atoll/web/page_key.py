@@ -1,9 +1,9 @@
-"""Who may see the page: whoever has its key, which is in the URL that `atoll web` prints.
+"""The key of the page: only browsers that have it, from the URL that `atoll web` prints, can view the page.
 
-The key becomes a cookie at the first request, so that it is in no further URL. Other sites' pages cannot use the
-cookie (SameSite), nor can those of other ports of the same host, whose requests name another origin; nor can other
-users of the machine connect without the key. With TLS the cookie never leaves in the
-clear (Secure). Metrics are open on loopback, as scrapers expect; elsewhere they want the key, too, as a bearer token.
+The first request turns the key into a cookie, so that no later URL contains it. Pages of other sites cannot use the
+cookie (SameSite). Pages at other ports of the same host cannot either, because their requests name another origin.
+Other users of the machine cannot connect without the key. With TLS the browser sends the cookie only encrypted
+(Secure). Metrics are public on loopback, as scrapers expect; on other addresses they require the key as a bearer token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.errors import SettingsError
 
 METRICS = "/metrics"
 _PARAMETER = "key"
-_WANTS_KEY = b"this page wants its key: open the URL that `atoll web` has printed\n"
+_NEEDS_KEY = b"the key is missing or wrong: open the URL that `atoll web` has printed\n"
 _ANOTHER_SITE = b"the request comes from another site's page\n"
 
 Scope = MutableMapping[str, Any]
@@ -35,13 +35,13 @@ def new_key() -> str:
 
 
 def read_key(file: Path) -> str:
-    """The key of this file, which is made, for its owner alone to read, where it does not exist."""
+    """Return the key in this file. If the file is missing, create it with a new key, readable by its owner only."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         key = file.read_text().strip()
         if len(key) < 16:
-            raise SettingsError(f"{file}: a key has 16 characters or more") from None
+            raise SettingsError(f"{file}: a key has at least 16 characters") from None
         return key
     except OSError as error:
         raise SettingsError(f"cannot write {file}: {error.strerror}") from None
@@ -52,7 +52,7 @@ def read_key(file: Path) -> str:
 
 
 def has_key(key: str, authorization: str) -> bool:
-    """Whether an Authorization header has the key as its bearer token."""
+    """Return whether an Authorization header has the key as its bearer token."""
     scheme, _, given = authorization.partition(" ")
     return scheme.lower() == "bearer" and _same(given.strip(), key)
 
@@ -62,9 +62,10 @@ def _same(given: str, key: str) -> bool:
 
 
 class KeyGuard:
-    """An ASGI application that lets requests with the key through to another one; `cookie` is a name of its own.
+    """An ASGI application that passes requests with the key to `app`, and rejects all others.
 
-    `on_admitted(client)` is called with the address and port of a client whose request is let through.
+    `cookie` is the name of this page's cookie. Requests for `open_paths` need no key. `on_admitted(client)` is called
+    with the address and port of each client whose request is passed on.
     """
 
     def __init__(
@@ -100,13 +101,13 @@ class KeyGuard:
         given = dict(query).get(_PARAMETER)
         if kind == "http" and given is not None and _same(given, self._key):
             rest = urlencode([each for each in query if each[0] != _PARAMETER])
-            path = "/" + quote(scope["path"].lstrip("/"))  # one slash: what follows two is another site
+            path = "/" + quote(scope["path"].lstrip("/"))  # one slash: two would begin the name of another site
             await self._redirect(send, path + (f"?{rest}" if rest else ""))
         elif self._has_cookie(scope) or has_key(self._key, _header(scope, b"authorization")):
             self._on_admitted(scope.get("client"))
             await self.app(scope, receive, send)
         else:
-            await self._refuse(scope, receive, send, _WANTS_KEY)
+            await self._refuse(scope, receive, send, _NEEDS_KEY)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, text: bytes) -> None:
         if scope["type"] == "websocket":
@@ -129,9 +130,9 @@ class KeyGuard:
 
 
 def _is_own(scope: Scope) -> bool:
-    """Return whether a request comes from this page, or from a program that is no browser.
+    """Return whether a request comes from this page, or from a program that is not a browser.
 
-    The cookie does not tell: browsers send it to all ports of a host, for the pages of another port, too.
+    The cookie does not show that: browsers send it to all ports of a host, from pages of any port.
     """
     origin = _header(scope, b"origin")
     if not origin or scope.get("method") in ("GET", "HEAD"):

@@ -1,32 +1,39 @@
-"""The server of the page: NiceGUI on uvicorn, behind the key."""
+"""The web server of the page: NiceGUI on uvicorn, behind the key."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from nicegui import ui
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from atoll.web.listening import listening_socket
-from atoll.web.metrics_server import metrics_answer
-from atoll.web.page_connections import MAX_HEAD, PageConnections
+from atoll.web.metrics_server import listening_socket, metrics_answer
 from atoll.web.page_key import METRICS, KeyGuard
 from atoll.web.pages import Pages
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls
 from atoll.wire.address import Address
+from atoll.wire.sockets import peer_of
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 
-_END_SECONDS = 3  # for browsers to be told
+# Bounds of connections that have not shown the key.
+MAX_PER_ADDRESS = 64
+MAX_IN_ALL = 128
+SECONDS = 10.0
+MAX_HEAD = 16 * 1024  # bytes of a request's head
+_END_SECONDS = 3  # for closing browsers' connections
 
 
 async def serve_page(
     poller: Poller, address: Address, key: str, listening: Callable[[int], None], tls: PageTls | None = None
 ) -> None:
-    """Serves until it is told to end (SIGINT, SIGTERM); calls `listening(port)` first. Once a process.
+    """Serve until SIGINT or SIGTERM. Calls `listening(port)` first. Call it once per process.
 
-    Raises AddressError where it cannot listen.
+    Raises AddressError if it cannot listen.
     """
     sock = listening_socket(address)
     port = sock.getsockname()[1]
@@ -53,7 +60,7 @@ async def serve_page(
     )
     config = uvicorn.Config(
         guard,
-        http=connections.protocol,  # type: ignore[arg-type]  # it makes what uvicorn's own class would
+        http=connections.protocol,  # type: ignore[arg-type]  # a factory, where uvicorn declares a class
         h11_max_incomplete_event_size=MAX_HEAD,
         log_level="warning",
         lifespan="on",
@@ -68,3 +75,54 @@ async def serve_page(
     await uvicorn.Server(config).serve(sockets=[sock])
     if renewing:
         renewing.cancel()
+
+
+class PageConnections:
+    """The server's connections whose browser has not shown the key, bounded per address, in total and in time.
+
+    uvicorn creates its connections with `protocol`.
+    """
+
+    def __init__(self, unauthenticated: UnauthenticatedConnections | None = None) -> None:
+        self._unauthenticated = unauthenticated or UnauthenticatedConnections(MAX_IN_ALL, MAX_PER_ADDRESS, SECONDS)
+        self._open: dict[Any, _Connection] = {}  # per address and port of the peer
+
+    def protocol(self, *arguments: Any, **options: Any) -> H11Protocol:
+        """Create a connection with uvicorn's arguments."""
+        return _Connection(self, *arguments, **options)
+
+    def admit(self, client: Any) -> None:
+        """Keep this peer's connection: it has shown the key, or requests a public path."""
+        connection = self._open.pop(_key(client), None)
+        if connection is not None:
+            self._unauthenticated.remove(connection)
+
+    def opened(self, connection: _Connection) -> None:
+        self._open[_key(connection.client)] = connection
+        self._unauthenticated.add(connection, peer_of(connection.transport.get_extra_info("socket")))
+
+    def closed(self, connection: _Connection) -> None:
+        if self._open.get(_key(connection.client)) is connection:
+            del self._open[_key(connection.client)]
+        self._unauthenticated.remove(connection)
+
+
+class _Connection(H11Protocol):
+    def __init__(self, table: PageConnections, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._table = table
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._table.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.closed(self)
+        super().connection_lost(exc)
+
+    def drop(self, reason: str) -> None:
+        self.transport.abort()
+
+
+def _key(client: Any) -> Any:
+    return tuple(client) if client is not None else None

@@ -1,24 +1,37 @@
-"""The pages that show a cluster: what there is, who uses it, what ran when, and what happened.
+"""The pages that show a cluster: overview, sessions, time line and events.
 
-Each page asks the poller once a second while a browser shows it. What a person may do there is for operators, is asked
-for again, and is decided by the controller.
+A page reads the poller once a second while a browser shows it. Its operations are for operators, ask for confirmation,
+and are authorized by the controller.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from nicegui import ui
 
+from atoll.errors import AtollError
 from atoll.telemetry import tables as t
 from atoll.telemetry.timeline import Row
 from atoll.web.drawing import MOST_ROWS, legend_html, time_line_svg
-from atoll.web.elements import CSS, Column, LiveTable, confirmed, heading, operate
 from atoll.web.poller import Poller
 
+_CSS = """
+.nicegui-content { padding: 0 16px 16px; gap: 8px; }
+.q-table th { font-weight: 600; }
+.q-table td { white-space: normal; max-width: 36em; overflow-wrap: anywhere; }
+.head { width: 100%; display: flex; gap: 20px; align-items: baseline; padding: 8px 0; flex-wrap: wrap; }
+.head a { color: inherit; text-decoration: none; } .head a.here { border-bottom: 2px solid currentColor; }
+.line { opacity: 0.8; } .problem { color: #b00020; font-weight: 600; }
+h2.title { font-size: 1.1rem; font-weight: 600; margin: 12px 0 0; line-height: 1.6; }
+.time-line { font: 11px sans-serif; max-width: 1400px; display: block; }
+.time-line text { fill: currentColor; } .time-line .grid { stroke: #8884; fill: none; }
+.legend { margin-right: 16px; white-space: nowrap; }
+.legend i { display: inline-block; width: 12px; height: 12px; margin-right: 5px; }
+"""
 _SECONDS = 1.0
 _PAGES = (("/", "Cluster"), ("/sessions", "Sessions"), ("/timeline", "Time line"), ("/events", "Events"))
 
@@ -41,7 +54,7 @@ class _Machine:
 
 
 class Pages:
-    """To be registered once, before the server starts."""
+    """The pages of one process. Register them once, before the server starts."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
@@ -49,7 +62,7 @@ class Pages:
         self._source = poller.source
 
     def register(self) -> None:
-        ui.add_css(CSS, shared=True)
+        ui.add_css(_CSS, shared=True)
         for path, page in (
             ("/", self._cluster_page),
             ("/sessions", self._sessions_page),
@@ -59,7 +72,7 @@ class Pages:
             ui.page(path)(_free(page))
 
     async def _layout(self, path: str, show: Callable[[], None], *, with_spans: bool = False) -> None:
-        """What all pages have, above what `show` shows once a second."""
+        """Build the header that all pages have, and call `show` once a second."""
 
         async def update() -> None:
             await self._poller.refresh()
@@ -81,7 +94,7 @@ class Pages:
     def _is_operator(self) -> bool:
         return self._watch.snapshot.viewer.role == "operator"
 
-    # ---- what there is
+    # ---- Cluster
 
     async def _cluster_page(self) -> None:
         def show() -> None:
@@ -96,20 +109,20 @@ class Pages:
             add.set_visibility(self._is_operator)
 
         await self._layout("/", show, with_spans=True)
-        islands = LiveTable(
+        islands = _LiveTable(
             "Islands",
             [
-                Column("id", "island", True),
-                Column("state", "state"),
-                Column("hosts", "hosts"),
-                Column("devices", "devices", True),
-                Column("kind", "kind"),
-                Column("memory", "memory (fullest device)", True),
-                Column("running", "in flight", True),
-                Column("waiting", "waiting", True),
-                Column("started", "gangs started", True),
-                Column("restarts", "restarts", True),
-                Column("note", ""),
+                _Column("id", "island", True),
+                _Column("state", "state"),
+                _Column("hosts", "hosts"),
+                _Column("devices", "devices", True),
+                _Column("kind", "kind"),
+                _Column("memory", "memory (fullest device)", True),
+                _Column("running", "in flight", True),
+                _Column("waiting", "waiting", True),
+                _Column("started", "gangs started", True),
+                _Column("restarts", "restarts", True),
+                _Column("note", ""),
             ],
             "id",
             "Drain",
@@ -117,73 +130,75 @@ class Pages:
             lambda row: self._is_operator and row.state == "ready",
         )
         add = ui.button("Add an island", on_click=self._add_island).props('flat no-caps data-action="add-island"')
-        tenants = LiveTable(
+        tenants = _LiveTable(
             "Tenants",
             [
-                Column("name", "tenant"),
-                Column("role", "role"),
-                Column("priority", "priority", True),
-                Column("share", "share set", True),
-                Column("got_text", "share got", True),
-                Column("sessions", "sessions", True),
-                Column("memory", "memory", True),
-                Column("running", "gangs in flight", True),
-                Column("waiting", "waiting", True),
-                Column("waited", "waited (median / 99 %)", True),
-                Column("device_seconds", "device-seconds", True),
+                _Column("name", "tenant"),
+                _Column("role", "role"),
+                _Column("priority", "priority", True),
+                _Column("share", "share set", True),
+                _Column("got_text", "share got", True),
+                _Column("sessions", "sessions", True),
+                _Column("memory", "memory", True),
+                _Column("running", "gangs in flight", True),
+                _Column("waiting", "waiting", True),
+                _Column("waited", "waited (median / 99 %)", True),
+                _Column("device_seconds", "device-seconds", True),
             ],
             "name",
             "Set share",
             self._set_share,
             lambda row: self._is_operator,
         )
-        devices = LiveTable(
+        devices = _LiveTable(
             "Devices",
             [
-                Column("id", "device", True),
-                Column("island", "island", True),
-                Column("host", "host"),
-                Column("state", "state"),
-                Column("kind", "kind"),
-                Column("memory", "memory", True),
-                Column("peak", "peak", True),
-                Column("busy_text", "busy (5 s)", True),
+                _Column("id", "device", True),
+                _Column("island", "island", True),
+                _Column("host", "host"),
+                _Column("state", "state"),
+                _Column("kind", "kind"),
+                _Column("memory", "memory", True),
+                _Column("peak", "peak", True),
+                _Column("busy_text", "busy (5 s)", True),
             ],
             "id",
         )
-        transfers = LiveTable(
+        transfers = _LiveTable(
             "Transfers",
-            [Column("kind", "kind"), Column("count", "transfers", True), Column("moved", "bytes", True)],
+            [_Column("kind", "kind"), _Column("count", "transfers", True), _Column("moved", "bytes", True)],
             "kind",
         )
-        machines = LiveTable(
+        machines = _LiveTable(
             "Machines",
             [
-                Column("name", "machine"),
-                Column("address", "address"),
-                Column("group", "group"),
-                Column("state", "does"),
+                _Column("name", "machine"),
+                _Column("address", "address"),
+                _Column("group", "group"),
+                _Column("state", "does"),
             ],
             "name",
         )
 
     async def _drain(self, row: dict[str, Any]) -> None:
         island = int(row["id"])
-        question = f"Drain island {island}? All that is on it moves to others, and its workers end."
-        if await confirmed(question, "Drain"):
-            await operate(f"draining island {island}", self._source.drain(island))
+        question = f"Drain island {island}? Its work and arrays move to other islands, and its workers exit."
+        if await _confirmed(question, "Drain"):
+            await _operate(f"draining island {island}", self._source.drain(island))
 
     async def _add_island(self) -> None:
         shapes = {str(island.shape) for island in self._watch.snapshot.islands}
         like = -1 if len(shapes) == 1 else self._watch.snapshot.islands[0].id
         which = "the others" if like < 0 else f"island {like}"
-        if await confirmed(f"Add an island like {which}?", "Add"):
-            await operate("starting an island", self._source.add_island(like))
+        if await _confirmed(f"Add an island like {which}?", "Add"):
+            await _operate("starting an island", self._source.add_island(like))
 
     async def _set_share(self, row: dict[str, Any]) -> None:
         name = str(row["name"])
         with ui.dialog() as dialog, ui.card():
-            ui.label(f"The share of {name} is {row['share']:g}. What has not begun counts by the new one at once.")
+            ui.label(
+                f"The share of {name} is {row['share']:g}. A new share applies at once to launches that have not begun."
+            )
             number = ui.number(value=row["share"], min=0, step=1)
             with ui.row():
                 ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("flat no-caps")
@@ -191,9 +206,9 @@ class Pages:
         share = await dialog
         dialog.delete()
         if share is not None:
-            await operate(f"setting the share of {name}", self._source.set_share(name, float(share)))
+            await _operate(f"setting the share of {name}", self._source.set_share(name, float(share)))
 
-    # ---- who uses it
+    # ---- Sessions
 
     async def _sessions_page(self) -> None:
         def show() -> None:
@@ -201,47 +216,47 @@ class Pages:
             waits.show(t.wait_rows(self._watch.snapshot))
 
         await self._layout("/sessions", show)
-        sessions = LiveTable(
+        sessions = _LiveTable(
             "Sessions",
             [
-                Column("id", "session", True),
-                Column("program", "program"),
-                Column("state", "state"),
-                Column("tenant", "tenant"),
-                Column("pid", "pid", True),
-                Column("arrays", "arrays", True),
-                Column("memory", "memory", True),
-                Column("functions", "functions", True),
-                Column("launches", "launches", True),
-                Column("in_flight", "in flight", True),
-                Column("devices", "slices"),
-                Column("waits_for", "waits for"),
+                _Column("id", "session", True),
+                _Column("program", "program"),
+                _Column("state", "state"),
+                _Column("tenant", "tenant"),
+                _Column("pid", "pid", True),
+                _Column("arrays", "arrays", True),
+                _Column("memory", "memory", True),
+                _Column("functions", "functions", True),
+                _Column("launches", "launches", True),
+                _Column("in_flight", "in flight", True),
+                _Column("devices", "slices"),
+                _Column("waits_for", "waits for"),
             ],
             "id",
             "End",
             self._end_session,
         )
-        waits = LiveTable(
-            "Who waits for what",
+        waits = _LiveTable(
+            "Waiting gangs",
             [
-                Column("session", "session", True),
-                Column("program", "first in line"),
-                Column("island", "island", True),
-                Column("gangs", "gangs", True),
-                Column("seconds", "for (s)", True),
-                Column("reason", "reason"),
-                Column("text", "waits for"),
+                _Column("session", "session", True),
+                _Column("program", "first in line"),
+                _Column("island", "island", True),
+                _Column("gangs", "gangs", True),
+                _Column("seconds", "for (s)", True),
+                _Column("reason", "reason"),
+                _Column("text", "waits for"),
             ],
             "key",
         )
 
     async def _end_session(self, row: dict[str, Any]) -> None:
         session = int(row["id"])
-        question = f"End session {session} ({row['program']})? Its program gets an error, and all that it owns goes."
-        if await confirmed(question, "End the session"):
-            await operate(f"ending session {session}", self._source.end_session(session))
+        question = f"End session {session} ({row['program']})? Its program gets an error, and its arrays are deleted."
+        if await _confirmed(question, "End the session"):
+            await _operate(f"ending session {session}", self._source.end_session(session))
 
-    # ---- what ran
+    # ---- Time line
 
     async def _time_line_page(self) -> None:
         def name_of(row: Row) -> str:
@@ -262,13 +277,13 @@ class Pages:
                 more.set_text(f"{len(rows) - MOST_ROWS} more devices are not shown")
 
         await self._layout("/timeline", show, with_spans=True)
-        heading("Gangs by device")
-        # Names in it are escaped where it is made.
+        _heading("Gangs by device")
+        # `legend_html` and `time_line_svg` escape names.
         legend = ui.html(sanitize=False)
         picture = ui.html(sanitize=False).classes("w-full").style("width: 100%")
         more = ui.label()
 
-    # ---- what happened
+    # ---- Events
 
     async def _events_page(self) -> None:
         def show() -> None:
@@ -276,14 +291,14 @@ class Pages:
             events.show([_shown(row) for row in rows])
 
         await self._layout("/events", show)
-        events = LiveTable(
+        events = _LiveTable(
             "Events",
             [
-                Column("number", "", True),
-                Column("time", "when"),
-                Column("kind", "what"),
-                Column("where", "where"),
-                Column("text", ""),
+                _Column("number", "", True),
+                _Column("time", "when"),
+                _Column("kind", "what"),
+                _Column("where", "where"),
+                _Column("text", ""),
             ],
             "number",
             most=100,
@@ -291,15 +306,105 @@ class Pages:
 
 
 def _shown(row: t.EventRow) -> _ShownEvent:
-    # To the second, so that the same event is the same row at the next look.
+    # Rounded to seconds, so that an event keeps the same row between updates.
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(round(row.wall)))
     return _ShownEvent(row.number, when, row.kind, row.where, row.text)
 
 
 def _free(page: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-    """A function for a page: NiceGUI takes no methods."""
+    """Wrap a method in a function, because NiceGUI does not accept methods."""
 
     async def free() -> None:
         await page()
 
     return free
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column that shows `field` of each row; `right` aligns numbers to the right."""
+
+    field: str
+    heading: str
+    right: bool = False
+
+
+class _LiveTable:
+    """A table whose rows are dataclasses. The browser receives an update only if rows have changed.
+
+    If `act` is given, each row for which `may(row)` is true has a button with the label `word` that calls `act(row)`.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        columns: Sequence[_Column],
+        key: str,
+        word: str = "",
+        act: Callable[[dict[str, Any]], Awaitable[None]] | None = None,
+        may: Callable[[Any], bool] = lambda row: True,
+        most: int = 50,
+    ) -> None:
+        self._rows: list[dict[str, Any]] = []
+        self._may = may
+        listed = [
+            {
+                "name": each.field,
+                "label": each.heading,
+                "field": each.field,
+                "align": "right" if each.right else "left",
+                "sortable": True,
+            }
+            for each in columns
+        ]
+        if act is not None:
+            listed.append({"name": "act", "label": "", "field": "may", "align": "right", "sortable": False})
+        self.all = ui.element("div").classes("w-full")
+        with self.all:
+            _heading(title)
+            self.table = ui.table(rows=[], columns=listed, row_key=key, pagination=most).classes("w-full")
+        self.table.props(f'dense flat bordered hide-pagination data-table="{title}" no-data-label="none"')
+        if act is not None:
+            self.table.add_slot(
+                "body-cell-act",
+                '<q-td :props="props"><q-btn v-if="props.row.may" flat dense no-caps color="primary" '
+                f'label="{word}" @click="() => $parent.$emit(\'act\', props.row)"/></q-td>',
+            )
+            self.table.on("act", lambda event: act(event.args))
+
+    def show(self, rows: Sequence[Any], *, also_none: bool = True) -> None:
+        """Update the rows. If `also_none` is false, hide the table while it has no rows."""
+        self.all.set_visibility(also_none or bool(rows))
+        found = [{**asdict(row), "may": self._may(row)} for row in rows]
+        if found != self._rows:
+            self._rows = found
+            self.table.props["hide-pagination"] = len(found) <= self.table.props["pagination"]["rowsPerPage"]
+            self.table.rows = list(found)
+
+
+def _heading(text: str) -> None:
+    with ui.element("h2").classes("title"):
+        ui.label(text)
+
+
+async def _confirmed(question: str, word: str) -> bool:
+    """Ask a question in a dialog, and return whether the person confirms."""
+    with ui.dialog() as dialog, ui.card():
+        ui.label(question)
+        with ui.row():
+            ui.button("Cancel", on_click=lambda: dialog.submit(False)).props("flat no-caps")
+            ui.button(word, on_click=lambda: dialog.submit(True)).props("no-caps color=negative")
+    answer = bool(await dialog)
+    dialog.delete()
+    return answer
+
+
+async def _operate(what: str, operation: Awaitable[str]) -> None:
+    """Await an operation, and show its result or its error."""
+    notification = ui.notification(f"{what} ...", spinner=True, timeout=None)
+    try:
+        text, kind = await operation, "positive"
+    except AtollError as error:
+        text, kind = str(error), "negative"
+    notification.dismiss()
+    ui.notify(text, type=kind, multi_line=True, timeout=8000, close_button="Close")

@@ -1,4 +1,7 @@
-"""Keeps one watch up to date for all who look: asks the cluster once a second, and never where nobody looks."""
+"""Keep one watch up to date for all viewers.
+
+The poller asks the cluster at most once a second, and only while someone views the watch.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,12 @@ import msgspec
 from atoll.errors import AtollError
 from atoll.telemetry.watch import Source, Watch
 
-# A report that is younger is good enough.
-FRESH_SECONDS = 0.9
-# Of each second: what a picture can show, and a busy controller hands out in passing.
-MOST_SPANS = 2_000
+FRESH_SECONDS = 0.9  # younger data is not requested again
+MOST_SPANS = 2_000  # per second: enough for the picture, and cheap for a busy controller
 
 
 class Poller:
-    """`watch` is what the cluster has said last."""
+    """Updates `watch` from `source`, on demand."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -26,7 +27,7 @@ class Poller:
         self._reported = self._traced = -FRESH_SECONDS
 
     async def refresh(self, fresh: float = FRESH_SECONDS) -> None:
-        """Returns when the watch is at most `fresh` seconds old, or says why it is not."""
+        """Update the report unless it is younger than `fresh` seconds. On failure, set `watch.problem`."""
         async with self._asking:
             if time.monotonic() - self._reported < fresh:
                 return
@@ -38,7 +39,7 @@ class Poller:
             self._reported = time.monotonic()
 
     async def refresh_time_line(self) -> None:
-        """The same for the time line."""
+        """Update the spans of the time line unless they are younger than `FRESH_SECONDS`."""
         async with self._asking:
             if time.monotonic() - self._traced < FRESH_SECONDS:
                 return

@@ -1,7 +1,7 @@
-"""TLS for browsers and scrapers: by the user's own certificate, or by one that the cluster's authority signs.
+"""TLS for browsers and scrapers, with the user's own certificate or with one that the cluster's authority signs.
 
-A cluster's authority is made for its roles (the room `security`). What it signs for a page names the page's host, as
-browsers want it, and opens no door of the cluster.
+The authority signs the page's certificate for the page's host, as browsers require. That certificate has no role (see
+`security`), so it gives no access to the cluster.
 """
 
 from __future__ import annotations
@@ -20,44 +20,50 @@ from atoll.wire.tls.identity import use_certificate
 
 _log = logging.getLogger(__name__)
 
-# A certificate that its owner replaces, as certbot does, is looked at so often.
+# Interval for reading a certificate that its owner replaces, as certbot does.
 _RENEWED_SECONDS = 3600.0
 
 
 class PageTls:
-    """What a page is served with. `pem()` is the present certificate with its key; it is asked for again and again."""
+    """The TLS context of a page. `pem()` returns the current certificate with its key, and is called at each renewal.
+
+    `authority` is the certificate of the cluster's authority in PEM, if that has signed the page's certificate.
+    """
 
     def __init__(self, pem: Callable[[], bytes], authority: bytes = b"", every: float = _RENEWED_SECONDS) -> None:
-        self.authority = authority  # the certificate of who has signed it, in PEM, where that is the cluster's
+        self.authority = authority
         self._pem = pem
         self._every = every
         self.context = _context()
         self.renew()
 
     def renew(self) -> None:
-        """Connections that are open go on. Raises AccessError, and then serves on with what it had."""
+        """Load the current certificate; open connections keep the old one.
+
+        Raises AccessError for an unusable certificate, and keeps serving with the old one.
+        """
         pem = self._pem()
-        for context in (_context(), self.context):  # what is not usable does not reach the one in use
+        for context in (_context(), self.context):  # test the certificate before the context in use loads it
             try:
                 use_certificate(context, pem)
             except ssl.SSLError as error:
                 raise AccessError(
-                    "the page's certificate cannot be used: expected a certificate and the private key that belongs to "
-                    f"it, in PEM, without a passphrase ({error.reason or error})"
+                    "cannot use the page's certificate: expected a certificate and its private key, in PEM, without a "
+                    f"passphrase ({error.reason or error})"
                 ) from None
 
     async def keep_new(self) -> None:
-        """Renews it until it is cancelled."""
+        """Renew the certificate periodically until canceled."""
         while True:
             await asyncio.sleep(self._every)
             try:
                 self.renew()
             except AtollError as error:
-                _log.warning("%s; the one from before is served on", error)
+                _log.warning("%s; continuing with the previous certificate", error)
 
 
 def tls_of_files(certificate: Path, key: Path | None) -> PageTls:
-    """By the user's own certificate, whose key may be in the same file. Raises AccessError."""
+    """Return TLS with the user's own certificate, whose key may be in the same file. Raises AccessError."""
 
     def pem() -> bytes:
         content = b""
@@ -72,9 +78,9 @@ def tls_of_files(certificate: Path, key: Path | None) -> PageTls:
 
 
 def tls_of_cluster(directory: str, address: Address) -> PageTls:
-    """By a certificate of the authority of the cluster in `directory`, for who opens the page at `address`.
+    """Return TLS with a certificate signed by the authority of the cluster in `directory`, for a page at `address`.
 
-    Raises AccessError where there is none that this user could read.
+    Raises AccessError if this user cannot read the authority.
     """
     authority, hosts = load_authority(directory), _hosts(address)
     every = min(_RENEWED_SECONDS, certificate_seconds() / 3)
@@ -88,28 +94,28 @@ def has_authority(directory: str) -> bool:
 def page_tls(
     address: Address, certificate: Path | None, key: Path | None, directory: str, insecure: bool
 ) -> PageTls | None:
-    """How a page is served at `address`: None without TLS, as on loopback where nothing asks for it.
+    """Return the TLS for a page at `address`, or None to serve without TLS, which is the default on loopback.
 
-    `directory` is that of its cluster, where it is this user's. Raises AccessError, and AddressError where strangers
-    could read along.
+    `directory` is that of the cluster if it belongs to this user. Raises AccessError for an unusable certificate, and
+    AddressError if other machines could read unencrypted traffic.
     """
     if certificate is not None:
         return tls_of_files(certificate, key)
     if key is not None:
-        raise AccessError(f"a key ({key}) is of use with its certificate alone")
+        raise AccessError(f"--tls-key {key} needs --tls-certificate")
     if not address.tls and (address.is_local or insecure):
         return None
     if has_authority(directory):
         return tls_of_cluster(directory, address)
     raise AddressError(
-        f"{address.host_and_port}: a page for other machines, or at tls://, needs a certificate, and no authority of "
-        "the cluster's is here to sign one: give --tls-certificate and --tls-key, or --insecure on a network that "
-        "nobody else reads"
+        f"{address.host_and_port}: a page for other machines, or at tls://, needs a certificate, and this user cannot "
+        "read a cluster authority that could sign one: give --tls-certificate and --tls-key, or --insecure on a "
+        "trusted network"
     )
 
 
 def _hosts(address: Address) -> list[str]:
-    """The names and addresses by which a browser may come."""
+    """Return the names and addresses under which browsers may reach the page."""
     hosts = dict.fromkeys((address.host,))
     if address.is_everywhere:
         hosts = dict.fromkeys((socket.gethostname(), own_address(address.host)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import uvicorn
 
-from atoll.web.page_connections import MAX_HEAD, PageConnections
 from atoll.web.page_key import KeyGuard
+from atoll.web.page_server import MAX_HEAD, PageConnections
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 KEY = "the key of this test"
