@@ -105,7 +105,7 @@ TABLE: dict[tuple[str, str], Does] = {
     **dict.fromkeys(
         (
             ("engines/ray/actors.py", "EngineActor._end_later.end"),
-            ("engines/ray/control.py", "_end"),
+            ("engines/ray/ray_cluster.py", "_end"),
             ("engines/ray/ray_placement.py", "Placement._end_actor"),
             ("host_services/profiles/profile_recorder.py", "Recorder._drop"),
             ("host_services/profiles/profile_recorder.py", "Recorder._watch"),

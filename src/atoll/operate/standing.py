@@ -17,7 +17,7 @@ from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions, sockets_base
-from atoll.engines.ray.control import end_cluster
+from atoll.engines.ray.ray_cluster import end_cluster
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.journal.persisted_state import check_persisted

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.ray.actors import EngineStart
-from atoll.engines.ray.control import RayCluster
+from atoll.engines.ray.ray_cluster import RayCluster
 from atoll.errors import ClusterError
 from atoll.operate.cluster_registry import ClusterRegistry
 from atoll.security.join_token import JoinToken

@@ -34,8 +34,8 @@ def test_an_island_asks_for_a_bundle_for_each_of_its_hosts(asked: ClusterSetting
     ("wrong", "text"),
     [
         (settings(resources="CPU"), "'CPU' is not a resource of Ray's: expected NAME=VALUE, such as GPU=4"),
-        (settings(resources="CPU=many"), "'many' of the resource CPU is no amount"),
-        (settings(resources="CPU=0"), "a host needs some resource"),
+        (settings(resources="CPU=many"), "invalid amount 'many' of the resource CPU"),
+        (settings(resources="CPU=0"), "at least one Ray resource"),
         (settings(labels="zone"), "'zone' is not a label of Ray's"),
         (settings(strategy="FAR"), "there is no strategy of Ray's 'FAR'; the known ones are: STRICT_SPREAD"),
     ],

@@ -171,7 +171,7 @@ def test_where_it_cannot_listen_the_start_says_so_before_ray_is_asked(
     ("module", "text"),
     [
         ("raise ImportError('nothing here')", "the engine ray needs Ray: pip install 'atoll[ray]' (nothing here)"),
-        ("__version__ = '2.9.3'", "the engine ray needs Ray 2.60 or newer, and this is 2.9.3"),
+        ("__version__ = '2.9.3'", "the engine ray needs Ray 2.60 or newer, but Ray 2.9.3 is installed"),
     ],
 )
 def test_without_ray_or_with_an_old_one_the_start_says_what_to_install(

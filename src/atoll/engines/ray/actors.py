@@ -1,8 +1,8 @@
-"""What runs in Ray's workers: an actor that holds a cluster's engine, and one for each host that holds its agent.
+"""The actors in Ray's workers: one per cluster that holds its engine, and one per host that holds its agent.
 
-Each starts a process of its own and does nothing else: a worker in an actor's process would share its interpreter with
-Ray's threads, and its exit status would be lost. The processes watch the actor's pid, so they end with it, and with the
-raylet, whose end ends its actors.
+Each actor only starts a process: a worker in the actor's process would share its interpreter with Ray's threads, and
+its exit status would be lost. The processes watch the actor's pid, so they end with the actor, which ends with its
+raylet.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -22,48 +23,46 @@ import msgspec
 
 from atoll.cluster.directories import default_cache_directory, usage_file
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
+from atoll.cluster.processes.process_table import cpu_ticks, switches
+from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, StartWatch
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions, make_directory
-from atoll.engines.ray.agent_watch import AgentWatch
 from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError
 from atoll.journal.persisted_state import check_persisted
-from atoll.security.access import TOKEN_VARIABLE
+from atoll.security.access import HOST_TOKEN_VARIABLE, INSECURE_VARIABLE, TOKEN_VARIABLE
+from atoll.security.join_token import JOIN_VARIABLE
 from atoll.security.roles import JOINING, Role
-from atoll.security.start_security import advertised, kept_environment
+from atoll.security.start_security import AUTHORITY_VARIABLE, advertised, kept_environment
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.sockets import free_address
 
-NOTE = "engine"  # in the directory of a journal
+NOTE = "engine"  # name of the file in the directory of a journal
 _LAST_LINES = 20
-_LINGER_SECONDS = 20.0  # after a start that failed, for whoever waits to learn why
+_LINGER_SECONDS = 20.0  # after a failed start, for the caller to read the reason
 
 
 class AgentEnd(NamedTuple):
-    """How a host agent has ended: its exit status, and what it said last."""
+    """The end of a host agent: its exit status and its last line of output."""
 
     status: int
     text: str
 
 
 class EngineStart(msgspec.Struct, frozen=True):
-    """What a cluster on Ray is started with.
-
-    `listen` is where its controller does, on the node of its actor: "" for any free port there. By TLS, unless it is to
-    be `insecure`. Others know it by what it is to `advertise`, as `security.start_security.advertised` has it.
-    """
+    """The options of a cluster on Ray. Paths are on the node of the engine's actor."""
 
     settings: ClusterSettings
-    listen: str = ""
-    advertise: str = ""
-    insecure: bool = False
+    listen: str = ""  # address of the controller; "" for any free port of the node
+    advertise: str = ""  # see `security.start_security.advertised`
+    insecure: bool = False  # listen without TLS
     name: str = ""  # of the cluster
-    journal: str = ""  # of its controller: a directory on that node
-    authority: str = ""  # the file on that node in which its authority and tokens are kept
+    journal: str = ""  # directory of the controller's journal
+    authority: str = ""  # file with the cluster's authority and tokens
 
 
 class EngineBegun(NamedTuple):
-    """Where the controller is reached, and by which strings others join it, by role, with TLS; or why it is not."""
+    """The address of the controller and, with TLS, its join tokens by role; or the reason for a failed start."""
 
     address: str
     joins: dict[Role, str]
@@ -71,22 +70,21 @@ class EngineBegun(NamedTuple):
 
 
 class Up(NamedTuple):
-    """Why an engine is not up, "" where it is, and what its processes said last."""
+    """The reason why an engine is not up, "" if it is, and the last output of its processes."""
 
     error: str
     messages: str
 
 
 def _adopt(environment: Mapping[str, str]) -> None:
-    """Makes this process, and what it starts, what the user's own would be.
+    """Adapt this process, whose children inherit its attributes, to the user's environment.
 
-    Ray gives its workers a niceness of 15, which a worker of Atoll would inherit, a limit to OpenMP's threads, which is
-    not meant for what is below it, and a debugger that asks for Ray.
+    Ray gives its workers a niceness of 15, a limit of OpenMP threads, and a debugger that needs Ray.
     """
     for name in ("OMP_NUM_THREADS", "PYTHONBREAKPOINT"):
         os.environ.pop(name, None)
     os.environ.update(environment)
-    with contextlib.suppress(OSError):  # none but root may take it back: see "Clusters" in the docs
+    with contextlib.suppress(OSError):  # only root may lower the niceness: see docs/clusters.md
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
@@ -94,7 +92,7 @@ class HostActor:
     """Holds the host agent of one bundle."""
 
     def run(self, arguments: list[str], environment: dict[str, str], seconds: float) -> AgentEnd:
-        """Runs `atoll host` with these arguments to its end, or until it has hung for so many seconds."""
+        """Run `atoll host` with these arguments until it ends, or until it has hung for `seconds`."""
         _adopt(environment)
         host = [sys.executable, "-P", "-m", "atoll.operate.command", "host", *arguments, "--parent", str(os.getpid())]
         process = subprocess.Popen(
@@ -116,10 +114,10 @@ class HostActor:
 
 
 class EngineActor:
-    """Holds the engine process of one cluster, and ends when that does.
+    """Holds the engine process of one cluster, and ends with it.
 
-    With the directory of a `journal`, the engine outlives an actor that is killed: Ray starts the actor again on the
-    same node, and it finds the engine by a note in that directory.
+    With the directory of a `journal`, the engine outlives an actor that is killed: Ray restarts the actor on the same
+    node, and the actor finds the engine by a note in that directory.
     """
 
     def __init__(self, journal: str = "") -> None:
@@ -133,7 +131,7 @@ class EngineActor:
             self._take_over(self._note)
 
     def _take_over(self, path: Path) -> None:
-        """Where an actor before this one has been killed."""
+        """Adopt the engine of the note if Ray has restarted this actor."""
         import ray
 
         if not ray.get_runtime_context().was_current_actor_reconstructed:
@@ -147,12 +145,12 @@ class EngineActor:
         self._begin_watching()
 
     def _begin_watching(self) -> None:
-        # Held open: its directory goes with the engine, when the log of a start that failed is yet to be read.
+        # Kept open, since the engine removes its directory before the log of a failed start is read.
         self._messages = open(self._directory / "log", "rb")  # noqa: SIM115
         threading.Thread(target=self._watch, name="engine", daemon=True).start()
 
     def start(self, start: bytes, environment: dict[str, str]) -> EngineBegun:
-        """Starts the engine. `start` is an EngineStart in JSON."""
+        """Start the engine. `start` is an EngineStart in JSON."""
         import ray
 
         _adopt(environment)
@@ -202,7 +200,7 @@ class EngineActor:
         return EngineBegun(str(address), joins, "")
 
     def up(self) -> Up:
-        """Returns once the cluster is up, or is not to be."""
+        """Return when the cluster is up, or when its start has failed."""
         assert isinstance(self._engine, EngineProcess)
         try:
             self._engine.wait_until_up()
@@ -215,11 +213,11 @@ class EngineActor:
             self._was_told.set()
 
     def ended(self) -> None:
-        """Returns once the engine has ended."""
+        """Return when the engine has ended."""
         self._engine.wait()
 
     def end(self) -> None:
-        """Ends the engine, and returns when nothing of the cluster is left, in Ray or elsewhere."""
+        """End the engine, and return when nothing of the cluster is left, in Ray or elsewhere."""
         self._engine.end()
 
     def _last_messages(self) -> str:
@@ -228,7 +226,7 @@ class EngineActor:
 
     def _watch(self) -> None:
         self._engine.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)  # where it was killed
+        shutil.rmtree(self._directory, ignore_errors=True)  # in case the engine was killed
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         if not self._is_up:
@@ -243,3 +241,69 @@ class EngineActor:
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
         threading.Timer(seconds, end).start()
+
+
+class AgentWatch:
+    """Kills a host agent that has not run for `seconds`; `silence` is then the reason.
+
+    An agent checks its lease four times a second. So a process that uses no CPU time, and that the kernel never
+    switches to, does not run; for example, it is stopped. The engine has given up on the agent by then, and only the
+    actor can start another.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
+        self.silence = ""
+        self._process = process
+        self._watch = StartWatch(seconds)
+        threading.Thread(target=self._run, name="atoll-agent", daemon=True).start()
+
+    def _run(self) -> None:
+        pid = self._process.pid
+        while self._process.poll() is None:
+            used = cpu_ticks(pid) + switches(pid)
+            if self._watch.is_silent(time.monotonic(), used, has_spoken=False):
+                self.silence = f"it did not run for {self._watch.seconds:.0f} s, and was killed"
+                self._process.kill()
+                return
+            time.sleep(LOOK_SECONDS)
+
+
+# Variables that the engine and the agents get from the environment in which the cluster was started. They are arguments
+# of the actors' methods. Every user of the Ray cluster can read a runtime environment, so secrets must not be in one.
+_PREFIXES = ("ATOLL_", "XLA_", "NCCL_", "LIBTPU_", "TF_CPP_")
+_NAMES = ("OMP_NUM_THREADS",)
+# Variables that were read where the cluster was started, and mean something else on a host.
+_NOT = (
+    "ATOLL_ADDRESS",
+    "ATOLL_ISLANDS",
+    "ATOLL_ISLAND",
+    "ATOLL_RANK",
+    "ATOLL_ENGINE",
+    "ATOLL_TOPOLOGY",
+    INSECURE_VARIABLE,
+)
+_SECRETS = (JOIN_VARIABLE, TOKEN_VARIABLE, HOST_TOKEN_VARIABLE, AUTHORITY_VARIABLE)
+
+
+def engine_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables for the engine. Of the secrets, it gets those from which its cluster is made."""
+    return _chosen(environment, (TOKEN_VARIABLE, HOST_TOKEN_VARIABLE, AUTHORITY_VARIABLE))
+
+
+def agent_environment(secured: bool, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that the engine passes to host agents.
+
+    Of the secrets, they get the join token that the engine has made for hosts or, without TLS, the tokens.
+    """
+    return _chosen(environment, (JOIN_VARIABLE,) if secured else (TOKEN_VARIABLE, HOST_TOKEN_VARIABLE))
+
+
+def _chosen(environment: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name.startswith(_PREFIXES) or name in _NAMES)
+        and name not in _NOT
+        and not name.startswith("ATOLL_RAY_")
+        and (name in secrets or name not in _SECRETS)
+    }

@@ -1,6 +1,6 @@
-"""What an island asks Ray for, and what Ray lacks where it cannot have that. Pure, and without Ray.
+"""The resources that an island asks Ray for, and the reasons why Ray cannot place it. Pure, and without Ray.
 
-An island is one placement group: a bundle for each of its hosts, all or none. Names of resources are Ray's.
+An island is one placement group with a bundle per host. The names of resources are Ray's.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from atoll.devices.device_kinds import kind_of
 from atoll.errors import SettingsError
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
-# Ray's name for the devices of a platform; those of others are the CPU.
+# Ray's names for the devices of platforms. Other platforms use only the CPU.
 _DEVICES = {"cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What each host of an island needs on its node, how many of them an island has, and how Ray is to place them."""
+    """The placement group of an island."""
 
-    bundle: Mapping[str, float]
-    count: int
+    bundle: Mapping[str, float]  # the resources of each host, by name
+    count: int  # of hosts
     labels: Mapping[str, str] = field(default_factory=dict)
     strategy: str = STRATEGIES[0]
 
     @property
     def nodes(self) -> int:
-        """How many nodes it needs at the same time, at least."""
+        """Return the minimum number of nodes for the island."""
         return self.count if self.strategy == "STRICT_SPREAD" else 1
 
     @property
     def on_one_node(self) -> Mapping[str, float]:
-        """What one node has to have for it, at least."""
+        """Return the minimum resources that a node needs."""
         if self.strategy != "STRICT_PACK":
             return self.bundle
         return {name: amount * self.count for name, amount in self.bundle.items()}
@@ -46,17 +46,17 @@ class Demand:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the Ray cluster that is alive: its resources, all and free ones; and whether it is about to leave."""
+    """A live node of the Ray cluster, with its resources by name."""
 
     name: str
     total: Mapping[str, float]
     free: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
-    leaves: bool = False
+    leaves: bool = False  # whether Ray drains the node
 
 
 def demand_of(settings: ClusterSettings, shape: IslandShape) -> Demand:
-    """What an island of the cluster asks for. Raises SettingsError."""
+    """Return what an island of the shape asks Ray for. Raise SettingsError for invalid settings."""
     check_known("strategy of Ray's", settings.ray_strategy, STRATEGIES)
     devices = _DEVICES.get(shape.platform)
     bundle = {"CPU": 1.0} | ({devices: float(shape.devices)} if devices else {})
@@ -64,14 +64,14 @@ def demand_of(settings: ClusterSettings, shape: IslandShape) -> Demand:
         bundle[name] = _amount(name, text)
     bundle = {name: amount for name, amount in bundle.items() if amount}
     if not bundle:
-        raise SettingsError("a host needs some resource of Ray's, such as CPU=1")
+        raise SettingsError("a host needs at least one Ray resource, such as CPU=1")
     labels = _pairs(settings.ray_labels, "a label of Ray's", "ray.io/market-type=spot")
     count = 1 if kind_of(shape.platform).process_per_island else shape.hosts
     return Demand(bundle, count, labels, settings.ray_strategy)
 
 
 def _pairs(text: str, what: str, example: str) -> dict[str, str]:
-    """Reads NAME=VALUE,NAME=VALUE."""
+    """Parse NAME=VALUE,NAME=VALUE."""
     found = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, equals, value = part.partition("=")
@@ -87,12 +87,12 @@ def _amount(name: str, text: str) -> float:
     except ValueError:
         amount = -1.0
     if not 0 <= amount < float("inf"):
-        raise SettingsError(f"{text!r} of the resource {name} is no amount: expected a number from 0 on")
+        raise SettingsError(f"invalid amount {text!r} of the resource {name}: expected a number from 0 on")
     return amount
 
 
 def lack_text(demand: Demand, nodes: Sequence[Node]) -> str:
-    """Why Ray has not placed an island: what none of its nodes has, or which ones are not free."""
+    """Return why Ray has not placed an island: too few nodes have the resources, or too few have them free."""
     asked = f"{demand.count} x ({demand})" if demand.count > 1 else f"({demand})"
     text = f"Ray is asked for {asked}" + (f" on {demand.nodes} nodes" if demand.nodes > 1 else "")
     leaving = [each.name for each in nodes if each.leaves]
@@ -124,7 +124,7 @@ def _hint(demand: Demand, fits: Sequence[Node]) -> str:
 
 
 def _has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Where a value is one of Ray's expressions, such as !spot or in(a,b), Ray alone knows."""
+    """Return whether the labels match, assuming that values match Ray's expressions such as !spot or in(a,b)."""
     return all(value.startswith(("!", "in(")) or labels.get(name) == value for name, value in wanted.items())
 
 
@@ -133,7 +133,7 @@ def _covers(has: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
 
 
 def _most(bundle: Mapping[str, float], nodes: Sequence[Node]) -> str:
-    """Of the resources that are short on some node, what the best node has."""
+    """Return the maximum that a node has of each resource that some node lacks."""
     short = [name for name, amount in bundle.items() if any(each.total.get(name, 0.0) < amount for each in nodes)]
     return ", ".join(f"{name} {max(each.total.get(name, 0.0) for each in nodes):g}" for name in short)
 

@@ -1,6 +1,6 @@
-"""The one door to Ray: which versions do, how a process connects, and what is said where it cannot.
+"""The connection of a process to Ray.
 
-Ray is an extra. Nothing but this engine imports it, and that only here and in functions.
+Ray is an optional dependency: only this engine imports it, inside functions.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _SCHEME = "ray://"
 
 
 def connect(address: str) -> Any:
-    """Connects this process to the Ray cluster at `address`, as a driver, and returns the module `ray`.
+    """Connect this process to the Ray cluster at `address` as a driver, and return the module `ray`.
 
-    "" is the cluster that RAY_ADDRESS names, or of which this machine is a node. Raises ClusterError.
+    "" is the cluster that RAY_ADDRESS names, or that this machine is a node of. Raise ClusterError on failure.
     """
     ray = _module()
     if address not in ("", "auto", "local"):
         _probe(address)
     try:
         ray.init(address or "auto", namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # Ray raises what comes: ConnectionError, RuntimeError, ValueError, AssertionError
+    except Exception as error:  # such as ConnectionError, RuntimeError, ValueError, AssertionError
         where = f"at {address}" if address else "here"
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ClusterError(
             f"cannot connect to a Ray cluster {where}: {first} (start one with `ray start --head`; from a machine that "
-            f"is no node of it, connect with --ray-address {_SCHEME}HOST:10001)"
+            f"is not a node of it, connect with --ray-address {_SCHEME}HOST:10001)"
         ) from None
     return ray
 
@@ -51,12 +51,12 @@ def _module() -> Any:
     version = getattr(ray, "__version__", "0")
     if tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2]) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
-        raise ClusterError(f"the engine ray needs Ray {oldest} or newer, and this is {version}")
+        raise ClusterError(f"the engine ray needs Ray {oldest} or newer, but Ray {version} is installed")
     return ray
 
 
 def _probe(address: str) -> None:
-    """Ray itself takes minutes to say that nothing is there, or ends the process."""
+    """Raise ClusterError if nothing listens at `address`. Ray takes minutes to report that, or ends the process."""
     try:
         where = parse_address(address.removeprefix(_SCHEME))
         dial(where, what="Ray", timeout=_PROBE_SECONDS).close()
@@ -68,7 +68,7 @@ def _probe(address: str) -> None:
 
 
 def nodes(ray: Any) -> Sequence[Node]:
-    """The nodes that Ray thinks alive."""
+    """Return the nodes that Ray considers alive."""
     free = ray._private.state.available_resources_per_node()
     leaving = draining(ray)
     return [
@@ -85,9 +85,10 @@ def nodes(ray: Any) -> Sequence[Node]:
 
 
 def draining(ray: Any) -> Mapping[str, float]:
-    """The ids of the nodes that Ray drains, of which a provider takes back the machine, say, and the seconds left.
+    """Return the seconds left for each node that Ray drains, by node id; `math.inf` without a deadline.
 
-    Ray places nothing there any more, and ends nothing: who drains the node does, when the time is over.
+    A node is drained, for example, when a cloud provider reclaims its machine. Ray places nothing there any more and
+    ends nothing: the provider does that at the deadline.
     """
     found: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
     now = time.time()
@@ -95,13 +96,13 @@ def draining(ray: Any) -> Mapping[str, float]:
 
 
 def reachable(listens: Address, here: str) -> Address:
-    """Where other nodes reach what listens on this one, which Ray knows by the address `here`."""
+    """Return the address for other nodes to reach a listener on this node, whose address in Ray is `here`."""
     return replace(listens, host=here) if listens.host in ("0.0.0.0", "::") else listens
 
 
 def keep_sigterm() -> None:
-    """For the main thread, after another has connected: takes back the handler of SIGTERM, which Ray has replaced.
+    """Restore the handler of SIGTERM after another thread has connected. Call this on the main thread.
 
-    Ray's ends the process at once.
+    Ray replaces the handler with one that ends the process at once.
     """
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

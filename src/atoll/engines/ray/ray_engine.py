@@ -1,7 +1,7 @@
-"""The engine `ray`: the engine `hosts`, for which Ray starts the host agents.
+"""The engine `ray`: the engine `hosts` with host agents that Ray starts.
 
-Ray finds the nodes of an island, all or none, and starts an agent on each, for that island and rank. From then on it is
-in nobody's way: agents, workers and clients speak to one another as they do without it.
+Ray finds nodes for an island, all or none, and starts an agent on each, for that island and rank. Agents, workers and
+clients then communicate without Ray.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll.cluster.topology import IslandShape
 from atoll.engines.engine_interface import HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
-from atoll.engines.ray.agent_environment import agent_environment
+from atoll.engines.ray.actors import agent_environment
 from atoll.engines.ray.bundles import demand_of
 from atoll.engines.ray.ray_connection import keep_sigterm, reachable
 from atoll.engines.ray.ray_placement import Placement
@@ -26,12 +26,12 @@ from atoll.wire.address import parse_address
 
 
 class RayEngine(HostsEngine):
-    """See `atoll.engines.engine_interface.Engine`."""
+    """The engine for Ray clusters."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._controller = parse_address(options.controller_address)
         if self._controller.is_unix:
-            raise ClusterError("a cluster on Ray is no embedded one: start it with `atoll up --engine ray`")
+            raise ClusterError("a cluster on Ray cannot be embedded: start it with `atoll up --engine ray`")
         super().__init__(options)
         self._placement = Placement(
             options.settings.ray_address,
@@ -50,10 +50,10 @@ class RayEngine(HostsEngine):
         if is_first:
             self._placement.start()
 
-    def _in_loop(self, what: Callable[[], None]) -> None:
-        """From the placement's thread."""
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        """Make a call of the placement's thread on the event loop."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(what)
+            self._loop.call_soon_threadsafe(call)
 
     def _arguments(self, ray: Any, island: int, rank: int) -> list[str]:
         address = reachable(self._controller, ray.util.get_node_ip_address())

@@ -1,8 +1,7 @@
-"""What the engine has in Ray: for each island that is wanted a placement group, with a host actor for each bundle.
+"""The engine's placement groups in Ray, one per island, with a host actor per bundle.
 
-A thread of its own talks to Ray, since every call may block. It compares what is wanted with what is there, again and
-again, and mends the difference: so whatever was killed, by whomever, is back. All of it belongs to the engine process,
-Ray's driver: Ray removes it when that ends, however it ends.
+Calls to Ray may block, so a separate thread makes them. It periodically compares the wanted state with the actual one,
+and restores what was killed. The engine process is Ray's driver: Ray removes everything when that process ends.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from atoll.errors import AtollError
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.5  # between two looks at Ray
-_RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 15.0)  # until a host agent is started again that ended so many times
-_WELL_SECONDS = 10.0  # after which what ended an agent's predecessor is of no interest
-_STEADY_SECONDS = 60.0  # an agent that ran for so long has not failed to start
+_LOOK_SECONDS = 0.5  # between two comparisons
+_RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 15.0)  # until the restart of a host agent, by its number of failures
+_WELL_SECONDS = 10.0  # run time of an agent after which the end of its predecessor is not reported any more
+_STEADY_SECONDS = 60.0  # run time of an agent after which its end does not count as a failed start
 _END_SECONDS = 3.0
 
 
 @dataclass(eq=False)
 class _Host:
-    """The actor of one bundle. `ended` is Ray's promise of how its agent ends."""
+    """The actor of one bundle. `ended` is Ray's reference to the end of its agent, None if no actor runs."""
 
     actor: Any = None
     ended: Any = None
@@ -44,7 +43,7 @@ class _Host:
 
 @dataclass(eq=False)
 class _Group:
-    """The placement group of an island, and its hosts by rank. `leaving` are those on nodes that Ray drains."""
+    """The placement group of an island, and its hosts by rank. `leaving` are the ranks on nodes that Ray drains."""
 
     group: Any
     demand: Demand
@@ -53,12 +52,19 @@ class _Group:
 
 
 class Placement:
-    """Keeps the islands that are wanted placed. The methods may be called from any thread, and none blocks but `close`.
+    """Keeps the wanted islands placed. Methods may be called from any thread, and only `close` blocks.
 
-    `arguments(ray, island, rank)` are those of `atoll host`; `environment` is added to what the node gives it. One that
-    hangs for `lease` seconds is started again.
-    `on_connected()` and `on_change()` are called from the thread, the latter when `texts` has changed; and
-    `on_leaving(island, rank, seconds)` again and again for a host whose node Ray drains, and will end in so many.
+    Callbacks are called on the placement's thread.
+
+    Args:
+        address: Address of the Ray cluster; see `connect`.
+        name: Prefix of the names of placement groups.
+        arguments: Returns the arguments of `atoll host`, from the module `ray`, the island and the rank.
+        environment: Variables that are added to those of the node.
+        lease: Seconds after which a host agent that hangs is restarted.
+        on_connected: Called when Ray is connected.
+        on_change: Called when the `text` of an island has changed.
+        on_leaving: Called repeatedly with (island, rank, seconds left) for a host on a node that Ray drains.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class Placement:
         on_change: Callable[[], None],
         on_leaving: Callable[[int, int, float], None],
     ) -> None:
-        self._texts: dict[int, str] = {}  # by island; replaced, never changed
+        self._texts: dict[int, str] = {}  # by island; replaced, never modified
         self._address = address
         self._name = name
         self._arguments = arguments
@@ -90,7 +96,7 @@ class Placement:
         self._thread = threading.Thread(target=self._run, name="atoll-ray", daemon=True)
 
     def start(self) -> None:
-        """Connects to Ray, and does from now on what is wanted."""
+        """Start the thread, which connects to Ray and then places the wanted islands."""
         self._thread.start()
 
     def want(self, island: int, demand: Demand) -> None:
@@ -104,13 +110,13 @@ class Placement:
         self._awake.set()
 
     def text(self, island: int) -> str:
-        """What Ray lacks for an island that waits, or does for it."""
+        """Return what Ray lacks for an island, or what it does for it; "" if nothing."""
         if self._ray is None:
-            return self._texts.get(island, "Ray is not connected to yet")
+            return self._texts.get(island, "not connected to Ray yet")
         return self._texts.get(island, "")
 
     def close(self) -> None:
-        """Removes all from Ray; returns when it is gone, or Ray does not answer in time."""
+        """Remove everything from Ray. Return when it is removed, or when Ray does not answer in time."""
         self._closing = True
         self._awake.set()
         if self._thread.is_alive():
@@ -124,13 +130,13 @@ class Placement:
                 if self._ray is None:
                     self._ray = connect(self._address)
                     self._on_connected()
-                self._mend()
+                self._reconcile()
             except AtollError as error:
-                self._say(dict.fromkeys(self._wanted_now(), str(error)))
-            except Exception as error:  # of Ray's many kinds; while its head restarts, say
-                text = f"Ray does not do what it is asked for: {described(error)}"
+                self._set_texts(dict.fromkeys(self._wanted_now(), str(error)))
+            except Exception as error:  # any of Ray's errors, such as while its head restarts
+                text = f"a call to Ray failed: {described(error)}"
                 _log.warning("%s", text)
-                self._say(dict.fromkeys(self._wanted_now(), text))
+                self._set_texts(dict.fromkeys(self._wanted_now(), text))
             self._awake.wait(_LOOK_SECONDS)
             self._awake.clear()
         if self._ray is not None:
@@ -138,7 +144,7 @@ class Placement:
                 self._remove_all()
             self._ray.shutdown()
 
-    def _mend(self) -> None:
+    def _reconcile(self) -> None:
         wanted = self._wanted_now()
         for island in [each for each in self._groups if each not in wanted]:
             self._remove(self._groups.pop(island))
@@ -152,19 +158,19 @@ class Placement:
             state: str = table.get("state", "REMOVED")
             self._look_at_nodes(island, group, table, leaving)
             self._note_ends(group)
-            # Removed by somebody else, and Ray ends its actors; or to be placed anew, where its nodes stay.
+            # Someone has removed the group, so Ray ends its actors. Or a host has left, so place it on nodes that stay.
             if state == "REMOVED" or any(group.hosts[rank].ended is None for rank in group.leaving):
                 self._remove(self._groups.pop(island))
                 continue
             self._start_hosts(island, group)
             texts[island] = self._text(group, state)
-        self._say(texts)
+        self._set_texts(texts)
 
     def _wanted_now(self) -> dict[int, Demand]:
         with self._lock:
             return dict(sorted(self._wanted.items()))
 
-    def _say(self, texts: dict[int, str]) -> None:
+    def _set_texts(self, texts: dict[int, str]) -> None:
         if texts != self._texts:
             self._texts = texts
             self._on_change()
@@ -182,7 +188,7 @@ class Placement:
     def _look_at_nodes(
         self, island: int, group: _Group, table: Mapping[str, Any], leaving: Mapping[str, float]
     ) -> None:
-        """Has the hosts leave whose nodes do. An agent that has not come yet is told of when it has."""
+        """Report the hosts on nodes that Ray drains. The agent of such a host may not have joined yet."""
         on = {rank: node for rank, node in table.get("bundles_to_node_id", {}).items() if node in leaving}
         group.leaving = frozenset(on)
         for rank, node in on.items():
@@ -200,7 +206,7 @@ class Placement:
         for rank, host in enumerate(group.hosts):
             if host.ended is not None and now - host.began > _WELL_SECONDS:
                 host.problem = ""
-            # Ray keeps an actor waiting until its bundle is placed, so all of them are, or none.
+            # Ray starts an actor only when its bundle is placed. It places all bundles of the group or none.
             if host.ended is None and now >= host.retry_at:
                 self._start(island, rank, host, group)
 
@@ -238,7 +244,7 @@ class Placement:
         problems = [f"rank {rank}: {host.problem}" for rank, host in enumerate(group.hosts) if host.problem]
         return "; ".join(problems) or "Ray has placed it, and starts its host agents"
 
-    # ---- the end
+    # ---- end
 
     def _end_actor(self, host: _Host) -> None:
         if host.actor is not None:
@@ -252,7 +258,7 @@ class Placement:
         self._ray.util.remove_placement_group(group.group)
 
     def _remove_all(self) -> None:
-        """Agents end with the cluster, which tells them so, and are given the time."""
+        """Remove all groups. The cluster has dismissed its agents, so first give them time to end."""
         running = [host.ended for group in self._groups.values() for host in group.hosts if host.ended is not None]
         if running:
             self._ray.wait(running, num_returns=len(running), timeout=_END_SECONDS)

@@ -1,4 +1,4 @@
-"""Starts and ends a cluster on Ray, from a command: its engine runs in an actor of its own, on a node of Ray's."""
+"""Start and end a cluster on Ray. Its engine runs in an actor on a node of Ray."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.engines.ray.actors import EngineActor, EngineBegun, EngineStart, Up
-from atoll.engines.ray.agent_environment import engine_environment
+from atoll.engines.ray.actors import EngineActor, EngineBegun, EngineStart, Up, engine_environment
 from atoll.engines.ray.ray_connection import connect
 from atoll.engines.start_engine import START_GRACE_SECONDS, check_settings
 from atoll.errors import ClusterError
@@ -17,7 +16,7 @@ from atoll.security.roles import Role
 
 _ACTOR_SECONDS = 60.0  # for Ray to start an actor
 _END_SECONDS = 15.0
-_SPARES_CHILDREN = "RAY_kill_child_processes_on_worker_exit"  # a setting of Ray's, for each of its processes
+_SPARES_CHILDREN = "RAY_kill_child_processes_on_worker_exit"  # Ray's setting, per process
 
 
 def _actor_name(cluster: str) -> str:
@@ -25,10 +24,10 @@ def _actor_name(cluster: str) -> str:
 
 
 class RayCluster:
-    """A cluster that is being started on Ray. `address` is where its controller is to be reached.
+    """A cluster that is started on Ray. `address` is the address of its controller.
 
-    `joins` are the strings by which others join it, by role; none where it listens without TLS. With `stays` it goes on
-    when this process has ended; else it ends with it. Raises AtollError from the constructor.
+    `joins` are its join tokens by role; empty without TLS. With `stays`, the cluster outlives this process; otherwise
+    it ends with it. The constructor raises AtollError.
     """
 
     def __init__(self, name: str, start: EngineStart, *, stays: bool) -> None:
@@ -52,8 +51,8 @@ class RayCluster:
 
     def _make_actor(self, name: str, stays: bool, journal: str) -> Any:
         ray = self._ray
-        # On the node to which this process is connected: its own machine, or Ray's head. Each node has a resource that
-        # bears its address.
+        # Use the node that this process is connected to: its own machine, or Ray's head. Each node has a resource with
+        # its address as the name.
         node = ray.get_runtime_context().get_node_id()
         (address,) = (each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
         here = {f"node:{address}": 0.001}
@@ -61,11 +60,11 @@ class RayCluster:
             "name": _actor_name(name),
             "lifetime": "detached" if stays else None,
             "num_cpus": 0,
-            "max_concurrency": 4,  # it is asked to end while somebody waits for it to be up
+            "max_concurrency": 4,  # so `end` runs while `up` waits
             "resources": here,
         }
         if journal:
-            # Ray starts the actor again where it is killed; and where Ray itself kills it, it is to spare the engine.
+            # Ray restarts the actor if it is killed. If Ray itself kills the actor, Ray must not kill the engine.
             options |= {"max_restarts": -1, "runtime_env": {"env_vars": {_SPARES_CHILDREN: "false"}}}
         try:
             return ray.remote(EngineActor).options(**options).remote(journal)
@@ -73,8 +72,8 @@ class RayCluster:
             if "already taken" not in str(error):
                 raise
             raise ClusterError(
-                f"there is a cluster named {name} on this Ray cluster: end it with `atoll down`, from another machine "
-                "than its own with --ray-address; or give the new one another --name"
+                f"there is a cluster named {name} on this Ray cluster: end it with `atoll down` (with --ray-address "
+                "from another machine), or give the new cluster another --name"
             ) from None
 
     def _get(self, reference: Any, seconds: float, what: str) -> Any:
@@ -87,36 +86,36 @@ class RayCluster:
             raise ClusterError(f"{what} has ended: {_last_line(error)}") from None
 
     def wait_until_up(self) -> None:
-        """Returns once the cluster is up. Raises ClusterError where it does not start."""
+        """Return when the cluster is up. Raise ClusterError if it does not start."""
         up = Up(*self._get(self._actor.up.remote(), self._seconds, "its engine"))
         self._messages = up.messages
         if up.error:
             raise ClusterError(up.error)
 
     def last_messages(self) -> str:
-        """The last lines that its processes wrote, where it did not start."""
+        """Return the last lines that the processes of the cluster wrote if it did not start."""
         return self._messages
 
     def leave(self) -> None:
-        """Leaves it running."""
+        """Disconnect from Ray, and leave the cluster running."""
         self._ray.shutdown()
 
     def wait_for_end(self) -> None:
-        """Blocks until it has ended."""
+        """Block until the cluster has ended."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.get(self._actor.ended.remote())
 
     def end(self) -> None:
-        """Ends it, with all that it has in Ray."""
+        """End the cluster with everything that it has in Ray."""
         if self._actor is not None:
             _end(self._ray, self._actor)
         self._ray.shutdown()
 
 
 def end_cluster(ray_address: str, name: str) -> bool:
-    """Ends the cluster of that name, and returns when Ray has nothing of it; whether there was one.
+    """End the cluster with this name. Return whether it existed.
 
-    Raises ClusterError where there is no Ray cluster.
+    Raise ClusterError if there is no Ray cluster.
     """
     ray = connect(ray_address)
     try:
@@ -136,6 +135,6 @@ def _end(ray: Any, actor: Any) -> None:
 
 
 def _last_line(error: Exception) -> str:
-    """Of an error of Ray's, which has the traceback of another process in it."""
+    """Return the last line of an error of Ray, which contains the traceback of another process."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
