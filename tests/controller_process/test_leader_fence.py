@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from atoll.controller_process import leader_fence
-from atoll.controller_process.leader_fence import LeaderFence, Reachability
-from atoll.controller_process.takeover import LEASE_SECONDS
+from atoll.controller_process import takeover
+from atoll.controller_process.takeover import LEASE_SECONDS, LeaderFence, Reachability
 
 HOSTS = (1, 2, 3)
 ENGINE, PROXY = 8, 9
@@ -156,9 +155,9 @@ def test_where_another_has_taken_over_what_it_had_to_say_is_not_said(play):
 
 
 def test_it_looks_for_as_long_as_there_may_be_another_and_more_often_while_peers_wait(monkeypatch):
-    monkeypatch.setattr(leader_fence, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(leader_fence, "_FENCED_LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(leader_fence, "LEASE_SECONDS", 0.0)
+    monkeypatch.setattr(takeover, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(takeover, "_FENCED_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(takeover, "LEASE_SECONDS", 0.0)
 
     async def main() -> None:
         play = Scene()

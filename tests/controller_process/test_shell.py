@@ -14,11 +14,12 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_main import serve
 from atoll.controller_process.controller_options import ControllerOptions
-from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.shell import FLUSH_SECONDS, ControllerShell, StepBudget
 from atoll.errors import Code
 from atoll.operate.log_replay import replay
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction
+from atoll.protocol.events import STEPS_PER_FLUSH
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
@@ -112,3 +113,21 @@ def test_the_shell_can_do_all_that_a_controller_decides():
 @pytest.mark.parametrize("kind", get_args(AnyAction))
 def test_actions_name_their_causes(kind):
     assert kind.__struct_fields__[0] == "cause"
+
+
+def test_steps_that_take_long_are_done_in_smaller_numbers():
+    budget = StepBudget()
+    budget.observe(8 * FLUSH_SECONDS)
+    assert budget.steps == STEPS_PER_FLUSH // 8
+    for _ in range(10):
+        budget.observe(8 * FLUSH_SECONDS)
+    assert budget.steps >= 1
+
+
+def test_steps_that_take_little_are_done_in_the_usual_number_again():
+    budget = StepBudget()
+    for _ in range(10):
+        budget.observe(8 * FLUSH_SECONDS)
+    for _ in range(20):
+        budget.observe(FLUSH_SECONDS / 4)
+    assert budget.steps == STEPS_PER_FLUSH

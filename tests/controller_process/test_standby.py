@@ -325,7 +325,7 @@ def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play, 
         pair.proxy.connection.send(m.Await(8, ()))
         assert (
             pair.shell._replication.takeover_suspicion()
-            == f"the standby at {pair.second} may have taken over: nothing is heard of it"
+            == f"the standby at {pair.second} may have taken over: it is silent"
         )
         assert (await pair.proxy.next_of(READY))[1] == 8
         assert pair.shell._replication.takeover_suspicion() == ""

@@ -159,7 +159,7 @@ def test_a_bug_at_a_sessions_message_ends_that_session_alone_and_is_not_repeated
     report = until(cluster, lambda report: restarts(report) == 2)
     assert neighbor.call(step, seconds=BACK_SECONDS) == 22.0
     assert report["islands"][0]["restarts"] == 0
-    assert log_of(cluster).count("the controller fails, and ends: ") == 2
+    assert log_of(cluster).count("the controller failed and ends: ") == 2
     assert "the controller failed: TypeError: an injected bug" in log_of(cluster)
 
 

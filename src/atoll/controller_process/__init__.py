@@ -1,1 +1,1 @@
-"""The controller as a process: sockets, a clock and random numbers around the decisions of `controller.core`."""
+"""The controller process: sockets, clock and randomness around the decisions of `controller.core`."""

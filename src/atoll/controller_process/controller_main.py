@@ -1,4 +1,4 @@
-"""The controller process: from its start to its end."""
+"""The main function of a controller process."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     if shell.superseded_by:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
-    # With TLS, the next cluster is trusted where it has the same authority.
+    # With TLS, peers trust the next cluster only if it has the same certificate authority.
     persisted = shell.stop(shell.journal is not None and (not address.tls or bool(os.environ.get(KEPT_VARIABLE))))
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
@@ -83,7 +83,7 @@ def main() -> None:
     start_logging("controller")
     try:
         run_loop(lambda stop: serve(options, stop))
-    except ControllerFailedError:  # which is logged
+    except ControllerFailedError:  # already logged
         sys.exit(FAILED_STATUS)
     except SupersededError as error:
         print(f"atoll: {error}", file=sys.stderr)

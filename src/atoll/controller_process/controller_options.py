@@ -1,4 +1,4 @@
-"""How a controller is started."""
+"""The options of a controller process, and what it reports to its parent."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import msgspec
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import ClusterError
 
-# What it says by `ready_fd`: that it listens, with its journal begun where it has one; and that all hosts have joined.
+# Reported to `ready_fd`: the controller listens and has begun its journal, if any; all hosts have joined.
 RUNS, READY = b"runs\n", b"ready\n"
-# Whether a standby follows it, which goes on where this one ends; and that it is one, and follows another controller.
+# Whether a standby follows this controller and continues when it ends; this process is such a standby itself.
 FOLLOWED, ALONE, FOLLOWS = b"followed\n", b"alone\n", b"follows\n"
-# A bug ends it: the rest of the line says which.
+# A bug ends the controller. The rest of the line describes it.
 FAILED = b"failed "
-# A tenant is charged for that bug, and suspended if there are more: the restart does not count.
+# The bug is charged to a tenant, which is suspended if there are more. The restart does not count.
 CHARGED = b"charged\n"
-# The status with which it ends where another controller has taken over.
+# Exit status if another controller has taken over.
 SUPERSEDED = 3
 
 
 def report(descriptor: int, what: bytes) -> None:
-    """To who has started this process."""
+    """Report to the process that started this one."""
     if descriptor >= 0:
-        with contextlib.suppress(OSError):  # it is not there any more
+        with contextlib.suppress(OSError):  # that process has ended
             os.write(descriptor, what)
 
 
@@ -38,16 +38,16 @@ class SupersededError(ClusterError):
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
-    """How to start a controller. `parent` is the process that it must not outlive."""
+    """How to start a controller. It ends with the process `parent`."""
 
     listen: str
     settings: ClusterSettings
     parent: int
     ready_fd: int = -1
-    directory: str = ""  # of the cluster, with its authority: for an address with TLS
-    usage_file: str = ""  # where usage is kept; "": in memory
+    directory: str = ""  # of the cluster, with its certificate authority; for an address with TLS
+    usage_file: str = ""  # "": usage is kept in memory
     cache_directory: str = ""  # of compiled programs and duration estimates; "": none
-    journal: str = ""  # the directory of its journal; "": it has none
-    restarts: bool = False  # it goes on with what is in that
-    standby: str = ""  # the address of the controller that it follows until that one is gone; "": it begins by itself
-    advertise: str = ""  # by which a standby is reached; "": where it listens
+    journal: str = ""  # directory of the journal; "": none
+    restarts: bool = False  # continue from the journal
+    standby: str = ""  # address of the controller to follow until it is lost; "": begin a cluster
+    advertise: str = ""  # address at which peers reach a standby; "": the address that it listens on

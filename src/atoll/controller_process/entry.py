@@ -1,7 +1,7 @@
-"""What becomes of a message where it enters the controller, before the event that the core and its journal keep.
+"""Clean messages that enter the controller, before they become events that the core and its journal keep.
 
-Tokens become digests, names become printable and short, and texts printable. Messages without any of these are not
-touched, among them all that a launch sends.
+Tokens become digests, names become short and printable, and other texts become printable. All other messages are
+unchanged, including all messages of a launch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _program(definition: Any) -> Any:
 
 
 def _printable(value: Any) -> Any:
-    """The value with all texts in it, also in tuples, as names."""
+    """Return the value with all texts in it converted like names, including those in tuples."""
     if isinstance(value, tuple):
         return tuple(map(_printable, value))
     return printable_name(value) if isinstance(value, str) else value
@@ -53,12 +53,12 @@ def _printable(value: Any) -> Any:
 
 @functools.cache
 def _names_of_fields(kind: type[Any]) -> tuple[str, ...]:
-    """To look them up takes 0.1 ms."""
+    """Return the names of a struct's fields. Cached, since this takes 0.1 ms."""
     return tuple(field.name for field in fields(kind))
 
 
 def _structs(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """With all their texts as names."""
+    """Return the structs with all their texts converted like names."""
     return tuple(
         replace(each, **{name: _printable(getattr(each, name)) for name in _names_of_fields(each.__class__)})
         for each in values
@@ -69,7 +69,7 @@ def _waits(waits: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
     return tuple((number, printable_text(text)) for number, text in waits)
 
 
-# Fields of which only a part is text, or which are no text any more.
+# Fields that contain texts, and fields that stop being texts.
 _OTHERS: dict[type[Any], dict[str, _Clean]] = {
     m.Hello: {"token": digest},
     m.RegisterProgram: {"definition": _program},
@@ -80,7 +80,7 @@ _OTHERS: dict[type[Any], dict[str, _Clean]] = {
 
 
 def _cleaning(kind: type[Any]) -> dict[str, _Clean]:
-    """By field."""
+    """Return the conversions of a kind of message, by field."""
     found: dict[str, _Clean] = {}
     for field in fields(kind):
         if field.type is str:
@@ -90,14 +90,14 @@ def _cleaning(kind: type[Any]) -> dict[str, _Clean]:
     return found | _OTHERS.get(kind, {})
 
 
-# By the kinds of messages that `clean` changes.
+# By the kind of message, for kinds that `clean` changes.
 CLEANED: dict[type[Any], dict[str, _Clean]] = {
     kind: cleaning for kind in typing.get_args(m.ToController) if (cleaning := _cleaning(kind))
 }
 
 
 def clean(message: Any) -> Any:
-    """Return a message of the kinds in `CLEANED` as the controller keeps it."""
+    """Return the message in the form that the controller keeps. Its kind must be in `CLEANED`."""
     changed = {}
     for name, make in CLEANED[message.__class__].items():
         value = getattr(message, name)

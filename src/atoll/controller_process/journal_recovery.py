@@ -1,7 +1,7 @@
-"""A controller that goes on where another process has been killed: from what that one's journal has.
+"""Restart a controller from the journal of a process that ended.
 
-The state machine is the same, and so are the events: what was decided is decided again, message for message. What peers
-have got of it they say when they come back, and the rest is sent to them.
+Replaying the same events into the same state machine repeats all decisions, message for message. Peers report what they
+have received when they reconnect, and the new process sends the rest.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import logging
 import time
 
 from atoll.controller.core import Controller
-from atoll.controller_process.shell import ControllerShell
-from atoll.controller_process.shell_state import ShellState
+from atoll.controller_process.shell import ControllerShell, ShellState
 from atoll.errors import JournalError
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal, Recovered, recover
@@ -22,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 
 class NoRecovery:
-    """There is no journal: the controller begins, and nobody goes on after it."""
+    """The state of a controller without a journal: it begins a cluster and cannot be restarted."""
 
     term = 0
     controller: Controller | None = None
     state: ShellState | None = None
 
     def hand_over(self, shell: ControllerShell) -> None:
-        """The shell, which was made of this state, begins."""
+        """Begin with a shell that was made from this state."""
         shell.start()
 
 
@@ -37,9 +36,9 @@ NO_RECOVERY = NoRecovery()
 
 
 class JournalRecovery(NoRecovery):
-    """What a directory has of the controller before this one; nothing where it does not go on with anything.
+    """The state that a journal's directory has of the previous controller, if this one continues from it.
 
-    Raises JournalError where there is to be something, and none can be read.
+    Raises JournalError if the journal is unreadable or, with `restarts`, empty.
     """
 
     def __init__(self, path: str, restarts: bool) -> None:
@@ -50,7 +49,7 @@ class JournalRecovery(NoRecovery):
         if not restarts:
             persisted = persisted_in(self._directory.path)
             if self._directory.snapshots():
-                _log.warning("%s has the journal of a cluster that was killed, and is over: it is cleared", path)
+                _log.warning("%s contains the journal of a cluster that was killed; clearing it", path)
             self._directory.clear()
             if persisted is not None:
                 self._persisted, self.term = persisted
@@ -58,15 +57,15 @@ class JournalRecovery(NoRecovery):
             return
         self._found = recover(self._directory)
         if self._found is None:
-            raise JournalError(f"the journal in {path} has nothing to go on from")
+            raise JournalError(f"the journal in {path} contains no snapshot to restart from")
         self.term = self._found.term
         try:
             self.controller, self.state = unpickled(self._found.payload)
         except Exception as error:
-            raise JournalError(f"the snapshot in {path} cannot be read: {type(error).__name__}: {error}") from None
+            raise JournalError(f"cannot read the snapshot in {path}: {type(error).__name__}: {error}") from None
 
     def hand_over(self, shell: ControllerShell) -> None:
-        """It begins, or goes on with all that came after the snapshot, and keeps the journal from now on."""
+        """Begin, or replay the events after the snapshot. The shell keeps the journal from now on."""
         found, term = self._found, self.term + 1
         if found is None:
             shell.journal = Journal(self._directory, term, 1, shell.snapshot)
@@ -81,7 +80,7 @@ class JournalRecovery(NoRecovery):
         shell.journal.go_on(events)
         shell.resume(term)
         seconds = time.monotonic() - self._began
-        _log.warning("the controller goes on, for the %d. time: %d events in %.2f s", self.term, events, seconds)
+        _log.warning("the controller continues in term %d: replayed %d events in %.2f s", term, events, seconds)
 
     def _start(self, shell: ControllerShell) -> None:
         """Start the shell, with persisted sessions if there are any. Raises SettingsError if the islands do not fit."""
@@ -92,5 +91,5 @@ class JournalRecovery(NoRecovery):
         self._persisted.cluster.check(shell.controller.settings, str(persisted))
         shell.start(self._persisted.sessions, self._persisted.secrets)
         shell.flush_now()
-        persisted.unlink(missing_ok=True)  # this cluster's journal has them now
-        _log.warning("%s may go on in this cluster", self._persisted.cluster)
+        persisted.unlink(missing_ok=True)  # this cluster's journal contains them now
+        _log.warning("%s can be resumed in this cluster", self._persisted.cluster)

@@ -1,4 +1,4 @@
-"""The shell of a controller: sockets, a clock and random numbers around `core.Controller`, which decides everything."""
+"""The shell of a controller: sockets, clock and randomness around `core.Controller`, which makes all decisions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
 import msgspec
 
+from atoll.cluster.persisted_cluster import PersistedCluster
 from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
@@ -22,14 +24,13 @@ from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.collector import Collector
 from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
-from atoll.controller_process.persist_sessions import persist_sessions
-from atoll.controller_process.shell_state import ShellState
 from atoll.controller_process.standby_replication import StandbyReplication, is_standby
-from atoll.controller_process.step_budget import StepBudget
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.event_log import skipped_of
 from atoll.journal.journal import Journal
+from atoll.journal.persisted_state import PersistedState
 from atoll.journal.records import decode_event
+from atoll.journal.snapshots import pickled
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -46,22 +47,36 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
 
-# Bytes of the frames of clients: of messages with nodes of programs, which name devices; and of others.
+# Maximum bytes of clients' frames: of messages that contain nodes of programs, which name devices, and of others.
 MAX_NODES_FRAME = 768 * 1024
 MAX_NODES_FRAME_PER_DEVICE = 16 * 1024
 MAX_CLIENT_FRAME = 2 << 20
-# For the last replies to leave.
+# For the last replies to be sent.
 _END_SECONDS = 0.05
-# For those whose connections cannot be resumed, such as host agents, to have new ones before their old ones are lost.
+# For peers whose connections cannot be resumed, such as host agents, to reconnect before the old ones are lost.
 _ANEW_SECONDS = 5.0
+# CPU time of a flush that does steps of large work.
+FLUSH_SECONDS = 0.001
+_LEAST_STEPS = 4
+
+
+@dataclass
+class ShellState:
+    """The state that another process needs besides the controller to continue the connections. Plain data."""
+
+    seconds: float = 0.0  # of the monotonic clock
+    next: int = 1  # number of a connection
+    key: bytes = field(default_factory=lambda: os.urandom(32))  # of the secrets that resume connections
+    links: list[LinkState] = field(default_factory=list)
+    others: dict[int, str] = field(default_factory=dict)  # roles of connections that end with the process
+    timers: dict[int, float] = field(default_factory=dict)  # when they are due
 
 
 class ControllerShell:
-    """Turns what happens into events, and does what the controller decides once in each turn of the loop.
+    """Turns what happens into events, and executes the controller's decisions once per turn of the loop.
 
-    With the `state` that an earlier process had, and its `controller`, it goes on with that one's connections: none has
-    a socket at first. Then `replay` takes the events that came after that, and `resume` begins. `term` rises from one
-    such process to the next.
+    With the `state` and the `controller` of an earlier process, it continues that process's connections, which have no
+    sockets at first. `replay` then takes later events, and `resume` begins. `term` rises from one process to the next.
     """
 
     def __init__(
@@ -79,7 +94,7 @@ class ControllerShell:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         state = state or ShellState()
-        # As the loop's, but for that of uvloop, which counts milliseconds; and it goes on where the last one was.
+        # Monotonic also across processes. Not the loop's clock, since that of uvloop counts milliseconds.
         self._later = max(0.0, state.seconds - time.monotonic())
         settings = msgspec.structs.replace(options.settings, tenants=persisted_tenants(options.directory))
         self.controller = controller or Controller(settings, digest(token), host_token=digest(host_token))
@@ -92,7 +107,7 @@ class ControllerShell:
         self._key = state.key
         self._next = state.next
         self._timers = dict(state.timers)  # when they are due
-        self._others = dict(state.others)  # of the earlier process
+        self._others = dict(state.others)  # connections of the earlier process
         self._connections: dict[int, Connection | AcceptedConnection] = {}
         self.resumable = ResumableConnections(
             term,
@@ -100,33 +115,33 @@ class ControllerShell:
             state.key,
             lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
             lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
-            lambda connection: self._to_acknowledge.append(connection),  # when it is safe: at the end of this turn
+            lambda connection: self._to_acknowledge.append(connection),  # at the end of this turn, when it is safe
             self.flush_now,
             watch_in_loop,
         )
         self.resumable.on_superseded = self._end_superseded
-        self._own = (options.advertise or options.listen,) if options.standby else ()  # not the one that peers dialed
+        self._own = (options.advertise or options.listen,) if options.standby else ()  # peers dialed another address
         self.resumable.alternate_addresses = self._own
         self._replication = StandbyReplication(
             self.controller, lambda: self.journal, self._report, self._announce, self.resumable
         )
         self.resumable.takeover_suspicion = self._replication.takeover_suspicion
         self._resumes = grace_seconds > 0
-        self.failure = ""  # the bug by which it has failed: it does nothing any more
-        self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
+        self.failure = ""  # the bug that ended this controller, which does nothing afterwards
+        self.superseded_by = 0  # the term of a controller that has taken over; this one does nothing afterwards
         self.journal: Journal | None = None
-        self._uncommitted: list[bytes] = []  # records of turns that are not in it yet
+        self._uncommitted: list[bytes] = []  # records of turns that are not in the journal yet
         self.collector = Collector()
         self._budget = StepBudget()
         self._has_work = False  # after the last turn
-        self._has_opened = False  # a connection, whose peer learns its number: nobody else is to have it
+        self._has_opened = False  # a connection, whose number the peer learns and which must not be used again
         self._flush_scheduled = False
         self._to_acknowledge: list[AcceptedConnection] = []
-        self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
+        self._encoded: tuple[Any, bytes] = (None, b"")  # the last message sent, and its frame
         self._load = LoadMeter(self._connections, self._clock)
         self._has_done_turn = False
-        self._suspects: tuple[int, ...] = ()  # connections of sessions that sent something in the turn that failed last
-        self._turn = 0.0  # when the first event of this turn came
+        self._suspects: tuple[int, ...] = ()  # connections of sessions that sent messages in the last failed turn
+        self._turn = 0.0  # time of the first event in this turn
         self._to_persist: list[a.PersistSessions] = []
         self._does: dict[type[Any], Callable[[Any], None]] = {
             a.Send: self._send,
@@ -145,13 +160,13 @@ class ControllerShell:
             self._add_away(link)
 
     def _clock(self) -> float:
-        """Never goes back: not even where another process was, on another machine."""
+        """Return a time that never decreases, even across processes on different machines."""
         return time.monotonic() + self._later
 
     # ---- events
 
     def start(self, persisted: bytes = b"", secrets: dict[int, str] | None = None) -> None:
-        """Begin the cluster, with the `persisted` sessions of an ended one, and their `secrets`."""
+        """Begin the cluster, with the `persisted` sessions of an ended one and their `secrets`."""
         self._handle(e.Started(self._clock()))
         if persisted:
             self._handle(e.SessionsPersisted(self._clock(), persisted, secrets or {}))
@@ -162,7 +177,7 @@ class ControllerShell:
         self._tick()
 
     def _end_superseded(self, term: int) -> None:
-        """At once: nothing more is decided or written, and all peers learn where the other one is, and nothing else."""
+        """End at once: decide and write nothing more, and tell all peers only the address of the other controller."""
         _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self.resumable.term)
         self.superseded_by = term
         if self.journal is not None:
@@ -178,7 +193,7 @@ class ControllerShell:
         self._stop.set()
 
     def accept(self) -> Connection:
-        """A connection that somebody opens; it counts once its handshake is done, where it has one."""
+        """Return a connection object for an incoming connection. It counts after its TLS handshake, if any."""
         number = self._next
         self._next += 1
         on_message, on_lost = self._callbacks(number)
@@ -186,7 +201,7 @@ class ControllerShell:
         def on_first(message: Any) -> None:
             connection.on_message = on_message
             if self._resumes and is_standby(message):
-                on_lost("it follows this controller, and is none of its peers")
+                on_lost("it is a standby of this controller")
                 self._replication.serve(connection, clean(message))
                 return
             on_message(message)
@@ -201,7 +216,7 @@ class ControllerShell:
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
-                on_lost(f"it goes on with connection {message.number}")
+                on_lost(f"it resumes connection {message.number}")
                 connection.on_lost = lambda reason: None
                 connection.limit_frames(self._limits_of(message.number))
                 self.resumable.resume(connection, message)
@@ -230,7 +245,7 @@ class ControllerShell:
         return connection
 
     def _limits_of(self, number: int) -> FrameLimits | None:
-        """Return the limits of the frames of a client."""
+        """Return the frame limits of a client, or None for other peers."""
         peer = self.controller.connections.peers.get(number)
         if peer is None or peer.tenant is None:
             return None
@@ -240,7 +255,7 @@ class ControllerShell:
         return FrameLimits(_NO_MESSAGES_OF_CLIENTS | by_tag, MAX_CLIENT_FRAME)
 
     def _callbacks(self, number: int) -> tuple[Callable[[Any], None], Callable[[str], None]]:
-        """What takes the messages of a connection, and what its loss."""
+        """Return the callbacks for the messages and the loss of a connection."""
         handle, clock, received, cleaned = self._handle, self._clock, e.Received, CLEANED
 
         def on_message(message: Any) -> None:
@@ -263,10 +278,29 @@ class ControllerShell:
         self._replication.end()
         if self.joiners is not None:
             self.joiners.close()
-        return persist_sessions(self.controller, self.state(), self.resumable, self._to_persist)
+        return self._persist_sessions()
+
+    def _persist_sessions(self) -> bytes:
+        """Close all connections except those of persisted sessions, which wait for the next cluster.
+
+        Return the state that the next cluster needs, or b"" if no session is persisted.
+        """
+        numbers = {number for each in self._to_persist for number in each.sessions.values()}
+        for connection in self.resumable.all():
+            if connection.number in numbers:
+                connection.detach(self.controller.settings.suspended_seconds)
+            else:
+                connection.close()
+        if not self._to_persist:
+            return b""
+        last, state = self._to_persist[-1], self.state()
+        state.links = [link for link in state.links if link.number in numbers]
+        state.others, state.timers = {}, {}
+        cluster = PersistedCluster(self.controller.resources.topology.shapes, tuple(sorted(last.sessions)))
+        return msgspec.msgpack.encode(PersistedState(cluster, pickled(state), last.content, last.secrets))
 
     def _tick(self) -> None:
-        self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
+        self._loop.call_later(PING_SECONDS, self._tick)  # first, so that workers are pinged again after an error
         self._handle(e.Tick(self._clock(), self._load.measure(PING_SECONDS)))
         self._to_acknowledge = self.resumable.all()
         if self.journal is not None:
@@ -285,13 +319,13 @@ class ControllerShell:
             self.controller.handle(event)
         except Exception as error:
             if isinstance(error, AtollError) and isinstance(event, e.Received):
-                raise  # its sender is not served any more
+                raise  # the connection layer stops serving the sender
             self._failed_at(event, error)
 
     # ---- bugs
 
     def _failed_at(self, event: e.AnyEvent, error: Exception) -> None:
-        """A bug: the event is skipped, and its sender's session ends. See `controller.faults`."""
+        """Handle a bug: skip the event and end the sender's session. See `controller.faults`."""
         message = getattr(event, "message", None)
         cause = _bug(error)
         reason = f"{'' if message is None else f'{type(message).__name__}: '}{described(cause)}"
@@ -299,17 +333,17 @@ class ControllerShell:
         of = getattr(message, "session", 0) if isinstance(message, m.FromWorker) else 0
         skipped = e.Skipped(self._clock(), reason, connections, (of,) if of else ())
         if isinstance(error, NothingChangedError):
-            _log.critical("the controller fails at a message, and skips it: %s", reason, exc_info=cause)
+            _log.critical("the controller failed at a message and skips it: %s", reason, exc_info=cause)
             self.controller.handle(skipped)
         else:
             self._fail(skipped, cause)
 
     def _failed_in_turn(self, error: Exception) -> None:
-        """A bug in what follows from all events of this turn, which belongs to no session.
+        """Handle a bug in the work that follows from all events of a turn, which no single session caused.
 
-        If the process before this one ended by such a bug, and this one has not done a turn yet, that was no accident:
-        the sessions end whose messages came in that turn. If the bug was met at a message that had waited, the session
-        ends that had sent it.
+        If such a bug also ended the previous process, and this one has not completed a turn yet, it ends the sessions
+        whose messages arrived in that turn. If the bug occurred at a message that had waited, it ends the session that
+        sent the message.
         """
         if isinstance(error, TurnFailedError):
             cause = _bug(error.__cause__ or error)
@@ -324,11 +358,11 @@ class ControllerShell:
         return tuple({each.connection: None for each in events if isinstance(each, e.Received)})
 
     def _fail(self, skipped: e.Skipped, error: BaseException) -> None:
-        """End this process, whose state may be wrong. The next one skips, in its replay, what this one failed at."""
+        """End this process, whose state may be wrong. The next process skips the event when it replays the journal."""
         if self.superseded_by or self.failure:
             return
         self.failure = skipped.reason
-        _log.critical("the controller fails, and ends: %s", skipped.reason, exc_info=error)
+        _log.critical("the controller failed and ends: %s", skipped.reason, exc_info=error)
         log = self.controller.log
         log.record(skipped)
         log.trim()
@@ -349,7 +383,7 @@ class ControllerShell:
         self._stop.set()
 
     def _tell(self, number: int, status: Status) -> None:
-        """This session has ended. It is said now: the next process does not know the session any more."""
+        """Notify a session that it has ended. This is immediate, since the next process will not know the session."""
         connection = self._connections.pop(number, None)
         if connection is not None:
             connection.send_encoded(encode(m.Closing(status)))
@@ -400,16 +434,15 @@ class ControllerShell:
         self.collector.turn_ended(now)
 
     def flush_now(self) -> None:
-        """What has happened so far is handled, and known to who goes on after this process."""
+        """Handle all events so far, and commit them."""
         if self._flush_scheduled:
             self._flush()
         self.commit()
 
     def commit(self) -> None:
-        """All that has been handled will be known to who goes on after this process. Before anybody learns of it.
+        """Make the next process know all turns so far. This must precede all effects that others can observe.
 
-        A turn of which nobody learns, by a message, an acknowledgement or the number of a connection, is written with
-        the next one.
+        A turn without such effects (messages, acknowledgements, numbers of connections) is written with the next one.
         """
         self._has_opened = False
         if self.journal is not None and self._uncommitted:
@@ -418,7 +451,7 @@ class ControllerShell:
             self._replication.send(turn)
 
     def _announce(self, addresses: tuple[str, ...]) -> None:
-        """To all peers: a controller may be found there, too."""
+        """Tell all peers that a controller may also be found at these addresses."""
         self.resumable.alternate_addresses = (*self._own, *addresses)
 
     def _send(self, action: a.Send) -> None:
@@ -426,7 +459,7 @@ class ControllerShell:
         if connection is None:
             return
         message = action.message
-        if message is not self._encoded[0]:  # many hosts in a row get the same
+        if message is not self._encoded[0]:  # many hosts in sequence get the same message
             self._encoded = message, encode(message)
         if action.in_pieces:
             connection.send_in_pieces(self._encoded[1])
@@ -472,14 +505,14 @@ class ControllerShell:
     def _end(self, action: a.End) -> None:
         self._loop.call_later(_END_SECONDS, self._stop.set)
 
-    # ---- going on after another process
+    # ---- continuing from another process
 
     def snapshot(self) -> tuple[Controller, ShellState]:
-        """All that another process needs to go on; to be asked for between two turns."""
+        """Return the state that another process needs to continue. Call this between two turns."""
         return self.controller, self.state()
 
     def state(self) -> ShellState:
-        """Return the state of this process that a snapshot needs beside the controller. Call it between two turns."""
+        """Return the part of a snapshot that is not the controller. Call this between two turns."""
         links = [connection.state() for connection in self.resumable.all()]
         resumable = {link.number for link in links}
         others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
@@ -490,7 +523,7 @@ class ControllerShell:
         self._connections[link.number] = self.resumable.add(link, *self._callbacks(link.number))
 
     def replay(self, turn: Sequence[e.AnyEvent]) -> None:
-        """Events that the earlier process has handled, or has failed at. Raises JournalError."""
+        """Replay events that the earlier process handled or failed at. Raises JournalError."""
         skipped = skipped_of(turn)
         for position, event in enumerate(turn):
             self._replay(event, position in skipped)
@@ -503,7 +536,7 @@ class ControllerShell:
     def _replay(self, event: e.AnyEvent, is_skipped: bool) -> None:
         """Repeat what the earlier process did with the event.
 
-        Messages to peers are retained for peers that lack them.
+        Messages are retained for peers that lack them.
         """
         self._later = max(self._later, event.seconds - time.monotonic())
         match event:
@@ -524,12 +557,12 @@ class ControllerShell:
             return
         try:
             actions = self.controller.handle(event)
-        except AtollError:  # as then, and its connection was lost, which is one of the next events
-            _log.info("a message is refused again, as it was before")
+        except AtollError:  # as in the earlier process: a later event is the loss of the connection
+            _log.info("a message was refused again during replay")
             return
         except Exception as error:
-            _log.critical("the journal cannot be replayed", exc_info=error)
-            raise JournalError(f"the journal cannot be replayed: {described(error)}") from None
+            _log.critical("cannot replay the journal", exc_info=error)
+            raise JournalError(f"cannot replay the journal: {described(error)}") from None
         for action in actions:
             match action:
                 case a.Send() | a.Name():
@@ -551,26 +584,26 @@ class ControllerShell:
             connection.close()
 
     def resume(self, term: int) -> None:
-        """All that was is there again: everybody has time to come back, and timers run on."""
+        """Begin after a replay: peers have time to reconnect, and timers continue."""
         now = self._clock()
         self.resumable.begin(term)
         self._handle(e.Restarted(now, term))
         for timer, due in self._timers.items():
             self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
-        reason = "the controller was started again"
+        reason = "the controller was restarted"
         self._loop.call_later(_ANEW_SECONDS, self._lose_others, reason)
         self._await_peers(reason)
         self._tick()
 
     def _await_peers(self, reason: str) -> None:
-        """None has a socket yet."""
+        """Wait for peers to reconnect, since none has a socket yet."""
         for connection in self.resumable.all():
             connection.wait(reason)
             self._handle(e.ConnectionAway(self._clock(), connection.number))
 
 
 def _bug(error: BaseException) -> BaseException:
-    """Return the bug's own exception."""
+    """Return the exception that describes the bug."""
     return error.__cause__ if isinstance(error, NothingChangedError) and error.__cause__ else error
 
 
@@ -580,9 +613,27 @@ def _tag_of(kind: type[m.Message]) -> int:
     return tag
 
 
-# By tag, the limits of messages that clients do not send: they are decoded before they are refused.
+# Limits by tag for messages that clients never send: they are decoded before they are refused.
 _NO_MESSAGES_OF_CLIENTS = {
     _tag_of(kind): MAX_FIRST_FRAME
     for kind in get_args(m.ToController)
     if kind not in get_args(m.FromProxy | m.FromOperator)
 }
+
+
+class StepBudget:
+    """The number of `steps` of large work in the next flush, from the CPU time of previous ones.
+
+    A step is the work for one node of a program, which takes from one to some hundred microseconds, depending on the
+    kind of node and the pass. The controller itself has no clock.
+    """
+
+    def __init__(self) -> None:
+        self.steps = e.STEPS_PER_FLUSH
+
+    def observe(self, seconds: float) -> None:
+        """Record the CPU time of a flush that did `steps` steps."""
+        if seconds > FLUSH_SECONDS:
+            self.steps = max(_LEAST_STEPS, min(self.steps // 2, int(self.steps * FLUSH_SECONDS / seconds)))
+        elif seconds < FLUSH_SECONDS / 2:
+            self.steps = min(e.STEPS_PER_FLUSH, self.steps + self.steps // 4)

@@ -1,7 +1,7 @@
-"""A standby: follows a controller elsewhere, handles what that one handles, and goes on with it where it is gone.
+"""A standby: replicates a controller on another machine, and continues in its place when it is lost.
 
-It listens at its own address all the time. Peers that do not reach the controller come there, and are asked for
-patience; when enough of them are there (`takeover`), it takes the next term, and they are served.
+It always listens at its own address. Peers that cannot reach the controller connect there and are asked to wait. When
+enough of them are there (`takeover`), the standby takes the next term and serves them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.25
-# For turns of the loop, each of which reads some of what has come.
+# Allows for turns of the loop, each of which reads a part of the received data.
 _LATE_SECONDS = 0.05
-# Between two attempts to tell the earlier controller that it is none any more.
+# Between attempts to notify the earlier controller of the takeover.
 _MOST_RETRY_SECONDS = 5.0
 
 
 class Standby:
-    """`run` follows until this process is to go on, or has nothing to follow any more.
+    """A standby. `run` follows the controller until this process takes over or has nothing to follow anymore.
 
-    `make_shell(term=, controller=, state=)` makes a shell that goes on with these. Connections to this process's
-    address are for `accept`, all the time; by TLS with `identity`. Raises JournalError, AccessError.
+    `make_shell(term=, controller=, state=)` makes a shell that continues from these. `accept` is called for each
+    connection to this process's address; `identity` is for TLS. Raises JournalError or AccessError.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class Standby:
         self.identity, self._own_identity = _identities(options)
         self._directory = Directory(options.journal)
         self._takeover = Takeover()
-        self._shell: ControllerShell | None = None  # as the controller was when it was heard last
+        self._shell: ControllerShell | None = None  # replicates the controller
         self._term = 0  # of the controller
-        self._is_relied_on = False  # by the controller, which is started again otherwise
+        self._is_relied_on = False  # the controller will not be restarted if it ends
         self._unauthenticated = unauthenticated or UnauthenticatedConnections()
         self._is_over: asyncio.Future[bool] = self._loop.create_future()  # whether it takes over
         self._has_taken_over = False
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._chunks: list[bytes] = []  # of a snapshot
-        self._early: list[bytes] = []  # turns that came before all of it
-        self._turn: list[bytes] = []  # parts of one
+        self._early: list[bytes] = []  # turns that arrived before the end of the snapshot
+        self._turn: list[bytes] = []  # parts of a turn
         self._turns = self._heartbeats = 0
         self._has_snapshot = False
 
     async def run(self) -> ControllerShell | None:
-        """The shell that goes on, in its term; None where there is none to go on with. Raises ConnectError at first."""
+        """Return the shell that takes over, in its term, or None. Raises ConnectError if the first connection fails."""
         following = self._loop.create_task(self._follow())
         stopping = self._loop.create_task(self._stop.wait())
         try:
@@ -109,11 +109,11 @@ class Standby:
                 connection = await self._connect(lost)
                 try:
                     reason = await lost
-                finally:  # it has ended, or this one has taken over, and hears nothing of it any more
+                finally:  # the connection has ended, or this process has taken over and ignores the controller
                     connection.abort()
                 if not has_followed and not self._has_snapshot:
                     raise ConnectError(f"cannot follow the controller at {self._address}: {reason}")
-                _log.warning("the controller at %s is not followed any more: %s", self._address, reason)
+                _log.warning("lost the controller at %s: %s", self._address, reason)
             except ConnectError:
                 if not has_followed and not self._has_snapshot:
                     raise
@@ -142,7 +142,7 @@ class Standby:
             self._address, ToStandby, on_message, on_lost, name="the controller", identity=self._own_identity
         )
         connection.on_link = on_link
-        self._begin_anew()
+        self._reset()
         where = self._options.advertise or self._options.listen
         token = token_for(self._address, Role.ENGINE)
         connection.send(m.Hello(m.PROTOCOL, STANDBY, token, os.getpid(), __version__, where))
@@ -150,7 +150,7 @@ class Standby:
 
     def _handle(self, connection: Connection, message: Any) -> None:
         if not self._has_snapshot:
-            self._forget()  # what another connection has said: the controller went on since
+            self._forget()  # the state from an earlier connection is outdated
         self._takeover.heard(self._loop.time())
         match message:
             case LogBatchChunk(content=content, is_last=is_last):
@@ -174,7 +174,7 @@ class Standby:
                 self._acknowledge(connection)
 
     def _load_snapshot(self, payload: bytes, term: int) -> None:
-        """All that was before the turns is there."""
+        """Begin from the snapshot and the turns after it."""
         controller, state = unpickled(payload)
         self._shell, self._term = self._make_shell(term=term, controller=controller, state=state), term
         self._has_snapshot = True
@@ -182,10 +182,10 @@ class Standby:
         early, self._early = self._early, []
         for turn in early:
             self._replay(turn)
-        _log.warning("the controller at %s is followed: %d turns since its snapshot", self._address, len(early))
+        _log.warning("following the controller at %s: %d turns since its snapshot", self._address, len(early))
 
     def _acknowledge(self, connection: Connection) -> None:
-        """The snapshot, and all turns until now."""
+        """Acknowledge the snapshot and all turns received so far."""
         connection.send_link(Acknowledge(self._turns + 1 if self._has_snapshot else 0, self._heartbeats))
 
     def _forget(self) -> None:
@@ -196,14 +196,14 @@ class Standby:
         self._shell.replay(list(decode_events(turn)))
 
     def _prune(self, shell: ControllerShell, acknowledged: tuple[tuple[int, int, int], ...]) -> None:
-        """What peers have, nobody is sent again."""
+        """Drop messages that peers have acknowledged to the controller."""
         for number, whole, pieced in acknowledged:
             shell.resumable.acknowledged(number, Counts(whole, pieced))
 
-    # ---- peers that come
+    # ---- peers
 
     def accept(self) -> Connection:
-        """A connection that somebody opens here."""
+        """Return a connection object for an incoming connection."""
         if self._has_taken_over and self._shell is not None:
             return self._shell.accept()
 
@@ -212,7 +212,7 @@ class Standby:
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
-                connection.send_link(ResumeRefused("it stands by, and has not taken over", False))
+                connection.send_link(ResumeRefused("this is a standby that has not taken over", False))
                 connection.close()
                 self._on_resume_attempt(message)
 
@@ -226,7 +226,7 @@ class Standby:
         shell = self._shell
         if shell is not None and message.term <= self._term and shell.resumable.is_secret_of(message):
             self._takeover.on_resume_attempt(self._loop.time(), message.number)
-            # Where this process was late, what the controller has said waits to be read: it is no silence.
+            # If this process was late, messages of the controller may still be unread: that is not silence.
             self._loop.call_later(_LATE_SECONDS, self._check_takeover)
 
     def _check_takeover(self) -> None:
@@ -240,7 +240,7 @@ class Standby:
 
     def _go_on(self, shell: ControllerShell) -> ControllerShell:
         term = next_term(self._term)
-        _log.warning("the controller at %s is gone: this one takes over, as number %d", self._address, term)
+        _log.warning("the controller at %s is lost: this standby takes over in term %d", self._address, term)
         self._directory.clear()
         shell.journal = Journal(self._directory, term, 1, shell.snapshot)
         shell.journal.begin()
@@ -253,7 +253,7 @@ class Standby:
         return shell
 
     async def _announce_takeover(self, announcement: Resume) -> None:
-        """The earlier controller, which may run on where it is not heard, learns that it is none any more."""
+        """Notify the earlier controller, which may still run without being reachable, that it is superseded."""
         pause = _RETRY_SECONDS
         while True:
             answer: asyncio.Future[None] = self._loop.create_future()
@@ -278,7 +278,7 @@ class Standby:
 
 
 def _identities(options: ControllerOptions) -> tuple[Identity | None, Identity | None]:
-    """As a controller, and towards one, by the cluster's authority: where addresses have TLS."""
+    """Return the identities as a controller and towards one, from the cluster's authority; None without TLS."""
 
     def made(address: str, role: Role, name: str) -> Identity | None:
         if not parse_address(address).tls:

@@ -1,8 +1,8 @@
-"""Lets a standby follow this controller: it gets a snapshot, and each turn after that before anything decided leaves.
+"""Replicate this controller to a standby: a snapshot, then each turn before its decisions leave the process.
 
-A turn is handed to the kernel, and nobody waits for the standby to have it. So the end of this process loses nothing.
-Where its machine is lost, or the network, what was on its way is lost, too: peers that know more than the standby are
-refused there (`wire.resumption.resumable_connections`).
+A turn is handed to the kernel without waiting for the standby, so nothing is lost if this process ends. If the machine
+or the network fails, turns in transit are lost. The standby then refuses peers that know more than it does
+(`wire.resumption.resumable_connections`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from itertools import chain
 from atoll._version import __version__
 from atoll.controller.core import Controller
 from atoll.controller_process.controller_options import ALONE, FOLLOWED
-from atoll.controller_process.leader_fence import LeaderFence
-from atoll.controller_process.takeover import LEASE_SECONDS
+from atoll.controller_process.takeover import LEASE_SECONDS, LeaderFence
 from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
 from atoll.journal.records import join_records
@@ -32,22 +31,24 @@ from atoll.wire.resumption.resumable_connections import ResumableConnections
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.5
-# For a standby that is silent: then it is none any more, and the engine starts the controller again by itself. One that
-# has yet to catch up, with a large snapshot or on a busy machine, is relied on by nobody, and has more time.
+# Drop a standby that is silent for this long; the engine then restarts a controller that fails. A standby that is still
+# catching up, with a large snapshot or on a busy machine, is not relied on and has more time.
 _SILENT_SECONDS = 5.0
 _CATCH_UP_SECONDS = 60.0
-# After its loss: if it has taken over, because this process was frozen, say, it says so by then (`standby`).
+# After the loss of a standby. If it has taken over, for instance while this process was frozen, it announces itself in
+# this time.
 _SUSPICION_SECONDS = 6.0
 _PART_BYTES = 1 << 20
-# Of a snapshot, in this process's memory at a time; and until it is looked again whether the standby has taken some.
+# Bytes of a snapshot in this process's memory at a time, and the time between checks if the standby has taken some.
 MOST_QUEUED = 16 << 20
 _FULL_SECONDS = 0.01
 
 
 class StandbyReplication:
-    """One standby at a time. `journal()` is the controller's, `report` tells its engine whether it is followed.
+    """Replicates to one standby at a time.
 
-    `announce(addresses)` tells all peers where else they find a controller; these have the `connections`.
+    `journal()` returns the controller's journal, and `report` tells its engine if it is followed. `announce(addresses)`
+    tells all peers of other addresses of a controller. `connections` are those of the peers.
     """
 
     def __init__(
@@ -67,19 +68,19 @@ class StandbyReplication:
         self._loop = asyncio.get_running_loop()
         self._standby: Connection | None = None
         self._address = ""  # of the standby
-        self._snapshot_number = 0  # number of the snapshot that it begins with; 0: that is to be taken yet
-        self._has_snapshot = False  # that is there, and on its way
-        self._stands_by = False  # it has the snapshot, and handles what comes
+        self._snapshot_number = 0  # of the snapshot that it begins with; 0: not taken yet
+        self._has_snapshot = False  # the snapshot is written and is being sent
+        self._stands_by = False  # it has loaded the snapshot and replays turns
         self._announced = ""  # the address that all peers know
-        self._is_followed = False  # it is the standby that goes on where this process ends
-        self._relied_on = ""  # the address of the last for which that was so
-        self._heartbeats: deque[float] = deque()  # when those were sent that it has not answered
-        self._answered = 0  # heartbeats
-        self._heard = 0.0  # when that was sent which it has answered: what waits in a socket is no news
+        self._is_followed = False  # the standby continues if this process ends
+        self._relied_on = ""  # the last address for which that was true
+        self._heartbeats: deque[float] = deque()  # send times of unacknowledged heartbeats
+        self._answered = 0  # acknowledged heartbeats
+        self._heard = 0.0  # send time of the last acknowledged one, because an acknowledgement may wait in a socket
         self._suspected_until = 0.0
 
     def serve(self, connection: Connection, hello: m.Hello) -> None:
-        """A standby has said Hello."""
+        """Serve a connection whose first message is the Hello of a standby."""
         refused = self._refusal(connection, hello)
         if refused is not None:
             connection.on_lost = lambda reason: None
@@ -99,9 +100,9 @@ class StandbyReplication:
 
     def _refusal(self, connection: Connection, hello: m.Hello) -> Status | None:
         if not may_say(connection.peer_role, hello.role) or not self._tokens.are_right(hello.role, hello.token):
-            return Status(Code.PERMISSION_DENIED, "a standby has to prove itself as the cluster's engine does")
+            return Status(Code.PERMISSION_DENIED, "a standby must authenticate like the cluster's engine")
         if (hello.protocol, hello.version) != (m.PROTOCOL, __version__):
-            text = f"the controller is of atoll {__version__}, and the standby of {hello.version}: install the same"
+            text = f"the controller runs atoll {__version__}, the standby {hello.version}: install the same version"
             return Status(Code.FAILED_PRECONDITION, text)
         if self._journal() is None:
             text = "this cluster has no journal to follow: start it with `atoll up --journal DIRECTORY`"
@@ -112,27 +113,27 @@ class StandbyReplication:
 
     @property
     def successor(self) -> tuple[str, ...]:
-        """The address of the standby that was relied on last: who has taken over is there.
+        """The address of the standby that was relied on last, which may have taken over.
 
-        Peers may have been told to do without it: it waits longer for hosts to come than this process believes in it.
+        Peers may not know it anymore: a standby waits longer for hosts than this process relies on it.
         """
         return (self._relied_on,) if self._relied_on else ()
 
     def takeover_suspicion(self) -> str:
-        """Why peers that come back are not served for now: the standby may have taken over; "" where that is excluded.
+        """Return the reason not to serve peers that reconnect, which is that the standby may have taken over, or "".
 
-        Those that are here have not gone there.
+        Peers that are connected have not gone to the standby.
         """
         now = self._loop.time()
         if now < self._suspected_until or (self._is_followed and now - self._heard > LEASE_SECONDS):
-            return f"the standby at {self._address} may have taken over: nothing is heard of it"
+            return f"the standby at {self._address} may have taken over: it is silent"
         return ""
 
-    # ---- what it gets
+    # ---- messages to the standby
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether one is to be begun, between two turns."""
+        """Whether to begin a snapshot between two turns."""
         journal = self._journal()
         return (
             self._standby is not None
@@ -142,11 +143,11 @@ class StandbyReplication:
         )
 
     def begin(self, journal: Journal) -> None:
-        """A snapshot has been begun: all that comes from now on is for a standby that waits for one."""
+        """Send all later turns to a standby that waits for a snapshot, because a snapshot has begun."""
         self._snapshot_number = self._snapshot_number or journal.number
 
     def send(self, turn: Sequence[bytes]) -> None:
-        """A turn that has been handled. When this returns the kernel has it, unless the standby does not read."""
+        """Send a turn that was handled. The kernel has it on return, unless the standby does not read."""
         standby = self._standby
         if standby is None or not self._snapshot_number:
             return
@@ -160,7 +161,7 @@ class StandbyReplication:
         silent = self._loop.time() - self._heard
         most = _SILENT_SECONDS if self._is_followed else _CATCH_UP_SECONDS
         if silent > most:
-            self._drop(standby, f"nothing was heard of it for {most:.0f} s")
+            self._drop(standby, f"it was silent for {most:.0f} s")
             return
         journal = self._journal()
         if (
@@ -169,9 +170,9 @@ class StandbyReplication:
             and not self._has_snapshot
             and not self._begin_snapshot(standby, journal)
         ):
-            self._drop(standby, "there is no snapshot for it")  # it dials again
+            self._drop(standby, "its snapshot failed")  # it reconnects
             return
-        if self._stands_by and not self._is_followed and silent < LEASE_SECONDS:  # else it is behind still
+        if self._stands_by and not self._is_followed and silent < LEASE_SECONDS:  # otherwise it is still behind
             self._rely_on(standby)
         self._send_heartbeat(standby)
         self._loop.call_later(HEARTBEAT_SECONDS, self._heartbeat, standby)
@@ -182,7 +183,7 @@ class StandbyReplication:
         standby.send(Heartbeat(tuple(acknowledged) if self._snapshot_number else (), self._is_followed))
 
     def _begin_snapshot(self, standby: Connection, journal: Journal) -> bool:
-        """Sends the snapshot, where it is there; False where it will not be."""
+        """Begin to send the snapshot if it is complete. Return False if it will never be."""
         parts = journal.payload(self._snapshot_number)
         try:
             first = next(parts)
@@ -193,7 +194,7 @@ class StandbyReplication:
         return True
 
     def _send_snapshot(self, standby: Connection, term: int, parts: Iterator[tuple[bytes, bool]]) -> None:
-        """One part a turn of the loop, which has other things to do, and no more than the standby takes."""
+        """Send one part of the snapshot per turn of the loop, and no more than the standby accepts."""
         if self._standby is not standby:
             return
         pause = _FULL_SECONDS
@@ -201,7 +202,7 @@ class StandbyReplication:
             try:
                 part, is_last = next(parts)
             except (AtollError, OSError) as error:
-                self._drop(standby, f"its snapshot cannot be read: {error}")
+                self._drop(standby, f"cannot read its snapshot: {error}")
                 return
             standby.send_in_pieces(encode(SnapshotChunk(part, term, is_last)))
             if is_last:
@@ -209,10 +210,10 @@ class StandbyReplication:
             pause = 0.0
         self._loop.call_later(pause, self._send_snapshot, standby, term, parts)
 
-    # ---- what it says
+    # ---- messages from the standby
 
     def _link(self, message: AnyLinkMessage) -> None:
-        """It acknowledges heartbeats, as what comes in pieces; and once it stands by, turns."""
+        """Handle acknowledgements: of heartbeats in `pieced`, and of turns in `whole` once the standby has loaded."""
         if isinstance(message, Acknowledge):
             while self._heartbeats and self._answered < message.pieced:
                 self._answered += 1
@@ -220,9 +221,9 @@ class StandbyReplication:
             self._stands_by = self._stands_by or message.whole > 0
 
     def _rely_on(self, standby: Connection) -> None:
-        """From one heartbeat to the next: peers know of it before this process is not started again.
+        """Rely on the standby: first tell peers its address, and one heartbeat later tell the engine not to restart.
 
-        Should this process end in here, both it and the standby go on, and terms decide; not neither.
+        If this process ends in between, both it and the standby continue, and their terms decide.
         """
         if self._announced != self._address:
             self._announced = self._address
@@ -244,15 +245,15 @@ class StandbyReplication:
         if not self._is_followed:
             self._forget()
             return
-        _log.warning("the standby at %s does not follow any more: %s", self._address, reason)
+        _log.warning("the standby at %s does not follow anymore: %s", self._address, reason)
         self._is_followed = False
         self._suspected_until = self._loop.time() + _SUSPICION_SECONDS
         self._report(ALONE)
-        # Where it has taken over, peers that come here meanwhile are to find it.
+        # If the standby has taken over, peers that reconnect here meanwhile must be able to find it.
         self._loop.call_later(_SUSPICION_SECONDS, self._forget)
 
     def _forget(self) -> None:
-        """It has not taken over: peers need not look for it, unless there is another one."""
+        """Withdraw the address of a standby that has not taken over, unless there is another standby."""
         if self._standby is not None:
             return
         self._leader_fence.end()
@@ -261,7 +262,7 @@ class StandbyReplication:
             self._announce(())
 
     def end(self) -> None:
-        """The cluster ends, and nobody is to go on."""
+        """End the replication, because the cluster ends and no controller must continue."""
         self._leader_fence.end()
         standby, self._standby = self._standby, None
         if standby is not None:
@@ -269,7 +270,7 @@ class StandbyReplication:
             standby.close()
 
     def drop(self) -> None:
-        """Another controller has taken over."""
+        """Drop the standby, because another controller has taken over."""
         self._leader_fence.stop()
         standby, self._standby = self._standby, None
         if standby is not None:
@@ -277,12 +278,12 @@ class StandbyReplication:
 
 
 def _parts(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """What is sent as several messages, and whether each is the last."""
+    """Yield the parts of content that is sent as several messages, and whether each is the last."""
     for start in range(0, len(content), _PART_BYTES):
         part = content[start : start + _PART_BYTES]
         yield part, start + len(part) == len(content)
 
 
 def is_standby(message: object) -> bool:
-    """Whether a connection's first message is that of a standby."""
+    """Whether a connection's first message is from a standby."""
     return isinstance(message, m.Hello) and message.role == STANDBY

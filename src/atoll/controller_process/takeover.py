@@ -1,50 +1,53 @@
-"""When a standby takes over: the hosts decide.
+"""When a standby takes over, and when the controller that it follows has to expect that.
 
-A standby cannot tell a controller that is gone from one that it cannot hear. So it goes by those whom a controller is
-for: it takes over once more than half of the hosts have come to it, which they do where they do not reach the
-controller. From then on they obey the later term alone, and the earlier controller, if it still runs somewhere, is left
-with too few.
-
-Pure: times come in.
+The hosts decide. A standby cannot distinguish a controller that has ended from one that it cannot reach, so it takes
+over once more than half of the hosts have tried to resume their connections at the standby, which they do only if they
+cannot reach the controller. From then on they obey only the later term, and too few hosts are left for the earlier
+controller if it still runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
-# Without a word of the controller, whose heartbeat comes twice a second, it may be gone.
+from atoll.wire.resumption.resumable_connections import ResumableConnections
+
+# A controller that is silent for this long may have ended. It sends two heartbeats per second.
 LEASE_SECONDS = 2.0
-# That a host's coming counts for: where it finds nobody, it comes again within a few seconds.
+# How long a host's attempt to resume counts. If it reaches no controller, it tries again within a few seconds.
 RESUME_ATTEMPT_SECONDS = 5.0
-# After which what a standby knows is too old to go on with: the controller has told its peers to do without it by then.
+# After this, the state of a standby is too old to continue from: the controller has withdrawn its address by then.
 KNOWS_SECONDS = 20.0
-# Between the terms of a standby and of the controller before it, which may have been started again unseen.
+# Between the terms of a standby and of the earlier controller, which may have restarted without the standby's notice.
 _TERMS = 1000
+_LOOK_SECONDS = 0.5
+_FENCED_LOOK_SECONDS = 0.1  # while messages to peers are held back
 
 
 class Takeover:
-    """What is known of the controller and of the hosts. Times are in seconds of one clock."""
+    """A standby's knowledge of the controller and its hosts. Pure: callers pass times in seconds of one clock."""
 
     def __init__(self) -> None:
         self._heard = -math.inf
         self._is_lost = True
-        self._resume_attempts: dict[int, float] = {}  # when, by connection
+        self._resume_attempts: dict[int, float] = {}  # by connection: when
 
     def heard(self, now: float) -> None:
-        """Something of the controller."""
+        """Record that something has arrived from the controller."""
         self._heard, self._is_lost = now, False
 
     def lost(self) -> None:
-        """The connection to the controller has ended."""
+        """Record that the connection to the controller has ended."""
         self._is_lost = True
 
     def on_resume_attempt(self, now: float, connection: int) -> None:
-        """A peer has come, to go on with its connection here."""
+        """Record that a peer has tried to resume its connection here."""
         self._resume_attempts[connection] = now
 
     def is_due(self, now: float, hosts: Collection[int]) -> bool:
-        """Whether to take over now; `hosts` are the connections of those that the controller had."""
+        """Whether to take over now. `hosts` are the connections of the controller's hosts."""
         silent = now - self._heard
         if silent > KNOWS_SECONDS or not (self._is_lost or silent >= LEASE_SECONDS):
             return False
@@ -53,5 +56,97 @@ class Takeover:
 
 
 def next_term(term: int) -> int:
-    """That of a standby which takes over from a controller of `term`: none that started the journal again has it."""
+    """Return the term of a standby that takes over. No restart of the controller of `term` can reach it."""
     return (term // _TERMS + 1) * _TERMS
+
+
+class Reachability:
+    """Which connections of a controller are alive. Pure: callers pass times in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[int, float]] = {}  # by connection: received bytes, and when the last arrived
+
+    def counted(self, now: float, received: Mapping[int, int]) -> None:
+        """Update the count of received bytes per connection. Forget connections that are not in `received`."""
+        heard = {}
+        for connection, nbytes in received.items():
+            before = self._heard.get(connection)
+            heard[connection] = before if before is not None and before[0] == nbytes else (nbytes, now)
+        self._heard = heard
+
+    def is_reachable(self, now: float, connection: int) -> bool:
+        _, when = self._heard.get(connection, (0, -math.inf))
+        return now - when <= LEASE_SECONDS
+
+    def lost_majority(self, now: float, hosts: Collection[int], fenced: Collection[int]) -> bool:
+        """Return whether more than half of the hosts are silent. The hosts that are `fenced` do not count as silent."""
+        silent = [each for each in hosts if each not in fenced and not self.is_reachable(now, each)]
+        return 2 * len(silent) > len(hosts)
+
+
+class LeaderFence:
+    """Fences the connections of a controller whose standby may have taken over.
+
+    A standby takes over with more than half of the hosts (`Takeover`). A controller that has lost its standby and half
+    of the hosts may be cut off from all of them, and still reach some peers, such as an engine on its own machine. The
+    standby knows nothing of messages to these peers, so they would have to be undone. The controller therefore
+    continues to decide, but holds its messages back until the standby or enough hosts reply, or the standby can no
+    longer have taken over. It continues to ping hosts that are silent.
+
+    `takeover_suspicion()` returns the reason for the suspicion, or "". `hosts()` returns the connections of the hosts
+    that decide about a takeover. The fence checks both from `begin` to `end`.
+    """
+
+    def __init__(
+        self,
+        takeover_suspicion: Callable[[], str],
+        hosts: Callable[[], Collection[int]],
+        connections: ResumableConnections,
+    ) -> None:
+        self._takeover_suspicion = takeover_suspicion
+        self._hosts = hosts
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._reachability = Reachability()
+        self._fenced: set[int] = set()
+        self._looks: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        if self._looks is None:
+            self._look()
+
+    def end(self) -> None:
+        """Stop, and unfence all connections, because there is no standby and no suspicion."""
+        self.stop()
+        self._unfence()
+        self._reachability = Reachability()
+
+    def stop(self) -> None:
+        """Stop without unfencing, because another controller has taken over."""
+        if self._looks is not None:
+            self._looks.cancel()
+            self._looks = None
+
+    def _look(self) -> None:
+        self._fence_or_unfence(self._loop.time())
+        self._looks = self._loop.call_later(_FENCED_LOOK_SECONDS if self._fenced else _LOOK_SECONDS, self._look)
+
+    def _fence_or_unfence(self, now: float) -> None:
+        reachability, hosts = self._reachability, set(self._hosts())
+        connections = self._connections.all()
+        reachability.counted(now, {each.number: each.statistics().bytes_in for each in connections})
+        if not self._takeover_suspicion() or not reachability.lost_majority(now, hosts, self._fenced):
+            self._unfence()
+            return
+        for each in connections:
+            if each.number not in self._fenced and (
+                each.number not in hosts or reachability.is_reachable(now, each.number)
+            ):
+                self._fenced.add(each.number)
+                each.fence()
+
+    def _unfence(self) -> None:
+        fenced, self._fenced = self._fenced, set()
+        for each in self._connections.all() if fenced else ():
+            if each.number in fenced:
+                each.unfence()
