@@ -46,7 +46,7 @@ _PRELOADED = (
     "atoll.ifrt.proxy_main",
     "atoll.operate.command",
     "atoll.worker.worker_main",
-    "atoll.devices.xla.start_xla",
+    "atoll.devices.xla.xla_backend",
     "pathwaysutils",
 )
 _DESCRIPTORS_FROM = 512  # above those that a request names

@@ -190,7 +190,7 @@ def test_an_exception_arrives_with_its_own_traceback_and_no_other(atoll_python: 
         atoll_python.call(raises)
     assert "stumble" in caught.value.text
     assert "KeyError: 'my own key'" in caught.value.text
-    assert "callback_stubs" not in caught.value.text
+    assert "client_callbacks" not in caught.value.text
 
 
 def forget_failed_runs() -> None:

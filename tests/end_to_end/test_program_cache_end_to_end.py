@@ -70,5 +70,5 @@ def test_a_program_that_is_copied_over_another_tenants_does_not_run(
     assert run(cluster, "ben") == [0, 2, 4, 6]
     assert run(cluster, "ana") == [0, 666, 1332, 1998]
     messages = cluster.messages()
-    assert messages.count("was not written by this cache") == 1, messages
+    assert messages.count("which this cache has not written") == 1, messages
     cluster.stop()

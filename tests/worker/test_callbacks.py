@@ -112,8 +112,7 @@ def test_other_errors_are_what_they_are():
 
 @pytest.mark.parametrize("spans_devices", [False, True])
 def test_what_a_callable_raises_stops_its_device_unless_others_may_wait_for_it(spans_devices: bool):
-    from atoll.devices.xla.callback_stubs import Held, stubs
-    from atoll.devices.xla.client_callbacks import Signature
+    from atoll.devices.xla.client_callbacks import Held, Signature, stubs
 
     mine = Callbacks(FakeCalls(Returned(())), 7, (40,), spans_devices)  # type: ignore[arg-type]
     (stub,) = stubs(Held(mine), mine, [Signature((("int32", (2,)), ("token", ())))], None)

@@ -36,7 +36,7 @@ class DeviceKind:
     check: str = ""
 
 
-XLA = DeviceKind(backend="atoll.devices.xla.start_xla:open_backend")
+XLA = DeviceKind(backend="atoll.devices.xla.xla_backend:open_backend")
 
 # By platform. XLA runs all other platforms.
 KINDS: dict[str, DeviceKind] = {

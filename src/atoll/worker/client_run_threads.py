@@ -1,9 +1,9 @@
 """Runs that wait for their client's Python on threads of their own.
 
 XLA's CPU client runs a function with callbacks on one device inside of the call that enqueues it. It can be made to run
-it on one of its own threads instead (`devices/xla/gate.py`), of which it has as many as the host has cores or devices:
-a callback that runs two such functions at a time, which wait for each other, would find none left. Here each run has a
-thread, its outputs are futures meanwhile, and as many as there are may wait for one another, as on stock JAX.
+it on one of its own threads instead (`devices/xla/executable.py`), of which it has as many as the host has cores or
+devices: a callback that runs two such functions at a time, which wait for each other, would find none left. Here each
+run has a thread, its outputs are futures meanwhile, and as many as there are may wait for one another, as on stock JAX.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from jax._src.lib.mlir.dialects import hlo
 
 from atoll.client.jax_patches import host_callbacks, send_and_receive
 from atoll.devices.xla import client_callbacks
-from atoll.devices.xla.callback_stubs import Held, stubs
-from atoll.devices.xla.client_callbacks import Signature
+from atoll.devices.xla.client_callbacks import Held, Signature, stubs
 from atoll.errors import StatusError
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.calls.hlo_host_transfers import SendAndReceive

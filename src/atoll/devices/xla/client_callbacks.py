@@ -1,26 +1,33 @@
-"""What a module calls in its client's process.
+"""Calls from a program to Python in its client's process: how a module's custom calls are found, and run.
 
-The custom calls that run the client's Python while the program runs name a callable by its index; the worker gives XLA
-a stub for each (`callback_stubs`). Those that are called while XLA compiles hold keys of the client's process, which
-are replaced (`compile_calls`). All other ways of JAX hold pointers, which XLA would follow in this process, and end it:
-those are refused.
+Custom calls that run while the program runs contain the index of a callable; the worker gives XLA a stub for each.
+Custom calls that run while XLA compiles contain keys, which `xla_compile_calls` replaces. JAX's other custom calls
+contain pointers of the client's process, which would crash this process, so modules with them are rejected.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
 from atoll.devices.compilers.compiler_messages import Signature
 from atoll.errors import StatusError, invalid, unimplemented
+from atoll.host_services.calls.client_calls import ClientError
+from atoll.host_services.calls.client_errors import kept, wrapped
+from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.calls.hlo_host_transfers import INFEED, NAMES, OUTFEED, RECEIVE, SEND, HostTransfers
 from atoll.host_services.calls.python_custom_calls import BUFFER_CALLBACK, callback_index, result_types
+from atoll.ir.types import ShardType
 from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
 from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING
 from atoll.protocol.messages import HostChannels
 from atoll.protocol.questions import ADDRESS_CALL
+from atoll.transfers.dtypes import numpy_dtype
 
 _CALLBACKS = (
     "xla_ffi_python_cpu_callback",
@@ -32,18 +39,18 @@ _WHILE_COMPILING = (INSPECT_SHARDING, CUSTOM_PARTITIONING)
 # The target that stands for CUSTOM_PARTITIONING once its key is replaced. No client may write it.
 PARTITIONING = "AtollCustomPartitioning"
 _REFUSED = ("xla_python_cpu_callback", "xla_python_gpu_callback", PARTITIONING)
-# What begins with this gets pointers: on CPUs, to memory of the process itself.
+# Custom calls whose names have this prefix get pointers to buffers.
 _POINTERS = "xla_buffer_python_"
-# In MLIR's bytecode, names of operations stand as they are. What attributes hold may not.
+# MLIR's bytecode contains the names of operations as plain text. That is not certain for contents of attributes.
 _BYTECODE, _NAMES = b"ML\xefR", (b"custom_call", *NAMES)
 
 
-# Replaces the key in an operation with such a target, or raises StatusError.
+# Replaces the key in an operation with the given target, or raises StatusError.
 Replace = Callable[[Any, str], None]
 
 
 def refused(operation: Any, target: str) -> None:
-    """For a module whose client is not asked while it is compiled."""
+    """Refuse the operation: a `Replace` for modules whose compilation cannot call the client."""
     raise unimplemented(COMPILE_CALL_ADVICE)
 
 
@@ -55,12 +62,14 @@ def find(
     channels: Sequence[HostChannels] = (),
     refuse_peers: bool = False,
 ) -> list[Signature]:
-    """The signature of each of the client's `count` callables, by its index. Has `replace` change what calls the
-    client while XLA compiles. With `channels`, each callable has its own, and no index.
+    """Return the signatures of the client's `count` callables, by index.
 
-    `program` is the module's serialized form: most programs have no custom calls. Raises UNIMPLEMENTED, with advice,
-    where the module calls its client in another way, and INVALID_ARGUMENT where it calls what there is not. Raises
-    UNIMPLEMENTED also for operations that wait for a host that sends nothing; see `HostTransfers`.
+    `replace` is called for each custom call that runs while XLA compiles. With `channels`, callables have channels
+    instead of indices. `program` is the module's serialized form, which shows quickly that most modules have no custom
+    calls.
+
+    Raises UNIMPLEMENTED, with advice, if the module calls its client in another way, or waits for data that no host
+    sends (see `HostTransfers`). Raises INVALID_ARGUMENT if it calls an unknown callable.
     """
     results = [Signature()] * (0 if channels else count)
     if not channels and program.startswith(_BYTECODE) and not any(name in program for name in _NAMES):
@@ -100,22 +109,83 @@ def _add(operation: Any, results: list[Signature], seen: set[int], replace: Repl
         _check_address_call(operation)
     if target not in _CALLBACKS and target != BUFFER_CALLBACK:
         return
-    if not results:  # jaxlib's client refuses them unless the plug-in has taken the callables out
+    if not results:  # the client has sent no callables, so the call contains a pointer
         raise unimplemented(CALLBACK_ADVICE)
     index = callback_index(operation)
     if not 0 <= index < len(results):
         raise invalid(f"the program calls callback {index} of {len(results)}")
     signature = Signature(result_types(operation), target == BUFFER_CALLBACK)
     if index in seen and results[index] != signature:
-        raise invalid(f"the program calls callback {index} for results of different types")
+        raise invalid(f"the program calls callback {index} with different result types")
     seen.add(index)
     results[index] = signature
 
 
 def _check_address_call(operation: Any) -> None:
-    """Raise INVALID_ARGUMENT unless the call has the one operand and the result that this host writes to memory."""
+    """Raise INVALID_ARGUMENT unless the call has one operand, and the result type that the host writes."""
     results = [str(each.type) for each in operation.results]
     if len(operation.operands) != 1 or results != ["tensor<2xui32>"]:
         raise invalid(
             f"{ADDRESS_CALL} takes one array and returns tensor<2xui32>, not {', '.join(results) or 'nothing'}"
         )
+
+
+class Held:
+    """Retains the callbacks for as long as XLA can call them, which includes runs of an executable that was dropped."""
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        callbacks.retain()
+        weakref.finalize(self, callbacks.release).atexit = False
+
+
+def stubs(held: Held, callbacks: Callbacks, signatures: Sequence[Signature], client: Any) -> list[Any]:
+    """Return the callables that XLA calls for each of the function's callbacks, in their order."""
+    return [
+        _for_xla(_stub(held, callbacks, position, each.results), each, client)
+        for position, each in enumerate(signatures)
+    ]
+
+
+def _stub(held: Held, callbacks: Callbacks, position: int, types: tuple[ShardType, ...]) -> Callable[..., Any]:
+    def stub(*arguments: np.ndarray[Any, Any] | None) -> tuple[Any, ...]:
+        _ = held
+        try:
+            return callbacks.call(position, types, arguments)
+        except (ClientError, StatusError) as error:
+            if not callbacks.spans_devices:
+                raise wrapped(error) from None
+            callbacks.keep_failure(kept(error))
+            return tuple(None if dtype == "token" else np.zeros(shape, numpy_dtype(dtype)) for dtype, shape in types)
+
+    return stub
+
+
+def _for_xla(stub: Callable[..., Any], signature: Signature, client: Any) -> Any:
+    if signature.channels is not None:
+        operands, results = map(_shapes, (signature.operands, signature.results))
+        sends, receives = map(list, (signature.channels.sends, signature.channels.receives))
+        return client.make_python_callback_from_host_send_and_recv(
+            stub, operands, results, sends, receives, _stays_here
+        )
+    return _on_buffers(stub, signature) if signature.takes_buffers else stub
+
+
+def _stays_here(stub: Any) -> bytes:
+    """Refuse to serialize a stub. jaxlib requires a serializer, which a local client never calls."""
+    raise unimplemented("a callback's stub cannot be serialized")
+
+
+def _shapes(types: Sequence[ShardType]) -> list[Any]:
+    return [xc.Shape.array_shape(numpy_dtype(dtype), shape) for dtype, shape in types]
+
+
+def _on_buffers(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    """Return a callable for XLA's buffers: those of the arguments, then those of the results, which it writes."""
+
+    def on_buffers(context: Any, *buffers: Any) -> None:
+        count = len(buffers) - len(signature.results)
+        results = stub(*[np.asarray(each) for each in buffers[:count]])
+        for buffer, result in zip(buffers[count:], results, strict=True):
+            np.asarray(buffer)[...] = result
+
+    return on_buffers

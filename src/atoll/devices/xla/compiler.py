@@ -1,7 +1,7 @@
-"""Compiles programs in a compiler process, for CPU devices like those of its worker; for others, only checks them.
+"""Compiles programs for CPU devices in a compiler process. For other devices, it only checks them.
 
-The process has as many devices as the worker's island, all of them its own. XLA's code for a CPU names no device and no
-process, so the worker loads it on whichever devices the program is for.
+The process has as many devices as the worker's island. XLA's code for CPUs refers to no device or process, so the
+worker can load it on any devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.xla_backend import XlaBackend
 from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
 
-# Compiled before a tenant's first program: MLIR's dialects and LLVM take long once.
+# Compiled before the first program of a tenant, because MLIR's dialects and LLVM are slow to initialize.
 _FIRST = """
 module @first {
   func.func public @main(%x: tensor<f32>) -> tensor<f32> {
@@ -35,20 +35,21 @@ module @first {
   }
 }
 """
-# A worker loads on threads with a stack of 2 MiB or more. What overruns a smaller one must do so here.
+# Worker threads that load programs have a stack of at least 2 MiB. A smaller one makes programs that need more fail
+# here.
 _LOADING_STACK = 1 << 20
 _MOST_TEXT = 300
-# How far a user's line is looked for.
+# Bounds of the search for a line of the user's code.
 _MOST_OPERATIONS, _MOST_DEPTH = 100, 20
 
 
 class XlaCompiler:
-    """See `devices.compilers.compiler_process.Compiler`."""
+    """A `devices.compilers.compiler_process.Compiler` for XLA's devices."""
 
     def __init__(self, devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
         self._backend = XlaBackend()
-        threading.stack_size(_LOADING_STACK)  # of the threads that this module starts
+        threading.stack_size(_LOADING_STACK)  # for the threads that this module starts
         with context(len(_FIRST)):
             version = stablehlo.get_minimum_version()
             first = _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(ir.Module.parse(_FIRST)), version)
@@ -67,7 +68,7 @@ class XlaCompiler:
             if request.platform != "cpu":
                 _verify(prepared.module)
                 return CompiledProgram(b"", None, signatures)
-            _dump_nothing(prepared.options)
+            _disable_dumps(prepared.options)
             insert_checks(prepared.module, request.replicas * request.partitions)
             executable = prepared.compile(self._backend.client, grid.flatten(), _stand_ins(request.callbacks))
             serialized = executable.serialize()
@@ -80,7 +81,7 @@ class XlaCompiler:
         return np.array(devices, dtype=object).reshape(request.replicas, request.partitions)
 
     def _rehearse(self, serialized: bytes, grid: Any, callbacks: int) -> Description:
-        """Do all that the worker does with the executable: whatever of it ends a process ends this one."""
+        """Repeat everything that the worker does with the executable, so that a crash ends this process."""
         outcome: list[Description | Exception] = []
 
         def load() -> None:
@@ -103,7 +104,7 @@ class XlaCompiler:
 
 
 def _stand_ins(count: int) -> list[Any]:
-    """In place of a client's callables, which only the worker calls."""
+    """Return placeholders for a client's callables, which only the worker calls."""
 
     def stand_in(*_: Any) -> Any:
         raise NotImplementedError
@@ -112,23 +113,23 @@ def _stand_ins(count: int) -> list[Any]:
 
 
 def _verify(module: Any) -> None:
-    """Turn the module into XLA's own form, as its compilation begins."""
+    """Convert the module to HLO, which is the first step of its compilation."""
     _jax.mlir.mlir_module_to_xla_computation(mlir.module_to_bytecode(module), False, False)
 
 
-def _dump_nothing(options: Any) -> None:
-    """Keep XLA from writing files to a directory of the client's choice."""
+def _disable_dumps(options: Any) -> None:
+    """Prevent XLA from writing files to a directory that the client has chosen."""
     options.executable_build_options.debug_options.xla_dump_to = ""
     options.env_option_overrides = [each for each in options.env_option_overrides if "dump" not in each[0]]
 
 
 def _name_and_line(module: Any) -> tuple[str, str]:
-    """The module's name, and the user's line that its first operation with a known one comes from; "" if none has."""
+    """Return the module's name, and the first known line of the user's code ("" if unknown)."""
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
     lines = (
         line
         for function in module.body.operations
-        for region in function.regions  # a mesh of Shardy has none
+        for region in function.regions  # a Shardy mesh has no region
         for block in region.blocks
         for operation in itertools.islice(block.operations, _MOST_OPERATIONS)
         if (line := _line(operation.location))
@@ -137,7 +138,7 @@ def _name_and_line(module: Any) -> tuple[str, str]:
 
 
 def _line(location: Any) -> str:
-    """Such as "train.py:12"; "" for a location that is in no file, or with a JAX whose locations do not say."""
+    """Return, for example, "train.py:12"; "" if the location has no file, or if this JAX does not expose it."""
     for _ in range(_MOST_DEPTH):
         if (file := getattr(location, "filename", None)) is not None:
             return f"{file}:{location.start_line}"

@@ -1,4 +1,4 @@
-"""The properties of an executable that a worker needs besides the executable itself."""
+"""Reads the properties of an executable that a worker needs besides the executable itself."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def _dtype_and_shape(shape: Any) -> tuple[str, tuple[int, ...]]:
 def _layouts(get: Any) -> tuple[bytes, ...]:
     try:
         return tuple(str(layout).encode() for layout in get())
-    except jax.errors.JaxRuntimeError:  # XLA gives none where there are tokens among the arrays
+    except jax.errors.JaxRuntimeError:  # XLA has no layouts for a function with tokens
         return ()
 
 
 def _unusual(
     get: Any, types: tuple[tuple[str, tuple[int, ...]], ...], device: Any
 ) -> tuple[tuple[int, ...] | None, ...]:
-    """The arrays' layouts, major to minor; None where it is the platform's default."""
+    """Return the arrays' layouts, major to minor; None for the platform's default layout."""
     texts = _layouts(get)
     if len(texts) != len(types):
         return (None,) * len(types)
@@ -105,15 +105,15 @@ def _unusual(
 
 
 def _major_to_minor(text: str) -> tuple[int, ...]:
-    """Of XLA's text of a layout, such as {1,0:T(8,128)}."""
+    """Parse XLA's text of a layout, such as {1,0:T(8,128)}."""
     order = text.strip("{}").partition(":")[0]
     return tuple(int(part) for part in reversed(order.split(",")) if part)
 
 
 def _donated_inputs(text: str) -> tuple[int, ...]:
-    """Which parameters the module writes its outputs over; from the header of XLA's text.
+    """Return the parameters whose memory the outputs overwrite, from the header of the module's text.
 
-    Parameters that a caller offers but that no output fits stay the caller's.
+    A parameter that the caller donates, but that matches no output, is not donated.
     """
     header = text[: text.find("\n")]
     start = header.find("input_output_alias=")

@@ -1,25 +1,31 @@
-"""An XLA executable, loaded on this host's part of its devices."""
+"""XLA executables on this host's devices, and the gates that let those with callbacks run asynchronously."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
+import numpy as np
 from jax._src.lib import xla_client as xc
+from jax.sharding import SingleDeviceSharding
 
 from atoll.devices.compilers.compiler_messages import Description
-from atoll.devices.xla.gate import Gates
+from atoll.devices.xla import xla_custom_calls
 from atoll.devices.xla.stops import launch_id
 from atoll.devices.xla.xla_arrays import stacked_handler
 from atoll.protocol.messages import FunctionInfo
 
 
 class Executable:
-    """See `devices.device.LoadedFunction`. `description` describes the executable `loaded`. `devices` are the local
-    ones, in the order of the function's assignment.
+    """An executable on this host's devices: a `devices.device.LoadedFunction`.
 
-    `gates`: for a function that calls its client, where XLA would do so inside of the enqueuing call; `spans_hosts`: it
-    has devices elsewhere, too. `held` is kept for as long as the executable is.
+    `devices` are the local ones, in the order of the function's assignment. If XLA would run the function's callbacks
+    inside the call that enqueues it, `gates` is set. If the function also runs on devices of other hosts, `spans_hosts`
+    is set. `held` lives as long as the executable.
     """
 
     def __init__(
@@ -35,7 +41,7 @@ class Executable:
         self._held = held
         self._loaded = loaded
         self._gates = gates
-        self.waits_inside = gates is not None and not spans_hosts  # else it starts in the island's order
+        self.waits_inside = gates is not None and not spans_hosts  # a run on several hosts keeps the island's order
         self._devices = devices
         self.ordinals = ordinals
         self.description = description
@@ -52,10 +58,6 @@ class Executable:
         ]
 
     def execute(self, arguments: list[Any], sequence: int, stream: int = 0) -> tuple[list[Any], Any]:
-        """Enqueues one run; returns the outputs, not ready yet, and the run's completion token.
-
-        The caller has checked count, dtypes, shapes and devices of the arguments, and that none is deleted.
-        """
         if stream:
             with self._beside_others(stream):
                 results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=launch_id(sequence))
@@ -64,8 +66,7 @@ class Executable:
         return results.consume_with_handlers(self._handlers), results.consume_token()
 
     def run(self, arguments: list[Any], stream: int) -> list[Any]:
-        """XLA runs it in this thread where it has nothing to wait for."""
-        for each in arguments:
+        for each in arguments:  # XLA runs the function in this thread if it has nothing to wait for
             each.block_until_ready()
         with xc.execution_stream_id(stream):
             results = self._loaded.execute_sharded(arguments, with_tokens=True)
@@ -88,3 +89,54 @@ class Executable:
 
     def text(self) -> str:
         return "\n\n".join(module.to_string() for module in self._loaded.hlo_modules())
+
+
+_TARGET = "atoll_gate"
+# XLA runs programs that it estimates as cheap inside the enqueuing call. A matrix product of this size is not cheap.
+_SIZE = 16
+
+
+_held = threading.Lock()
+
+
+def _wait(_: xla_custom_calls.CallFrame) -> None:
+    """Wait until the gate opens."""
+    with _held:
+        pass
+
+
+class Gates:
+    """One gate per device, compiled at its first use. Only for the executor's thread.
+
+    XLA's CPU client runs a program inside the call that enqueues it, unless the program has something to wait for. A
+    callback would then block everything else on this host. Therefore a gate is enqueued before such a program, on the
+    same execution stream: a program that ends when a lock is released, which is held while both are enqueued. Programs
+    on several devices wait for their launch in any case.
+    """
+
+    def __init__(self) -> None:
+        self._gates: dict[Any, tuple[Any, Any]] = {}
+        xla_custom_calls.register(_TARGET, _wait)
+
+    @contextlib.contextmanager
+    def closed(self, device: Any, stream: int) -> Iterator[None]:
+        """Make work that is enqueued on the device in this context wait for the context's end.
+
+        It also waits for earlier work of the stream.
+        """
+        gate = self._gates.get(device)
+        if gate is None:
+            gate = self._gates[device] = _compile(device)
+        executable, operand = gate
+        with _held, xc.execution_stream_id(stream):
+            executable.execute_sharded([operand])
+            yield
+
+
+def _compile(device: Any) -> tuple[Any, Any]:
+    def gate(x: Any) -> Any:
+        wait = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct((), np.float32), has_side_effect=True)
+        return wait(x @ x)
+
+    operand = jax.device_put(np.ones((_SIZE, _SIZE), np.float32), SingleDeviceSharding(device))
+    return jax.jit(gate).lower(operand).compile().runtime_executable(), operand

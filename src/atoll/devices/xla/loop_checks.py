@@ -1,8 +1,8 @@
-"""Puts a check into each loop of a program that may take long, so that a worker can stop it: see `stops`.
+"""Inserts a check into each loop of a program that may take long, so that a worker can stop it: see `stops`.
 
-A check costs 0.2 us per iteration, and XLA does not generate code for a loop with one as a whole. So a loop has none if
-its number of iterations is a constant and its work is small. Everything that this module does not understand counts as
-unbounded work.
+A check costs 0.2 us per iteration, and XLA cannot compile a loop with a check as one unit. Therefore a loop gets no
+check if its number of iterations is constant and its work is small. Work counts as unbounded if this module cannot
+estimate it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jaxlib.mlir.dialects import stablehlo
 from atoll.devices.xla.stops import TARGET
 from atoll.errors import invalid
 
-# In elements that operations compute: well below a second.
+# Loops up to this work, in computed elements, get no check. It takes well below one second.
 MOST_WORK = 1e9
 _MOST_DEPTH = 50  # of regions and calls
-_FFI = 4  # the version of custom calls' interface
-# Operations whose work is not in proportion to their elements, or that wait for other devices.
+_FFI = 4  # API version of custom calls
+# Operations whose work is not proportional to their elements, or that wait for other devices.
 _UNBOUNDED = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -36,12 +36,13 @@ _WITH_REGIONS = frozenset(
 
 
 def insert_checks(module: Any, devices: int) -> int:
-    """Put checks into the module's loops. Return how many there are now.
+    """Insert checks into the module's loops. Return their number.
 
-    The module must be in the current MLIR context. A check of a program for several `devices` has no side effect,
-    because XLA could not partition it: XLA may move it out of a loop with a constant condition.
+    The module must be in the current MLIR context. In a program for several `devices`, checks have no side effect,
+    because XLA cannot partition calls with side effects. XLA may move such a check out of a loop with a constant
+    condition.
 
-    Raises StatusError for a module that has checks already: the arguments of these would be the client's.
+    Raises StatusError if the module already contains checks: a client has written their arguments.
     """
     loops: list[Any] = []
     targets: set[str] = set()
@@ -81,7 +82,7 @@ def _insert(loop: Any, devices: int) -> None:
 
 
 class _Work:
-    """Estimates from above the elements that operations compute."""
+    """Upper bounds of the number of elements that operations compute."""
 
     def __init__(self, module: Any) -> None:
         self._functions = {
@@ -92,9 +93,9 @@ class _Work:
         self._known: dict[Any, float] = {}
 
     def of_loop(self, loop: Any, depth: int = 0) -> float:
-        """Of all iterations; infinite if their number is not known."""
+        """Return the work of all iterations; infinity if their number is not known."""
         if loop not in self._known:
-            self._known[loop] = math.inf  # if it calls itself
+            self._known[loop] = math.inf  # in case the loop is in a recursive function
             iterations = _iterations(loop)
             if iterations is not None:
                 self._known[loop] = iterations * sum(self._of_region(region, depth) for region in loop.regions)
@@ -115,7 +116,7 @@ class _Work:
             return math.inf
         sizes = [_elements(each.type) for each in (*operation.operands, *operation.results)]
         if name == "stablehlo.dot_general":
-            return 1 + math.sqrt(math.prod(sizes))  # m k, k n and m n for m k n multiplications
+            return 1 + math.sqrt(math.prod(sizes))  # sizes m k, k n and m n: m k n multiplications
         inner = sum(self._of_region(region, depth + 1) for region in operation.regions)
         return (1 + max(sizes, default=0)) * _FACTORS.get(name, 1) * max(1, inner)
 
@@ -124,7 +125,7 @@ class _Work:
         if function is None:
             return math.inf
         if function not in self._known:
-            self._known[function] = math.inf  # if it calls itself
+            self._known[function] = math.inf  # in case it calls itself
             self._known[function] = sum(self._of_region(region, depth + 1) for region in function.regions)
         return self._known[function]
 
@@ -137,7 +138,7 @@ def _elements(kind: Any) -> float:
 
 
 def _iterations(loop: Any) -> int | None:
-    """Return how often a loop runs that counts from one constant up to another, as JAX's do; None for any other."""
+    """Return the iterations of a loop that counts up between two constants, as JAX's do; None for other loops."""
     condition, body = (region.blocks[0] for region in loop.regions)
     compared = _made_by(list(condition.operations)[-1].operands[0], "stablehlo.compare")
     if compared is None or "LT" not in str(compared.attributes["comparison_direction"]):
@@ -151,13 +152,13 @@ def _iterations(loop: Any) -> int | None:
     if start is None or added is None or added.operands[0] != body.arguments[position]:
         return None
     step = _constant(added.operands[1])
-    if step is None or step <= 0 or limit + step >= 2**31:  # or the counter may overflow
+    if step is None or step <= 0 or limit + step >= 2**31:  # the counter may overflow
         return None
     return max(0, math.ceil((limit - start) / step))
 
 
 def _made_by(value: Any, name: str) -> Any:
-    """Return the operation of this name whose only result the value is; None if it is no such value."""
+    """Return the operation of this name whose only result is `value`; None if there is no such operation."""
     if not isinstance(value, ir.OpResult) or value.owner.name != name or len(value.owner.results) != 1:
         return None
     return value.owner

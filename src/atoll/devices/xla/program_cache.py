@@ -1,13 +1,12 @@
-"""Compiled programs on disk, per tenant, authenticated with a key that no tenant has.
+"""Compiled programs on disk, per tenant, authenticated with a key that tenants do not have.
 
-An executable can do anything in the process that loads it. An entry is therefore used only if this cache wrote it for
-the same tenant and the same key: `get` verifies a MAC over tenant, key and content before it returns anything. An entry
-that was changed, copied or written by anyone else is a miss.
+An executable can do anything in the process that loads it. Therefore `get` verifies a MAC of tenant, key and content
+before it returns an entry. An entry that was modified, copied or written by anyone else is a miss.
 
     DIRECTORY/atoll-KEY/TENANT/ENTRY
 
-KEY identifies the cache's key, so that machines with different keys can share a directory. TENANT and ENTRY are hashes:
-a name from a client is never part of a path.
+KEY identifies the cache's key, so that machines with different keys can share a directory. TENANT and ENTRY are hashes,
+so that names from clients are never part of a path.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-# On disk, per tenant and in total. The entries that have not been used for the longest time are removed first.
+# Bounds per tenant and in total. The least recently used entries are removed first.
 MOST_TENANT_BYTES = 4 << 30
 MOST_BYTES = 16 << 30
 MOST_ENTRY_BYTES = 1 << 30
-# Removing entries frees this fraction of the bound. Then few calls of `put` scan the directory.
+# Removal frees this fraction of the bound, so that few calls of `put` scan the directory.
 _FREED = 0.25
 _MAGIC = b"ATOLL PROGRAM 1\n"
 _MAC_BYTES = hashlib.sha256().digest_size
 _NAME_DIGITS = 32
 _UNFINISHED = ".unfinished"
-_UNFINISHED_SECONDS = 3600.0  # after that time its writer has ended
+_UNFINISHED_SECONDS = 3600.0  # the writer of an older file has ended
 
 
 class Seal:
@@ -46,7 +45,7 @@ class Seal:
 
     @property
     def name(self) -> str:
-        """A public name of the key."""
+        """The public name of the key."""
         return hmac.digest(self._key, b"name", "sha256").hex()[:_NAME_DIGITS]
 
     def close(self, tenant: str, key: str, content: bytes) -> bytes:
@@ -71,9 +70,9 @@ class Seal:
 
 
 class ProgramCache:
-    """Keeps contents by tenant and key in a directory. For several threads and processes.
+    """Contents by tenant and key in a directory. Several threads and processes may use it.
 
-    `get` and `put` raise nothing: a cache whose directory cannot be used is a cache that misses.
+    `get` and `put` raise no errors: if the directory cannot be used, every call of `get` is a miss.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class ProgramCache:
         return content
 
     def put(self, key: str, content: bytes, tenant: str = "") -> None:
-        """Store `content`, and remove the entries that are beyond the bounds."""
+        """Store `content`, and remove old entries beyond the bounds."""
         entry = self._seal.close(tenant, key, content)
         if len(entry) > min(MOST_ENTRY_BYTES, self._most_tenant_bytes):
             return
@@ -131,7 +130,7 @@ class ProgramCache:
             self._fail(error)
 
     def statistics(self) -> dict[str, int]:
-        """Return how often `get` found something, found nothing, refused an entry, and how often the disk failed."""
+        """Return the number of hits, misses and refused entries in `get`, and of failures of the disk."""
         with self._lock:
             return dict(self._counts)
 
@@ -144,13 +143,13 @@ class ProgramCache:
             return self._counts[name]
 
     def _refuse(self, path: Path) -> None:
-        """Remove an entry that is not genuine. Log the first only: anyone who can write here could fill the log."""
+        """Remove an entry that is not genuine. Only log the first: anyone who can write here could fill the log."""
         with contextlib.suppress(OSError):
             path.unlink()
         if self._count("refused") == 1:
             _log.warning(
-                "%s was not written by this cache: it is removed, and the program is compiled. Someone else can write "
-                "to %s. Later cases are not logged.",
+                "removed %s, which this cache has not written: someone else can write to %s. The program is compiled "
+                "again. Later cases are not logged.",
                 path,
                 self._root,
             )
@@ -162,7 +161,7 @@ class ProgramCache:
     # ---- bounds
 
     def _make_room(self, directory: Path, nbytes: int) -> None:
-        """Remove the oldest entries of the tenant, then of all keys and tenants, so that `nbytes` fit."""
+        """Remove the oldest entries of the tenant, then of all tenants and keys, until `nbytes` fit."""
         for scanned, most in ((directory, self._most_tenant_bytes), (self._root, self._most_bytes)):
             with self._lock:
                 room = self._room.get(scanned, 0) - nbytes
@@ -170,7 +169,7 @@ class ProgramCache:
             if room < 0:
                 room = _shrink(self._entries(scanned), most, nbytes)
                 with self._lock:
-                    # At most a quarter at a time: other processes write here as well.
+                    # Use at most a quarter before the next scan, because other processes write here as well.
                     self._room[scanned] = min(room, int(most * _FREED))
 
     def _entries(self, directory: Path) -> Iterable[Path]:
@@ -178,7 +177,7 @@ class ProgramCache:
 
 
 def _shrink(entries: Iterable[Path], most: int, nbytes: int) -> int:
-    """Remove the oldest of the entries if they and `nbytes` exceed `most`. Returns how many bytes can be added then."""
+    """Remove the oldest entries if they and `nbytes` exceed `most`. Return how many bytes can be added then."""
     found = []
     for path in entries:
         with contextlib.suppress(OSError):
@@ -199,7 +198,7 @@ def _shrink(entries: Iterable[Path], most: int, nbytes: int) -> int:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the bytes of a regular file that is not too large; None for anything else, such as a link or a pipe."""
+    """Return the bytes of a regular file of limited size; None for anything else, such as a link or a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

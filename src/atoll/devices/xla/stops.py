@@ -1,11 +1,12 @@
 """Stops runs that are in a loop. XLA cannot stop a run, so programs call this module from their loops.
 
-`loop_checks` puts the calls in. A call takes the loop's condition and leaves it where it is: a few instructions of
-machine code while nothing is to be stopped. Otherwise it looks up the run that calls, and ends it with an error. XLA
-also runs the loops of GPUs on the host, which reads the condition of each iteration, so a call is made on the host.
+`loop_checks` inserts these checks. A check passes the loop's condition through unchanged. While no run is to be
+stopped, it costs a few machine instructions; otherwise, it looks up the calling run, and ends it with an error. XLA
+runs the loops of GPUs on the host, which reads the condition of each iteration, so checks run on the host.
 
-A run on several devices ends on all of them at once: a device that waited for another in a collective would wait for
-ever. While all devices of the run are in a check, none is in a collective. A GPU has completed the iterations before.
+A run on several devices must end on all of them at the same time, or a device could wait for another in a collective
+forever. While all devices of the run are in a check, none is in a collective. A GPU has completed the earlier
+iterations by then.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from atoll.devices.xla import xla_custom_calls
 TARGET = "atoll_loop_check"
 # The names under which XLA registers custom calls, by platform.
 XLA_PLATFORMS = {"cpu": "cpu", "cuda": "CUDA", "rocm": "ROCM"}
-# Checks look for a run for so many seconds, since it may wait for its devices. The controller asks again.
+# A request to stop a run is valid for this time, since the run may still wait for its devices. The controller repeats
+# the request.
 STOP_SECONDS = 5.0
-# A device waits so many seconds in a check for the run's other devices, which may wait for it in a collective.
+# A device waits for this time in a check for the run's other devices, which may wait for it in a collective.
 _MEET_SECONDS = 0.5
 _LAUNCH_IDS = 0x7FFFFFFF
 _PAGE = mmap.PAGESIZE
@@ -36,7 +38,7 @@ _PAGE = mmap.PAGESIZE
 
 @dataclass
 class _Stop:
-    """A run that is to end. `here` of its devices are in a check."""
+    """A run that must end. `here` of its devices are in a check."""
 
     until: float
     text: str
@@ -45,7 +47,7 @@ class _Stop:
 
 
 class Stops:
-    """The runs that are to end on this process's devices: see `stops_here`."""
+    """The runs that must end on this process's devices: see `stops_here`."""
 
     def __init__(self, platform: str) -> None:
         self._devices = jax.local_device_count()
@@ -57,35 +59,35 @@ class Stops:
         xla_custom_calls.register_address(TARGET, address, XLA_PLATFORMS[platform])
 
     def stop(self, sequence: int, text: str) -> None:
-        """End the run of this sequence number if it makes a check within `STOP_SECONDS`."""
+        """End the run of this sequence number if it reaches a check within `STOP_SECONDS`."""
         with self._changed:
             self._forget()
             until = time.monotonic() + STOP_SECONDS
             self._runs.setdefault(launch_id(sequence), _Stop(until, text)).until = until
-            self._look(True)
+            self._enable_checks(True)
 
     def _forget(self) -> None:
         now = time.monotonic()
         self._runs = {run: each for run, each in self._runs.items() if each.until > now or each.here}
 
-    def _look(self, wanted: bool) -> None:
+    def _enable_checks(self, enabled: bool) -> None:
         if self._code is not None:
-            self._code.flag[0] = wanted
+            self._code.flag[0] = enabled
 
     def _check(self, frame: xla_custom_calls.CallFrame) -> int | None:
-        """Return an error for a run that is to end. Several of XLA's threads call this."""
+        """Return an error for a run that must end. Several of XLA's threads call this."""
         devices = ctypes.c_int32.from_address(frame.attributes.values[0].contents.value).value
         with self._changed:
             if self._runs:
                 self._forget()
-                self._look(bool(self._runs))
+                self._enable_checks(bool(self._runs))
             stop = self._runs.get(xla_custom_calls.run_id(frame))
             if stop is not None and self._meet(stop, min(devices, self._devices)):
                 return xla_custom_calls.error(frame, stop.text)
         return None
 
     def _meet(self, stop: _Stop, devices: int) -> bool:
-        """Wait until all devices of a run are in a check. Return whether they are."""
+        """Wait until all devices of a run are in a check. Return False if that takes too long."""
         stop.here += 1
         if stop.here >= devices:
             stop.ends = True
@@ -97,9 +99,9 @@ class Stops:
 
 @cache
 def stops_here(platform: str) -> Stops | None:
-    """Return those of this process, which are made once: XLA keeps the first function for a target.
+    """Return the only `Stops` of this process; None for a platform whose devices run loops without the host.
 
-    None for a platform whose devices run loops without the host.
+    XLA keeps the first function that is registered for a target.
     """
     return Stops(platform) if platform in XLA_PLATFORMS else None
 
@@ -118,7 +120,7 @@ class _Code:
         self.flag = (ctypes.c_int * 1).from_buffer(self._memory, _PAGE)
 
     def write(self, code: bytes) -> bool:
-        """Write the code and make it executable. Return whether the system permits that."""
+        """Write the code and make it executable. Return False if the system does not permit that."""
         self._memory[: len(code)] = code
         protect = ctypes.CDLL(None, use_errno=True).mprotect
         protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -134,10 +136,10 @@ def _machine_code(check: int) -> _Code | None:
 
 
 def _assembled(flag: int, check: int) -> bytes:
-    """The frame of the call is in `rdi`: see `xla_custom_calls.CallFrame` for the offsets."""
+    """Return the machine code. `rdi` points to the frame: see `xla_custom_calls.CallFrame` for the offsets."""
     jump = "jne check"
     lines: list[bytes | str] = [
-        *(b"\x48\x83\x7f\x08\x00", jump),  # cmp qword [rdi + 8], 0: has it an extension?
+        *(b"\x48\x83\x7f\x08\x00", jump),  # cmp qword [rdi + 8], 0: the extension
         *(bytes((0x83, 0x7F, 0x20, xla_custom_calls.EXECUTE)), jump),  # cmp dword [rdi + 32], EXECUTE: the stage
         b"\x48\xb8" + struct.pack("<Q", flag),  # mov rax, flag
         *(b"\x83\x38\x00", jump),  # cmp dword [rax], 0

@@ -1,14 +1,13 @@
-"""XLA's time limits on programs that run on several devices.
+"""XLA's time limits on programs that run on several devices, which workers disable.
 
 XLA ends its process if the devices of one program do not all reach a collective within a limit: 20 s and then 40 s on
-CPUs, 30 s and 40 s on GPUs. XLA assumes that only a deadlock takes that long. A worker's devices belong to many
-sessions, so one device may be busy with another session's program for as long as that program takes, while the others
-wait. Therefore workers run without these limits. XLA reads those for CPUs from the environment of its process only;
-compile options do not change them.
+CPUs, 30 s and 40 s on GPUs. XLA assumes that only a deadlock takes that long. A worker's devices are shared by many
+sessions, so one device may run another session's program for any time while the others wait. XLA only reads the limits
+for CPUs from the environment of its process; compile options do not change them.
 
-The names are those that jaxlib 0.10.2 to 0.12 parse; XLA ends a process that has a name that it does not know. The
-limits of NCCL itself and of an execution (`xla_gpu_nccl_termination_timeout_seconds` and
-`xla_gpu_execution_terminate_timeout`) are off by default. No program has run with the options for GPUs.
+jaxlib 0.10.2 to 0.12 parse these names; XLA ends a process with an unknown name. The limits of NCCL itself and of an
+execution (`xla_gpu_nccl_termination_timeout_seconds` and `xla_gpu_execution_terminate_timeout`) are off by default. The
+options for GPUs are not tested with a program.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _LIMITS = {"cpu": _CPU, "gpu": _GPU, "cuda": _GPU, "rocm": _GPU}
 
 
 def flags_without_limits(platform: str, flags: Sequence[str]) -> list[str]:
-    """Return `flags`, as XLA_FLAGS has them, with the time limits of the platform's programs disabled.
+    """Add options that disable the platform's time limits to `flags`, the flags in XLA_FLAGS.
 
-    The last of equal flags counts. Flags that are the name of a file stay as they are: XLA takes a file or flags.
+    XLA uses the last of equal flags. If `flags` is the name of a file, return it unchanged: XLA accepts no flags then.
     """
     if flags and not flags[0].startswith("-"):
         return list(flags)

@@ -1,6 +1,6 @@
-"""Local arrays: *stacked*, one jax array over the local devices whose first dimension counts the shards.
+"""Local arrays. A *stacked* array is one JAX array on the local devices, with the shards along its first dimension.
 
-Executables look at the shards alone, so a worker needs to know nothing of how the client laid an array out globally.
+Executables only use the shards, so a worker does not need the array's global sharding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.transfers.dtypes import numpy_dtype
 
 
 class Uneven:
-    """Local shards of different shapes, or of strings: they can be moved and fetched, not computed with."""
+    """Local shards of different shapes, or of strings. They can be moved and fetched, but not passed to executables."""
 
     def __init__(self, shards: tuple[Any, ...]) -> None:
         self.shards = shards
@@ -47,7 +47,7 @@ class Uneven:
 
 
 def shards_of(array: Any) -> Sequence[Any]:
-    """The single-device arrays of a stacked one, in order; they share its memory."""
+    """Return the single-device arrays of a local array, in order; they share its memory."""
     if isinstance(array, Uneven):
         return array.shards
     shards: Sequence[Any] = array._arrays
@@ -56,6 +56,7 @@ def shards_of(array: Any) -> Sequence[Any]:
 
 @lru_cache(maxsize=4096)
 def stacked_type(dtype: Any, shape: tuple[int, ...], devices: tuple[Any, ...], memory_kind: str) -> tuple[Any, Any]:
+    """Return the abstract value and the sharding of a stacked array with shards of `shape` on `devices`."""
     kind = memory_kind or None
     if len(devices) == 1:
         return jax.core.ShapedArray(shape, dtype), SingleDeviceSharding(devices[0], memory_kind=kind)
@@ -67,10 +68,11 @@ def stacked_type(dtype: Any, shape: tuple[int, ...], devices: tuple[Any, ...], m
 
 
 def stacked_handler(dtype: str, shape: tuple[int, ...], devices: tuple[Any, ...], memory_kind: str) -> Any:
+    """Return jaxlib's handler that makes a stacked array from an executable's result."""
     if dtype == "token":
         dtype, shape = "bool", (0,)
     aval, sharding = stacked_type(numpy_dtype(dtype), shape, devices, memory_kind)
     try:
         return _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
-    except TypeError:  # jaxlib >= 0.12 checks nothing to begin with
+    except TypeError:  # jaxlib >= 0.12 has no checks to skip
         return _jax.array_result_handler(aval, sharding, committed=True)

@@ -1,9 +1,10 @@
-"""This host's devices, and what can be done with arrays on them."""
+"""This host's XLA devices: starting JAX in a worker, compiling and loading programs, and operations on arrays."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,26 +15,30 @@ import numpy as np
 from jax._src import array as jax_array
 from jax._src import compiler, monitoring
 from jax._src.layout import Format, Layout
-from jax._src.lib import _jax, cpu_sparse
+from jax._src.lib import _jax, _profiler, cpu_sparse
 from jax._src.lib import xla_client as xc
 from jax.sharding import SingleDeviceSharding
 
 from atoll.cluster.slice_placement import GPUS
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description
-from atoll.devices.device import Assignment, ProgramLoader
-from atoll.devices.xla import buffer_addresses, xla_compile_calls, xla_island
-from atoll.devices.xla.batch_threads import batch_threads
-from atoll.devices.xla.callback_stubs import Held, stubs
-from atoll.devices.xla.compiled_programs import CompiledPrograms
+from atoll.devices.device import Assignment, DeviceBackend, ProgramLoader
+from atoll.devices.device_kinds import Membership
+from atoll.devices.xla import xla_compile_calls, xla_custom_calls, xla_island
+from atoll.devices.xla.client_callbacks import Held, stubs
+from atoll.devices.xla.compiled_programs import (
+    CompiledPrograms,
+    Programs,
+    check_in_use,
+    compiling_for,
+    open_programs,
+    use_programs,
+)
 from atoll.devices.xla.description import describe
-from atoll.devices.xla.executable import Executable
-from atoll.devices.xla.gate import Gates
-from atoll.devices.xla.jax_cache import Programs, compiling_for
+from atoll.devices.xla.executable import Executable, Gates
 from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.stops import stops_here
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
-from atoll.devices.xla.xla_profiler import begin_profile
 from atoll.errors import Code, StatusError
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
@@ -44,7 +49,7 @@ from atoll.transfers.dtypes import numpy_dtype
 
 # Attributes that JAX, Pallas and libraries read to choose kernels for a device.
 _ATTRIBUTES = ("compute_capability", "core_count", "device_vendor")
-# They register what recurrent networks and Pallas call on GPUs.
+# Modules that register custom calls of recurrent networks and Pallas on GPUs.
 _GPU_CUSTOM_CALLS = ("jax._src.lib.gpu_rnn", "jax._src.lib.gpu_triton", "jax._src.lib.mosaic_gpu")
 _cache_hit = threading.local()
 
@@ -59,24 +64,24 @@ def _calling(program: bytes, options: bytes, callbacks: Callbacks) -> Source:
 
 
 def _register_custom_calls(platform: str) -> None:
-    """JAX's custom calls that the modules of its operations register where they are imported: in the client."""
+    """Register custom calls that JAX otherwise registers only in processes that import certain modules."""
     for target_platform, targets in cpu_sparse.registrations().items():
         for name, handler, version in targets:
             jax.ffi.register_ffi_target(name, handler, platform=target_platform, api_version=version)
     for module in _GPU_CUSTOM_CALLS if platform in GPUS else ():
-        with contextlib.suppress(ImportError):  # a plug-in for GPUs need not have all
+        with contextlib.suppress(ImportError):  # not every GPU plug-in has all of them
             importlib.import_module(module)
 
 
 class XlaBackend:
-    """XLA's devices of this host: see `devices.device.DeviceBackend`."""
+    """XLA's devices of this host: a `devices.device.DeviceBackend`."""
 
-    # XLA's CPU client can deadlock its thread pool with more than 32; the other platforms' clients wait beyond that.
+    # More than 32 can deadlock the thread pool of XLA's CPU client. Clients of other platforms block beyond that.
     max_in_flight = 24
     compiler = "atoll.devices.xla.compiler:XlaCompiler"
 
     def __init__(self, programs: Programs | None = None) -> None:
-        with batch_threads():
+        with xla_island.batch_threads():
             self.devices: tuple[Any, ...] = tuple(jax.local_devices())
         self._island = xla_island.devices_by_host()
         self.key_values: KeyValues | None = xla_island.key_values()
@@ -85,11 +90,11 @@ class XlaBackend:
         self.platform_version: str = self.client.platform_version
         self.loader: ProgramLoader | None = self
         self._compiled = CompiledPrograms(programs, self.devices)
-        # A compiler process is no part of an island: it has all devices by itself.
+        # A compiler process belongs to no island, so it has as many devices as the whole island.
         self.compiler_devices = sum(map(len, self._island)) if self.platform == "cpu" else 1
         monitoring.register_event_listener(_note_event)
         xla_compile_calls.register()
-        buffer_addresses.register()
+        xla_custom_calls.register_address_call()
         _register_custom_calls(self.platform)
         xla_island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
@@ -122,10 +127,9 @@ class XlaBackend:
         callbacks: Callbacks | None = None,
         tenant: str = "",
     ) -> tuple[Executable, bool, float]:
-        """Compiles a portable StableHLO artifact for `assignment[replica][partition]` = (host, ordinal).
+        """Compile a portable StableHLO artifact. See `DeviceBackend`.
 
-        Returns the executable, whether it came out of the persistent cache, and the seconds it took. Raises what
-        XLA raises, with the text that stock JAX shows.
+        Raises XLA's errors unchanged, so users see the text that stock JAX shows.
         """
         started = time.monotonic()
         grid = self._grid(assignment)
@@ -136,7 +140,7 @@ class XlaBackend:
                 insert_checks(prepared.module, grid.size)
             _cache_hit.seen = False
             held = None
-            if callbacks is not None:  # such a program is its session's alone: no cache has it
+            if callbacks is not None:  # the program belongs to one session, so it is not cached
                 held = Held(callbacks)
                 host_callbacks = stubs(held, callbacks, prepared.signatures, self.client)
                 loaded = prepared.compile(self.client, grid.flatten(), host_callbacks)
@@ -156,11 +160,9 @@ class XlaBackend:
         self._compiled.keep(request, tenant, program)
 
     def load(self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None) -> Executable:
-        """Load what a compiler process has compiled."""
+        """Load a program that a compiler process has compiled."""
         if program.description is None or len(program.signatures) != (0 if callbacks is None else len(callbacks)):
-            raise StatusError(
-                Code.INTERNAL, "a compiler process has answered with something else than it was asked for"
-            )
+            raise StatusError(Code.INTERNAL, "the answer of a compiler process does not match its request")
         grid = self._grid(assignment)
         held = None if callbacks is None else Held(callbacks)
         host_callbacks = (
@@ -183,19 +185,19 @@ class XlaBackend:
         return Executable(loaded, description, here, ordinals, gates, held, len(flat) > len(here))
 
     def stop(self, sequence: int, text: str) -> None:
-        """Only loops can be stopped, on CPUs and GPUs, in programs of tenants."""
+        """Stop a run at its next loop check. Only tenants' programs on CPUs and GPUs have checks."""
         if self._stops is not None:
             self._stops.stop(sequence, text)
 
     # ---- arrays
 
     def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> Any:
-        """One stacked array out of one host array a shard. The host arrays must not change any more."""
+        """Return a stacked array made of one host array per shard, which must not be modified afterwards."""
         devices = self._devices(array.devices)
         if array.layout is not None and array.layout != tuple(range(len(array.layout))):
             return self.stack(array, self._put_with_layout(array, contents, devices))
         if len(set(array.shard_shapes)) > 1 or (contents[0].dtype.kind == "T" and len(contents) > 1):
-            # Of equal strings on several devices jaxlib would make one buffer.
+            # jaxlib would make one buffer for equal strings on several devices.
             singles = [
                 xc.batched_device_put(
                     jax.core.ShapedArray(shape, content.dtype),
@@ -225,7 +227,7 @@ class XlaBackend:
         return shards_of(array)
 
     def stack(self, array: LocalArray, shards: Sequence[Any]) -> Any:
-        """One stacked array out of single-device arrays that are already in place; nothing is copied."""
+        """Return a stacked array made of single-device arrays on their devices, without copying."""
         if len(shards) == 1:
             return shards[0]
         if len(set(array.shard_shapes)) > 1 or array.dtype == "string":
@@ -235,7 +237,7 @@ class XlaBackend:
         return jax_array.ArrayImpl(aval, sharding, list(shards), committed=True, _skip_checks=True)
 
     def move(self, array: Any, target: LocalArray, donate: bool) -> Any:
-        """Copies shard by shard to the target's devices and memory."""
+        """Copy each shard to the target's device and memory."""
         devices = self._devices(target.devices)
         semantics = xc.ArrayCopySemantics.DONATE_INPUT if donate else xc.ArrayCopySemantics.ALWAYS_COPY
         if isinstance(array, Uneven):
@@ -248,7 +250,7 @@ class XlaBackend:
         return self._copy(array, devices, target.memory_kind, semantics)
 
     def copy(self, array: Any) -> Any:
-        """A copy in place, for an input that a function would consume but its caller keeps."""
+        """Return a copy on the same devices, for an input that a function consumes and its caller keeps."""
         devices = tuple(shard.device for shard in shards_of(array))
         kind = "" if array.sharding.memory_kind is None else array.sharding.memory_kind
         return self._copy(array, devices, kind, xc.ArrayCopySemantics.ALWAYS_COPY)
@@ -257,7 +259,7 @@ class XlaBackend:
         shards = shards_of(array)
         aval, sharding = stacked_type(array.dtype, shards[0].shape, devices, memory_kind)
         if len(self._island) > 1:
-            # jaxlib may have made it on the devices of other hosts, too, and copies to as many devices only.
+            # The array may also be on devices of other hosts, and jaxlib only copies it to as many devices.
             singles = [self._single(device, memory_kind) for device in devices]
             lists = [xc.DeviceList((device,)) for device in devices]
             moved = xc.batched_copy_array_to_devices_with_sharding(
@@ -270,27 +272,33 @@ class XlaBackend:
         return moved
 
     def bitcast(self, shard: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-        """The shard's bytes as another dtype and shape, on its own device."""
         return _bitcast(shard, numpy_dtype(dtype), shape)
 
     def release_memory(self) -> None:
-        """jaxlib drops its references to what arrays were made of at its next call, or when Python collects garbage."""
+        """Make jaxlib drop its references to the host memory of deleted arrays.
+
+        Otherwise, jaxlib does that at its next call, or when Python collects garbage.
+        """
         _jax.collect_garbage()
 
     def memory_stats(self, ordinal: int) -> dict[str, int]:
-        """XLA's own; it has none for CPUs."""
         return {name: int(value) for name, value in (self.devices[ordinal].memory_stats() or {}).items()}
 
     def begin_profile(self, recording: Recording) -> Callable[[], bytes]:
-        return begin_profile(recording)
+        options = _profiler.ProfileOptions()
+        options.python_tracer_level = 0  # Python in a worker is not the user's, and tracing it slows all sessions
+        options.host_tracer_level = recording.host_tracer_level
+        if recording.advanced:
+            options.advanced_configuration = dict(recording.advanced)
+        session = _profiler.ProfilerSession(options)
+        return lambda: bytes(session.stop())
 
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
-        """XLA's text form of the layout that an array gets by default, such as {1,0}."""
         if dtype in ("token", "opaque", "string"):
             return "{" + ",".join(str(i) for i in reversed(range(len(shape)))) + "}"
         return str(self.client.get_default_layout(numpy_dtype(dtype), shape, self.devices[ordinal]))
 
-    # ---- small things
+    # ---- helpers
 
     def _devices(self, ordinals: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(self.devices[ordinal] for ordinal in ordinals)
@@ -310,7 +318,7 @@ def _bitcast(shard: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 def self_test(backend: XlaBackend) -> None:
-    """Runs one tiny program through every private call; raises where this jaxlib no longer offers them."""
+    """Run one small program through every private call. Raises an error if this jaxlib does not support them."""
     ordinals = tuple(range(min(2, len(backend.devices))))
     array = LocalArray("float32", (len(ordinals),), ((1,),) * len(ordinals), ordinals, ordinals)
     ones = backend.put(array, [np.ones((1,), np.float32)] * len(ordinals))
@@ -318,4 +326,21 @@ def self_test(backend: XlaBackend) -> None:
     moved = backend.move(backend.stack(array, list(shards)), array, donate=False)
     stacked_handler("float32", (1,), tuple(backend.devices[i] for i in ordinals), "")
     if [float(np.asarray(shard)[0]) for shard in shards_of(moved)] != [1.0] * len(ordinals):
-        raise RuntimeError(f"jaxlib {jax.lib.__version__} does not do what this worker expects of it")
+        raise RuntimeError(f"jaxlib {jax.lib.__version__} does not behave as this worker requires")
+
+
+def open_backend(devices: int, cache_directory: str, member: Membership | None) -> DeviceBackend:
+    """Start JAX and return this host's devices. With a membership, wait until all hosts of the island have joined.
+
+    Raises RuntimeError if this jaxlib does not support a worker, or if a host does not join in time.
+    """
+    if os.environ.get("JAX_PLATFORMS", "") == "cpu":
+        jax.config.update("jax_num_cpu_devices", devices)
+    programs = open_programs(cache_directory)
+    use_programs(programs, cache_directory)
+    if member is not None:
+        xla_island.join(member.address, member.rank, member.hosts, member.hostname)
+    backend = XlaBackend(programs)
+    check_in_use(backend.client)
+    self_test(backend)
+    return backend

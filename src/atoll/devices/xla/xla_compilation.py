@@ -1,7 +1,7 @@
 """Reads a client's program and compiles it with XLA, in a worker or in a compiler process.
 
-The program, its options and the module that results come from a client. XLA, LLVM and MLIR end the process for many
-malformed ones, so a cluster with tenants calls this module in compiler processes only.
+XLA, LLVM and MLIR end the process for many malformed programs and options. Therefore a cluster with tenants only uses
+this module in compiler processes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.xla_compile_calls import AskedClient, CompileCalls
 from atoll.protocol.messages import HostChannels
 
-# Parts of the names of custom calls that use LAPACK, on CPUs and on GPUs, in programs lowered elsewhere.
+# Parts of the names of custom calls that use LAPACK, on CPUs and on GPUs.
 _LAPACK, _HYBRID = b"lapack_", b"hybrid_"
 _lapack_begins = threading.Lock()
-# Of programs that one MLIR context reads.
+# The total size of the programs that one MLIR context reads.
 MOST_CONTEXT_BYTES = 1 << 20
 _MOST_IDLE_CONTEXTS = 4
 
 
 @dataclass(frozen=True)
 class Source:
-    """A client's program and XLA's serialized options, with how many `callbacks` it calls while it runs."""
+    """A client's program with XLA's serialized options, and the number of `callbacks` that it calls when it runs."""
 
     program: bytes
     options: bytes
@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A module that was read and checked, ready for XLA. Its MLIR context must be entered while it is used."""
+    """A module that was read and checked. Its MLIR context must be entered while it is used."""
 
     module: Any
     options: Any
@@ -52,7 +52,7 @@ class Prepared:
     signatures: list[Signature]
 
     def compile(self, client: Any, devices: Sequence[Any], host_callbacks: Sequence[Any] = ()) -> Any:
-        """Compile and load the module on the client's `devices`, without any cache."""
+        """Compile and load the module on the client's `devices`, without a cache."""
         with self.calls.asking():
             return compiler.backend_compile_and_load(
                 client, self.module, xc.DeviceList(tuple(devices)), self.options, list(host_callbacks)
@@ -62,7 +62,7 @@ class Prepared:
 def prepare(source: Source, grid: Any, asked: AskedClient | None, refuse_peers: bool = False) -> Prepared:
     """Read a program for the devices `grid[replica][partition]`. Call this in an MLIR context of `context`.
 
-    Raises StatusError for a program that may not run here, and what MLIR raises for a program that it cannot read.
+    Raises StatusError if the program is not allowed here. Raises MLIR's error if MLIR cannot read it.
     """
     ids = np.array([[device.id for device in row] for row in grid], dtype=np.int32)
     options = xc.CompileOptions.ParseFromString(source.options)
@@ -75,25 +75,25 @@ def prepare(source: Source, grid: Any, asked: AskedClient | None, refuse_peers: 
         source.program, module, source.callbacks, calls.replace, source.channels, refuse_peers
     )
     calls.mark(module)
-    if "sym_name" not in module.operation.attributes:  # JAX asks for it
+    if "sym_name" not in module.operation.attributes:  # JAX requires a name
         module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
     return Prepared(module, options, calls, signatures)
 
 
 class Contexts:
-    """MLIR contexts that were used before. For any thread.
+    """A pool of MLIR contexts. For any thread.
 
-    It takes 4 ms of CPU time to create and destroy a context of JAX. A small program takes 25 ms to compile. A context
-    keeps the types and constants of all programs that it has read, so a bound of bytes ends its use.
+    It takes 4 ms of CPU time to create and destroy one of JAX's contexts; a small program compiles in 25 ms. A context
+    keeps the types and constants of all programs that it has read, so it is dropped after `MOST_CONTEXT_BYTES`.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[tuple[Any, int]] = []  # with how many bytes of programs each has read
+        self._idle: list[tuple[Any, int]] = []  # with the size of the programs that each has read
 
     @contextlib.contextmanager
     def use(self, program_bytes: int) -> Iterator[None]:
-        """Enter a context that nobody else uses meanwhile, for a program of this size. After an error it is dropped."""
+        """Enter a context for a program of this size, for exclusive use. It is dropped after an error."""
         with self._lock:
             entered, read = self._idle.pop() if self._idle else (None, 0)
         if entered is None:
@@ -110,7 +110,7 @@ context = Contexts().use
 
 
 def _initialize_lapack(program: bytes) -> None:
-    """Take LAPACK from SciPy if the program calls it: JAX does so where it lowers, and calls without it crash."""
+    """Load LAPACK from SciPy if the program calls it: JAX only loads it where it lowers, and calls crash without it."""
     with _lapack_begins:
         if _LAPACK in program:
             lapack._lapack.initialize()
@@ -119,16 +119,16 @@ def _initialize_lapack(program: bytes) -> None:
 
 
 def load_executable(client: Any, serialized: bytes, grid: Any, host_callbacks: Sequence[Any] = ()) -> Any:
-    """Load what `serialize` of an executable has returned on the client's devices `grid[replica][partition]`.
+    """Load the result of an executable's `serialize` on the client's devices `grid[replica][partition]`.
 
-    Nothing of the options with which it was compiled is read.
+    The options with which it was compiled are not used.
     """
     options = xc.CompileOptions()
     options.num_replicas, options.num_partitions = grid.shape
     options.device_assignment = xc.DeviceAssignment.create(
         np.array([[device.id for device in row] for row in grid], dtype=np.int32)
     )
-    options.executable_build_options.debug_options.xla_dump_to = ""  # or XLA reads where to in the executable
+    options.executable_build_options.debug_options.xla_dump_to = ""  # overrides the option in the executable
     _initialize_lapack(serialized)
     devices = xc.DeviceList(tuple(grid.flatten()))
     if host_callbacks:

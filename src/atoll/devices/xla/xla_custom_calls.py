@@ -1,4 +1,4 @@
-"""Custom calls of XLA's devices that are Python functions of this process, by XLA's foreign function interface."""
+"""Custom calls of XLA's devices that are Python functions of this process, through XLA's foreign function interface."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 from jax._src.lib import xla_client as xc
 
+from atoll.protocol.questions import ADDRESS_CALL
+
 
 class Version(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("numbers", ctypes.c_int * 2))
 
 
-# The functions of XLA_FFI_Api between those that are used here.
+# Functions of XLA_FFI_Api between the two that this module uses.
 _OTHERS = (
     *("get_message", "destroy_error", "register_handler", "get_stream", "register_type", "get_context", "set_state"),
     *("get_state", "allocate", "free", "schedule", "num_threads", "create_future", "set_available", "set_error"),
@@ -81,7 +83,7 @@ class Buffer(ctypes.Structure):
 
 
 class Buffers(ctypes.Structure):
-    """XLA_FFI_Args, and XLA_FFI_Rets."""
+    """XLA_FFI_Args or XLA_FFI_Rets."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -99,7 +101,7 @@ class Scalar(ctypes.Structure):
 
 
 class Attributes(ctypes.Structure):
-    """XLA_FFI_Attrs. Those used here are scalars."""
+    """XLA_FFI_Attrs, with scalars only."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -130,24 +132,23 @@ _METADATA = 1
 EXECUTE = 3  # the stage in which a program runs
 _CANCELLED = 1
 _Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
-_handlers: list[Any] = []  # XLA keeps their addresses alone
+_handlers: list[Any] = []  # XLA keeps only their addresses
 
 
 def register(target: str, run: Callable[[CallFrame], int | None]) -> None:
-    """Make programs on CPU devices call `run`, on one of XLA's threads, at custom calls with this name.
+    """Make custom calls named `target` on CPU devices call `run`, on one of XLA's threads.
 
-    `run` must not raise. It returns None, or what `error` returns, which ends the program. Registered for as long as
-    this process lives.
+    `run` must not raise. It returns None, or the result of `error` to end the program. The registration is permanent.
     """
     register_address(target, address_of(run))
 
 
 def address_of(run: Callable[[CallFrame], int | None]) -> int:
-    """Return the address of a function for XLA that calls `run`: see `register`."""
+    """Return the address of a handler for XLA that calls `run`: see `register`."""
 
     def handle(frame: Any) -> int | None:
         extension = frame.contents.extension
-        if extension and extension.contents.type == _METADATA:  # XLA asks which version of the interface it is for
+        if extension and extension.contents.type == _METADATA:  # XLA queries the handler's version of the interface
             extension.contents.metadata.contents.version.numbers = frame.contents.api.contents.version.numbers
             return None
         return run(frame.contents) if frame.contents.stage == EXECUTE else None
@@ -158,7 +159,7 @@ def address_of(run: Callable[[CallFrame], int | None]) -> int:
 
 
 def register_address(target: str, address: int, platform: str = "cpu") -> None:
-    """Make programs on devices of `platform` call the function of XLA's interface at this address."""
+    """Make custom calls named `target` on devices of `platform` call the handler at this address."""
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype = ctypes.py_object
     new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
@@ -167,14 +168,29 @@ def register_address(target: str, address: int, platform: str = "cpu") -> None:
 
 
 def run_id(frame: CallFrame) -> int:
-    """Return the `launch_id` of the run that makes this call."""
+    """Return the `launch_id` of the calling run."""
     arguments = _RunIdArguments(ctypes.sizeof(_RunIdArguments), None, frame.context, 0)
     _GetRunId(frame.api.contents.get_run_id)(ctypes.byref(arguments))
     return int(arguments.run_id)
 
 
 def error(frame: CallFrame, text: str) -> int | None:
-    """Return an error of the code CANCELLED for XLA, which owns it."""
+    """Return a CANCELLED error for XLA, which takes ownership."""
     arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, text.encode(), _CANCELLED)
     made: int | None = _CreateError(frame.api.contents.create_error)(ctypes.byref(arguments))
     return made
+
+
+def _write_address(frame: CallFrame) -> None:
+    """Write the address of the first argument to the first result, which has two uint32."""
+    address = frame.arguments.buffers[0].contents.data or 0
+    ctypes.c_uint64.from_address(frame.results.buffers[0].contents.data).value = address
+
+
+def register_address_call() -> None:
+    """Register the custom call that returns the address of an array in a CPU device's memory.
+
+    `client/jax_patches/buffer_pointers.py` launches a program with this call. So the query is ordered like any other
+    launch, and needs no message.
+    """
+    register(ADDRESS_CALL, _write_address)

@@ -1,16 +1,18 @@
-"""An island of several hosts: their processes join one XLA mesh before any of them makes its backend.
+"""How a host's process joins the XLA mesh of its island, and how the system schedules the threads of CPU devices.
 
-The process of the island's first host runs the coordination service. It need not outlive the others: an island that has
-lost a host is restarted as a whole, since its broken collectives stay broken.
+The processes of an island join before any of them creates its backend. The process of the first host runs the
+coordination service. If one process ends, the engine restarts the whole island, because its collectives cannot recover.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,28 +20,26 @@ import jax
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
-from atoll.devices.xla.batch_threads import batch_threads
 from atoll.errors import ConnectError
 from atoll.wire.address import Address, parse_address
 from atoll.wire.sockets import dial
 
 JOIN_SECONDS = 100
-_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
-# XLA ends all processes of an island if one sends no heartbeats for so long by the system's clock. That also ends
-# healthy ones if the clock is set, or if the machine was suspended, so it never happens within three years. The engine
-# sees the death of a process, and the controller its silence. A heartbeat is sent in each half of this time. XLA takes
-# one from the future for an old one, so a clock that is set back by more than the age of the island still ends it.
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+# XLA ends all processes of an island if one sends no heartbeat for this time (three years) by the system's clock. A
+# shorter time would end healthy islands when the clock is set or the machine is suspended. The engine and the
+# controller detect failed processes themselves. A process sends a heartbeat in each half of this time. XLA treats a
+# heartbeat from the future as an old one, so it still ends an island if the clock is set back by more than its age.
 _HEARTBEAT_SECONDS = 100_000_000
 _DIAL_SECONDS = 1.0
 _RETRY_SECONDS = 0.05
 
 
 def join(address: str, rank: int, hosts: int, hostname: str) -> None:
-    """Joins the island as host `rank` of `hosts`, whose first serves at `address`, such as unix:/path.
+    """Join the island as host `rank` of `hosts`. The first host serves at `address`, such as unix:/path.
 
-    What the hosts' processes say to each other while they compute is received at `hostname`: by gloo for CPU devices,
-    and by NCCL for GPUs. Raises JaxRuntimeError
-    where the others do not come within `JOIN_SECONDS`.
+    Collectives (gloo for CPU devices, NCCL for GPUs) receive messages at `hostname`. Raises JaxRuntimeError if the
+    other hosts do not join within `JOIN_SECONDS`.
     """
     state = distributed.global_state
     if rank == 0:
@@ -54,7 +54,7 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     state.client.connect()
     state.process_id, state.num_processes = rank, hosts
     if os.environ.get("JAX_PLATFORMS", "") != "cpu":
-        use_network(hostname)  # JAX's plug-ins for GPUs find the others by the client, and use NCCL
+        use_network(hostname)  # JAX's GPU plug-ins find the other hosts through the client, and use NCCL
         return
     with batch_threads():
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=state.client, hostname=hostname)
@@ -64,7 +64,7 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
 
 
 def _await_service(address: str) -> None:
-    """Waits until the first host can be reached, which XLA's client would notice late: it tries less and less often."""
+    """Wait until the first host is reachable. XLA's client would notice that late, because it backs off."""
     where = parse_address(address)
     deadline = time.monotonic() + JOIN_SECONDS
     while not where.is_unix and time.monotonic() < deadline:
@@ -76,31 +76,31 @@ def _await_service(address: str) -> None:
 
 
 class KeyValues:
-    """What hosts of the island tell one another: see `host_services.python.rendezvous.KeyValues`. Once joined."""
+    """The key-value store of the island, after `join`: a `host_services.python.rendezvous.KeyValues`."""
 
     def set(self, key: str, value: str) -> None:
         try:
             distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
         except jax.errors.JaxRuntimeError as error:
-            raise OSError(f"the other hosts of the island cannot be told: {error}") from None
+            raise OSError(f"cannot store {key!r} for the other hosts of the island: {error}") from None
 
     def get(self, key: str, seconds: float) -> str:
         try:
             found: str = distributed.global_state.client.blocking_key_value_get(key, int(seconds * 1000))
         except jax.errors.JaxRuntimeError as error:
-            raise OSError(f"the first host of the island does not say where to meet: {error}") from None
+            raise OSError(f"no value for {key!r} from the other hosts of the island: {error}") from None
         return found
 
 
 def key_values() -> KeyValues | None:
-    """Of this host's island; None where it is alone in it."""
+    """Return the store of this host's island; None if the island has no other host."""
     return None if distributed.global_state.client is None else KeyValues()
 
 
 def use_network(hostname: str) -> None:
-    """Has NCCL (and RCCL) use the interface with this address, unless the user has chosen one.
+    """Make NCCL (and RCCL) use the interface with this address, unless the user has chosen one.
 
-    One machine's own address says nothing, and NCCL chooses.
+    NCCL chooses the interface itself if the address is local.
     """
     interface = "" if Address(host=hostname).is_local else interface_of(hostname)
     if interface:
@@ -108,7 +108,7 @@ def use_network(hostname: str) -> None:
 
 
 def interface_of(hostname: str) -> str:
-    """The name of this machine's network interface with that address; "" where it has none."""
+    """Return the name of this machine's network interface with that address; "" if it has no such interface."""
     try:
         (family, *_, (address, *_)), *_ = socket.getaddrinfo(hostname, 0, type=socket.SOCK_STREAM)
         for _, name in socket.if_nameindex():
@@ -125,22 +125,41 @@ def _address_of(interface: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             reply = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
-        except OSError:  # it has none of IPv4
+        except OSError:  # the interface has no IPv4 address
             return ""
     return socket.inet_ntoa(reply[20:24])
 
 
 def keep_compiled_programs() -> None:
-    """Has this process write to the persistent cache: JAX leaves it to the process of number 0.
+    """Make this process write to the persistent cache.
 
-    Each host compiles programs of its own, and hosts need not share a disk.
+    JAX only lets process 0 write, but hosts may have separate disks.
     """
     distributed.global_state.process_id = 0
 
 
 def devices_by_host() -> tuple[tuple[jax.Device, ...], ...]:
-    """The island's devices: [host][ordinal]."""
+    """Return the island's devices: [host][ordinal]."""
     hosts: dict[int, list[jax.Device]] = {}
     for device in jax.devices():
         hosts.setdefault(device.process_index, []).append(device)
     return tuple(tuple(sorted(hosts[number], key=lambda device: device.id)) for number in sorted(hosts))
+
+
+@contextlib.contextmanager
+def batch_threads() -> Iterator[None]:
+    """Make threads that start in this context `SCHED_BATCH` threads, for CPU devices on Linux.
+
+    XLA's CPU devices consist of several threads each. A computation wakes most of them for a few microseconds. By
+    default, each thread that wakes preempts a running one: another device, the executor's thread, the controller. Batch
+    threads wait until a CPU is free, which causes fewer context switches.
+    """
+    if jax.config.jax_platforms != "cpu" or not hasattr(os, "SCHED_BATCH"):
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # new threads inherit this thread's policy
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
