@@ -13,9 +13,9 @@ from atoll.errors import ConnectError
 from atoll.peers.data_port import DataPort
 from atoll.peers.host_channels import HostChannels
 from atoll.peers.host_watch import HostWatch, neighbours
-from atoll.transfers import silence_monitor
+from atoll.transfers import liveness
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.silence_monitor import SilenceMonitor
+from atoll.transfers.liveness import SilenceMonitor
 from atoll.wire.address import Address
 from tests.transfers.ends import SECONDS
 from tests.transfers.test_streams import until
@@ -136,7 +136,7 @@ def test_a_host_that_has_left_is_watched_no_more(deaf: tuple[int, list[socket.so
 
 def test_time_in_which_this_process_did_not_run_is_no_silence_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, peer = Clock(stopped_at=3, seconds=60.0), Mute()
-    monkeypatch.setattr(silence_monitor, "time", clock)
+    monkeypatch.setattr(liveness, "time", clock)
     SilenceMonitor(1.0).watch(peer)
     assert peer.over.wait(SECONDS)
     assert peer.silent_for == 10.0

@@ -235,6 +235,6 @@ def test_what_is_announced_as_a_file_and_is_none_ends_the_channel(unix_ends: End
     readable, writable = os.pipe()
     unix_ends[0].send_contents(1, 2, FileContents(0, readable))
     error = Receiver(unix_ends[1]).join()
-    assert "announced as a file and is none" in str(error)
+    assert "announced as a file is not one" in str(error)
     os.close(readable)
     os.close(writable)

@@ -11,11 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import ConnectError, FrameError
-from atoll.transfers import receive_buffers
+from atoll.transfers import stream_transfers
 from atoll.transfers.channel import MAX_PIECE, DataChannel, Open
 from atoll.transfers.liveness import Alive, Probe
 from atoll.transfers.socket_engine import SocketPiece
-from atoll.transfers.stream_frames import CHUNK_BYTES, Chunk, Credit, GivenUp, Landed, MoreStreams, NoRoom, StreamPiece
+from atoll.transfers.stream_transfers import (
+    CHUNK_BYTES,
+    Chunk,
+    Credit,
+    GivenUp,
+    Landed,
+    MoreStreams,
+    NoRoom,
+    StreamPiece,
+)
 from tests.transfers.ends import SECONDS, Receiver, content, frame, received, tcp_pair
 
 Raw = tuple[socket.socket, DataChannel]
@@ -52,8 +61,8 @@ PARTS = frame(StreamPiece(1, 2, 64 * CHUNK_BYTES, transfer=1, part=1))
         (WHOLE + frame(Chunk(1, 1), b"x"), "credit for 1 of 1"),
         (WHOLE + frame(Chunk(1, -1), b"x"), "credit for 1 of 1"),
         (
-            PARTS + frame(Chunk(1, receive_buffers.WINDOW_PARTS), b"x"),
-            f"credit for {receive_buffers.WINDOW_PARTS} of 64",
+            PARTS + frame(Chunk(1, stream_transfers.WINDOW_PARTS), b"x"),
+            f"credit for {stream_transfers.WINDOW_PARTS} of 64",
         ),
         (
             frame(StreamPiece(1, 2, TWO, transfer=1)) + 2 * frame(Chunk(1, 1), b"12345"),
@@ -64,7 +73,7 @@ PARTS = frame(StreamPiece(1, 2, 64 * CHUNK_BYTES, transfer=1, part=1))
         (frame(Credit(1, 1)), "there is no transfer 1"),
         (frame(Landed(7)), "there is no transfer 7"),
         (frame(NoRoom(1, 8, "")), "there is no transfer 1"),
-        (WHOLE + frame(GivenUp(1, 99, "")), "99 is no status"),
+        (WHOLE + frame(GivenUp(1, 99, "")), "99 is not a status code"),
     ],
 )
 def test_a_peer_that_says_what_no_peer_says_ends_the_channel_with_a_named_error(

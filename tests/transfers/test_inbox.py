@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import INTERNAL_FEEDS
 from atoll.transfers import inbox as module
-from atoll.transfers.inbox import Inbox
+from atoll.transfers.inbox import FailedFeeds, Inbox
 
 
 def test_what_comes_for_a_session_that_is_over_is_not_kept():
@@ -43,3 +45,36 @@ def test_feeds_that_are_taken_together_are_all_there_or_none_of_them_stays():
     with pytest.raises(StatusError, match="it was cut off"):
         inbox.take_all(5, [2, 3, 4])
     assert (released, inbox.nbytes) == (["again", 4], 0)
+
+
+# ---- ranges of failed feeds
+
+
+def why(text: str) -> Status:
+    return Status(Code.CANCELLED, text)
+
+
+def test_a_range_that_holds_others_takes_their_place():
+    failed = FailedFeeds(10)
+    failed.add(5, 1, why("one"))
+    failed.add(0, 10, why("all"))
+    failed.add(7, 1, why("again"))
+    assert [failed.get(feed) for feed in (0, 5, 7, 9, 10)] == [why("all")] * 4 + [None]
+    assert len(failed) == 1
+
+
+def test_the_oldest_ranges_are_forgotten_beyond_the_bound():
+    failed = FailedFeeds(2)
+    for first in (20, 0, 10):
+        failed.add(first, 5, why(str(first)))
+    assert [feed in failed for feed in (24, 4, 14)] == [False, True, True]
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=30))
+def test_a_feed_has_failed_when_a_range_with_it_has(ranges):
+    failed, expected = FailedFeeds(1000), set()
+    for number, whole in ranges:
+        first, count = (number // 4 * 4, 4) if whole else (number, 1)
+        failed.add(first, count, why("gone"))
+        expected |= set(range(first, first + count))
+    assert {feed for feed in range(-1, 9) if feed in failed} == expected

@@ -22,7 +22,7 @@ from atoll.transfers.shared_chunks import (
     SharedChunksEngine,
 )
 from atoll.transfers.shared_memory_engine import SharedMemoryEngine
-from atoll.transfers.stream_frames import StreamPiece
+from atoll.transfers.stream_transfers import StreamPiece
 from tests.transfers.ends import Ends, Receiver, content, sealed, until
 
 HOSTS = INTERNAL_FEEDS  # feeds between hosts are numbered from here on

@@ -13,13 +13,12 @@ import pytest
 from atoll.errors import Code, StatusError
 from atoll.peers.data_port import DataPort
 from atoll.transfers import inbox as inboxes
-from atoll.transfers import receive_buffers
+from atoll.transfers import stream_transfers
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.piece_contents import Buffers, FileContents, as_views
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
-from atoll.transfers.send_queue import SendQueue
-from atoll.transfers.stream_frames import CHUNK_BYTES
+from atoll.transfers.stream_transfers import CHUNK_BYTES, SendQueue
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
@@ -138,12 +137,12 @@ def test_parts_come_in_order_and_no_more_of_them_than_the_window(port: Port) -> 
     sent = content(7 * part + 5)
     sender = threading.Thread(target=to_proxy.send_in_parts, args=(5, 1, sent))
     sender.start()
-    pieces = port.receiver.wait(receive_buffers.WINDOW_PARTS)
+    pieces = port.receiver.wait(stream_transfers.WINDOW_PARTS)
     time.sleep(0.3)
-    assert len(pieces) == receive_buffers.WINDOW_PARTS  # the reader has read none of them
+    assert len(pieces) == stream_transfers.WINDOW_PARTS  # the reader has read none of them
     while len(port.receiver.held) < 8:
         count = len(port.receiver.pieces)
-        port.receiver.held[count - receive_buffers.WINDOW_PARTS]()
+        port.receiver.held[count - stream_transfers.WINDOW_PARTS]()
         port.receiver.wait(min(8, count + 1))
     sender.join(LONG)
     assert b"".join(each[2] for each in pieces) == sent.tobytes()
@@ -315,7 +314,7 @@ def test_a_peer_that_goes_silent_is_named_and_what_is_under_way_fails() -> None:
     channel.liveness.patience = 2.5  # more than two probes
     receiver = Receiver(channel)
     began = time.monotonic()
-    with pytest.raises(OSError, match="nothing was heard of the other side"):
+    with pytest.raises(OSError, match="the other side was silent"):
         channel.send(1, 2, [content(CHUNK_BYTES)])
     assert time.monotonic() - began < LONG
     assert isinstance(receiver.join(), TimeoutError)

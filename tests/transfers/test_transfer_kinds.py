@@ -56,7 +56,7 @@ def test_a_kind_that_does_not_reach_the_peer_is_refused(piece: Piece) -> None:
     mine.sendall(frame(piece))
     error = Receiver(channel).join()
     assert isinstance(error, FrameError)
-    assert f"no {type(piece).__name__} to this peer" in str(error)
+    assert f"takes no frames of type {type(piece).__name__}" in str(error)
     mine.close()
     channel.close()
 

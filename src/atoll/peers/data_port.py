@@ -20,7 +20,7 @@ from atoll.peers.host_watch import HostWatch, OnSilent
 from atoll.peers.listener import Listener
 from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
 from atoll.transfers.inbox import Inbox, InboxStatistics
-from atoll.transfers.silence_monitor import SILENCE_SECONDS
+from atoll.transfers.liveness import SILENCE_SECONDS
 from atoll.transfers.transfer_engine import Piece, TransferEngine
 from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address, parse_address

@@ -14,7 +14,7 @@ from functools import partial
 
 from atoll.errors import AtollError, ConnectError
 from atoll.transfers.channel import CONTROL, DataChannel
-from atoll.transfers.silence_monitor import SILENCE_SECONDS
+from atoll.transfers.liveness import SILENCE_SECONDS
 from atoll.wire.address import parse_address
 from atoll.wire.tls.identity import Identity
 

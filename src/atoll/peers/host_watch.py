@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from atoll.errors import AtollError
 from atoll.peers.host_channels import HostChannels
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.silence_monitor import MONITOR, SILENCE_SECONDS, SilenceMonitor
+from atoll.transfers.liveness import MONITOR, SILENCE_SECONDS, SilenceMonitor
 
 # The hosts that directly follow a host in its island and are its neighbors, beside those at powers of two.
 NEXT_HOSTS = 4

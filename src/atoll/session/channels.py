@@ -23,8 +23,8 @@ from atoll.host_services.calls.call_messages import host_of, is_call
 from atoll.session.sent_uploads import SentUploads, Upload
 from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.liveness import SILENCE_SECONDS
 from atoll.transfers.piece_contents import Buffers, FileContents, as_views
-from atoll.transfers.silence_monitor import SILENCE_SECONDS
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity

@@ -1,1 +1,1 @@
-"""The data plane: bulk bytes between processes, past the controller."""
+"""The data plane, which carries bulk bytes between processes without going through the controller."""

@@ -1,9 +1,9 @@
-"""A channel of the data plane: bulk bytes between two processes, past the controller, on a blocking socket.
+"""A channel of the data plane, which carries bulk bytes between two processes on a blocking socket.
 
-A channel carries pieces of feeds. It chooses how the bytes of each piece travel, by where the peer is and by what the
-piece is made of; the ways are the engines of `transfers.transfer_kinds`.
+A channel carries pieces of feeds. For each piece it chooses an engine of `transfers.transfer_kinds`, based on where the
+peer is and on what the piece consists of.
 
-Bounded: a sender waits while its engine has no memory left, and for the socket otherwise.
+Bounded: a sender waits for the socket, and while its engine has no memory left.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Union
+from typing import Any, Literal, Protocol, Union
 
 import msgspec
 
-from atoll.errors import AccessError, AtollError, ConnectError, FrameError, StatusError
+from atoll.errors import AccessError, AtollError, Code, ConnectError, FrameError, Status, StatusError
 from atoll.protocol.messages import INTERNAL_FEEDS
-from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, ReceiveBudget
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Alive, Liveness, Probe
 from atoll.transfers.piece_contents import Buffers, as_views
-from atoll.transfers.send_queue import OnEnd
 from atoll.transfers.shared_chunks import SharedChunksEngine
 from atoll.transfers.socket_engine import SocketEngine
+from atoll.transfers.stream_transfers import OnEnd
 from atoll.transfers.streams import STREAMS, StreamEngine
 from atoll.transfers.transfer_engine import Contents, Piece, TransferEngine
 from atoll.transfers.transfer_kinds import KINDS
@@ -40,18 +39,19 @@ _log = logging.getLogger(__name__)
 
 MAX_PIECE = 1 << 40
 PART_BYTES = 8 << 20
-# Pieces of feeds from here on wait for nothing that the peer says, as chunks do for credits: their sender may be the
-# thread that reads another channel, which the peer needs to go on.
+# From this number on, pieces never wait for credits of the peer, because their sender may be the thread that reads
+# another channel, and the peer may need that thread in order to continue.
 FIRST_INLINE_FEED = 1 << 62
 # Pieces of session 0 with this number are messages between hosts: see `worker.host_links`.
 CONTROL = FIRST_INLINE_FEED
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
-    """The first frame of a connection: for which session, and the secret that opens it (session 0: between hosts).
+    """The first frame of a connection.
 
-    `channel` is the dialer's own name for the channel; with `stream`, this is a further connection of that one, on
-    which the dialer only sends, or only receives.
+    `secret` is the session's, or the secret between hosts if `session` is 0. `channel` is the dialer's name for the
+    channel. If `stream` is set, this is a further connection of that channel, on which the dialer only sends or only
+    receives.
     """
 
     session: int
@@ -61,31 +61,45 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """A connected socket comes along, for whom it may concern."""
+    """A connected socket accompanies this frame, for the receiver's `on_socket`."""
 
 
-# A socket that the peer has passed: the receiver's own from now on.
+# Receives a piece, its bytes, and a function to call once the bytes have been read.
+OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
+# Receives a piece that failed, and the reason. The channel continues.
+OnFailure = Callable[[Piece, Status], None]
+# Receives a socket that the peer has passed, and owns it.
 OnSocket = Callable[[socket.socket], None]
+
+
+class ReceiveBudget(Protocol):
+    """Decides when the bytes of large pieces may arrive. Called on any thread; must not block."""
+
+    def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+        """Call `grant` once the bytes may arrive, now or later. The piece, its failure or `withdraw` follows."""
+
+    def withdraw(self, piece: Piece) -> None:
+        """Forget a piece that was passed to `admit` and will not arrive."""
 
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """Counts since the channel was made. Bytes are those on the socket; `engines` has what each kind says, by name."""
+    """Counts since the channel was made."""
 
     frames_in: int
     frames_out: int
     socket_bytes_in: int
     socket_bytes_out: int
-    engines: dict[str, Any]
+    engines: dict[str, Any]  # statistics of each kind of transfer, by the name of its class
 
 
 class DataChannel:
-    """One connection between data ports, and its streams. `send*` may be called from any thread; one calls `receive`.
+    """A connection between data ports, with its streams. Any thread may send, and one thread calls `receive`.
 
-    Both ends must be read: a sender learns from the receiver how much it may send.
+    Both ends have to call `receive`, because the receiver sends the sender its credits.
 
-    Sending waits while the peer does not read. It raises OSError (TimeoutError is one) where the peer cannot be
-    reached, and StatusError where the contents cannot be had.
+    Sending waits while the peer does not read. It raises OSError (such as TimeoutError) if the peer cannot be reached,
+    and StatusError if the contents fail.
     """
 
     def __init__(self, stream: Stream | socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
@@ -101,9 +115,9 @@ class DataChannel:
         )
         self._streams = next((engine for engine in self._engines if type(engine) is StreamEngine), None)
         self.is_closed = False
-        self.carries_control = False  # messages that nobody sends again
-        self.is_local = self._socket.is_unix  # whether it takes sockets
-        self.silence: TimeoutError | None = None  # by which it has ended
+        self.carries_control = False  # messages that are not sent again if they are lost
+        self.is_local = self._socket.is_unix  # whether it can pass sockets
+        self.silence: TimeoutError | None = None  # set if a silence of the peer has ended the channel
         self.liveness = self._watch(self._streams) if self._streams is not None else None
 
     def _watch(self, streams: StreamEngine) -> Liveness:
@@ -115,7 +129,7 @@ class DataChannel:
         return liveness
 
     def fail(self, error: TimeoutError) -> None:
-        """The peer is silent: all that is under way fails with `error`, and the channel has ended."""
+        """End the channel because its peer is silent. All transfers fail with `error`."""
         self.silence = error
         if self._streams is not None:
             self._streams.abort(error)
@@ -125,9 +139,9 @@ class DataChannel:
     def dial(
         cls, address: Address, timeout: float = 10.0, identity: Identity | None = None, one_way: bool = False
     ) -> DataChannel:
-        """A channel to the data port at `address`, yet to be opened; `one_way`: one that only sends.
+        """Return a channel to the data port at `address`, on which the caller has to call `open`.
 
-        Raises ConnectError that names the address.
+        A `one_way` channel only sends. Raise ConnectError, which names the address.
         """
         return cls(dial_stream(address, "host", identity, what="a data port", timeout=timeout, one_way=one_way))
 
@@ -135,7 +149,7 @@ class DataChannel:
     def connect(
         cls, address: Address, session: int, secret: str, identity: Identity | None = None, timeout: float = 10.0
     ) -> DataChannel:
-        """A channel to the data port at `address`, opened for the session. Raises ConnectError, and OSError."""
+        """Return a channel to the data port at `address`, opened for the session. Raise ConnectError or OSError."""
         channel = cls.dial(address, timeout=timeout, identity=identity)
         name = os.urandom(16).hex() if channel._streams is not None else ""
         try:
@@ -149,7 +163,7 @@ class DataChannel:
         return channel
 
     def _dial_streams(self, address: Address, identity: Identity | None, opening: Open, sends: bool) -> None:
-        """Opens streams, as many as can be had: without any, bulk goes along the channel's own connection."""
+        """Open as many streams as possible. Without any, bulk data uses the channel's own connection."""
         assert self._streams is not None
         opening = msgspec.structs.replace(opening, stream="sends" if sends else "receives")
         for _ in range(STREAMS):
@@ -175,9 +189,9 @@ class DataChannel:
             stream.close()
 
     def run_stream(self, stream: DataChannel, sends: bool) -> None:
-        """Has a further connection of this channel, on which this side only sends or only receives, until it ends.
+        """Serve a further connection of this channel, on which this side only sends or only receives, until it ends.
 
-        Raises FrameError.
+        Raise FrameError if the peer violates the protocol.
         """
         if self._streams is None:
             raise FrameError("this channel has no streams")
@@ -185,28 +199,29 @@ class DataChannel:
 
     @property
     def peer_role(self) -> str:
-        """That of the peer's certificate; "" without TLS."""
+        """The role in the peer's certificate, or "" without TLS."""
         return self._socket.peer_role
 
     def secure(self) -> None:
-        """The handshake of who has been dialed, where there is to be one. Raises ConnectError."""
+        """Perform the TLS handshake of the side that was dialed, if there is one. Raise ConnectError if it fails."""
         self._socket.secure()
 
     # ---- sending
 
     def open(self, session: int, secret: str, channel: str = "") -> None:
-        """Says who this is; before all else, by who has dialed."""
+        """Send the first frame, which authenticates the side that dialed."""
         self._socket.send(Open(session, secret, channel))
 
     def send(self, session: int, feed: int, contents: Sequence[Any]) -> None:
-        """Sends buffers, one after the other, as one piece."""
+        """Send the concatenation of buffers as one piece."""
         self._send(session, feed, Buffers(as_views(contents)), False)
 
     def start(self, session: int, feed: int, contents: Contents, on_end: OnEnd) -> None:
-        """Sends one piece, without waiting for the receiver's room where that may take long.
+        """Start to send one piece, without waiting until the receiver has memory for a large one.
 
-        `on_end` is called once, on any thread, when it is over: with None; with OSError where the channel has ended;
-        with StatusError where that is known to the receiver, too. Raises as `send` does: then `on_end` is not called.
+        `on_end` is called once, on any thread, when the transfer is over: with None if it succeeded, with OSError if
+        the channel has ended, and with StatusError if the piece failed and the receiver knows. Raise as `send` does;
+        then `on_end` is not called.
         """
         if self._streams is not None and self._streams.takes(contents):
             self._streams.start(session, feed, contents, False, on_end)
@@ -215,7 +230,7 @@ class DataChannel:
         on_end(None)
 
     def send_in_parts(self, session: int, feed: int, content: Any) -> None:
-        """Sends one buffer, in several pieces where it is large: the receiver works on one while the next is copied."""
+        """Send one buffer, split into pieces if it is large. The receiver uses one piece while the next is copied."""
         view = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
         if self._streams is not None and self._streams.takes(whole := Buffers((view,), in_parts=True)):
             self._streams.send(session, feed, whole, False)
@@ -225,11 +240,11 @@ class DataChannel:
             self._send(session, feed, Buffers((part,)), start + PART_BYTES < view.nbytes)
 
     def send_contents(self, session: int, feed: int, contents: Contents) -> None:
-        """Sends one piece: what is written or read only now goes straight into the memory that it travels in."""
+        """Send one piece. Contents that are only now computed or read are written to the memory that carries them."""
         self._send(session, feed, contents, False)
 
     def pass_socket(self, sock: socket.socket) -> None:
-        """Passes a socket to a local peer, which closes it where it has no use for it. The caller's own stays open."""
+        """Pass a socket to a local peer, which closes it if it has no use for it. The caller's socket stays open."""
         self._socket.send(Passed(), descriptor=sock.fileno())
 
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
@@ -247,13 +262,13 @@ class DataChannel:
         raise AssertionError("no kind of transfer takes these contents")
 
     def can_send_nowait(self, nbytes: int) -> bool:
-        """Whether sending so much would not wait for the peer. So much is small: it goes along the socket."""
+        """Return whether `nbytes` can be sent along the socket without waiting for the peer. Meant for small pieces."""
         return self._socket.can_send_nowait(nbytes)
 
     # ---- receiving
 
     def receive_open(self) -> Open:
-        """The peer's first frame. Raises FrameError for any other, and EOFError where the connection ends before."""
+        """Return the peer's first frame. Raise FrameError if it is another one, or EOFError if the connection ends."""
         frame, descriptor = self._socket.read_frame(self._decoder, MAX_FIRST_FRAME)
         if descriptor is not None:
             os.close(descriptor)
@@ -268,12 +283,14 @@ class DataChannel:
         on_socket: OnSocket | None = None,
         budget: ReceiveBudget | None = None,
     ) -> None:
-        """Reads until the peer closes. Pieces are given to `on_piece`, those of one feed in order: on this thread, or
-        on that of a stream.
+        """Read until the peer closes the channel.
 
-        A piece that cannot be had is given to `on_failure`; without that, it ends the channel by its StatusError.
-        `room` is asked before the bytes of a large piece come. Raises TimeoutError where the peer is silent, FrameError
-        where it sends what is no frame, or ends inside of a piece, and AccessError where it does not trust this one.
+        `on_piece` receives the pieces, on this thread or on that of a stream. The pieces of one feed are in order.
+        `on_failure` receives pieces that fail; without it, such a piece ends the channel with its StatusError.
+        `budget` decides when the bytes of a large piece may arrive.
+
+        Raise TimeoutError if the peer is silent, FrameError if it sends an invalid frame or ends inside a piece, and
+        AccessError if it does not trust this side.
         """
         arrivals = ChannelArrivals(on_piece, on_failure, budget)
         for engine in self._engines:
@@ -281,7 +298,7 @@ class DataChannel:
         while True:
             try:
                 frame, descriptor = self._socket.read_frame(self._decoder)
-            except BlockingIOError:  # nothing has come for some seconds
+            except BlockingIOError:  # nothing was received for some seconds
                 for engine in self._engines:
                     engine.trim()
                 continue
@@ -307,13 +324,15 @@ class DataChannel:
         handle = self._handlers.get(type(frame))
         if handle is None:
             raise FrameError(
-                "a data port is opened once" if isinstance(frame, Open) else f"no {type(frame).__name__} to this peer"
+                "a data connection is opened once"
+                if isinstance(frame, Open)
+                else f"this channel takes no frames of type {type(frame).__name__}"
             )
         if not isinstance(frame, Piece):
             handle(frame, descriptor)
             return
         if not 0 <= frame.nbytes <= MAX_PIECE:
-            raise FrameError(f"a piece of {frame.nbytes} bytes")
+            raise FrameError(f"a piece of {frame.nbytes} bytes is invalid: a piece has 0 to {MAX_PIECE} bytes")
         try:
             received = handle(frame, descriptor)
         except StatusError as error:
@@ -325,12 +344,12 @@ class DataChannel:
     # ---- the end
 
     def shut_down(self) -> None:
-        """Ends the connection; threads inside of `send` and `receive` come out. The channel is still to be closed."""
+        """End the connection, so that threads inside `send` and `receive` return. Call `close` later."""
         self.is_closed = True
         self._socket.shut_down()
 
     def close(self) -> None:
-        """Ends the connection and frees all memory; threads inside of `send` and `receive` come out."""
+        """End the connection, so that threads inside `send` and `receive` return, and free all memory."""
         self.is_closed = True
         self._socket.close()
         if self.liveness is not None:
@@ -339,18 +358,44 @@ class DataChannel:
             engine.close()
 
     def statistics(self) -> ChannelStatistics:
-        said = {type(engine).__name__: engine.statistics() for engine in self._engines}
+        engines = {type(engine).__name__: engine.statistics() for engine in self._engines}
         return ChannelStatistics(
             self._socket.frames_in,
             self._socket.frames_out,
             self._socket.bytes_in,
             self._socket.bytes_out,
-            {name: each for name, each in said.items() if each is not None},
+            {name: each for name, each in engines.items() if each is not None},
         )
 
 
+class Unlimited:
+    """A budget without a limit."""
+
+    def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+        grant()
+
+    def withdraw(self, piece: Piece) -> None:
+        pass
+
+
+class ChannelArrivals:
+    """The `Arrivals` of a channel, which call its callbacks. Without `on_failure`, a failed piece ends the channel."""
+
+    def __init__(self, on_piece: OnPiece, on_failure: OnFailure | None, budget: ReceiveBudget | None) -> None:
+        self.take = on_piece
+        self._on_failure = on_failure
+        self._budget = budget or Unlimited()
+        self.admit = self._budget.admit
+        self.withdraw = self._budget.withdraw
+
+    def fail(self, piece: Piece, status: Status) -> None:
+        if self._on_failure is None:
+            raise StatusError(Code(status.code), status.message, status.payloads)
+        self._on_failure(piece, status)
+
+
 def _socket_of(descriptor: int) -> socket.socket:
-    """A descriptor of its own for the socket. Raises OSError for what is none."""
+    """Return a socket with a duplicate of the descriptor. Raise OSError if it is not a socket."""
     own = os.dup(descriptor)
     try:
         return socket.socket(fileno=own)

@@ -1,4 +1,4 @@
-"""NumPy dtypes for the names that the IR gives to them."""
+"""NumPy dtypes by their names in the IR."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import numpy as np
 from atoll.errors import invalid
 
 
-# XLA's names for the dtypes that NumPy has no name for are ml_dtypes' own.
 @lru_cache(256)
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of an IR dtype name; raises INVALID_ARGUMENT for one that no array can have."""
+    """Return the NumPy dtype of an IR dtype name. Raise INVALID_ARGUMENT if arrays of the dtype hold no data."""
     if name in ("token", "opaque"):
         raise invalid(f"arrays of dtype {name} hold no data")
     if name == "string":
         return np.dtypes.StringDType()
-    return np.dtype(getattr(ml_dtypes, name, name))
+    return np.dtype(getattr(ml_dtypes, name, name))  # XLA and ml_dtypes use the same names
 
 
 @lru_cache(256)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Its `name`, which NumPy makes anew each time, at some 5 us."""
+    """Return the `name` of a dtype, which takes NumPy about 5 us per call."""
     return dtype.name

@@ -1,9 +1,9 @@
-"""Transfers of files on one machine: the descriptor travels, and the receiver takes the bytes from the file.
+"""Transfers of files on one machine. The sender passes the descriptor, and the receiver reads the file.
 
-The file is a client's, who can change and shorten it at any time. So it is read, once, into memory of the receiver's
-own: that copy is the only one on the way. Where the receiver serves that client alone, it maps the file instead.
+The client that owns the file can change or shorten it at any time. So the receiver reads it once into its own memory,
+which is the only copy. A receiver that serves only that client maps the file instead.
 
-What finds no room here waits in its file, which is the client's memory.
+A file that exceeds the receiver's budget stays unread, in memory that counts for the client.
 """
 
 from __future__ import annotations
@@ -23,29 +23,32 @@ from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import FileContents, read_file
 from atoll.transfers.transfer_engine import Arrivals, Contents, Piece, Received, TransferEngine, nothing_to_release
 
-# Files that wait for room, each with a descriptor. Beyond that they are read at once.
+# Files that wait for the budget, each with an open descriptor. If there are more, they are read at once.
 MAX_WAITING = 256
 
 
 class FilePiece(Piece, frozen=True, array_like=True, tag="f"):
-    """The first `nbytes` of the file whose descriptor comes with the frame; `launch` as in `StreamPiece`."""
+    """The piece is the first `nbytes` of the file whose descriptor accompanies the frame.
+
+    `launch` is as in `StreamPiece`.
+    """
 
     launch: int = 0
 
 
 class _Waiting:
-    """A file for which there may be no room yet. Under the lock of its engine."""
+    """A file that may have to wait for the budget. Guarded by the lock of its engine."""
 
     __slots__ = ("descriptor", "is_granted", "piece")
 
     def __init__(self, piece: FilePiece) -> None:
         self.piece = piece
-        self.descriptor = -1  # its own, once it waits
+        self.descriptor = -1  # a duplicate, once the file waits
         self.is_granted = False
 
 
 class FileEngine(TransferEngine):
-    """Hands on files by their descriptors; unix sockets only."""
+    """Sends files by their descriptors, on unix sockets only."""
 
     frames = (FilePiece,)
 
@@ -74,10 +77,10 @@ class FileEngine(TransferEngine):
         if descriptor is None:
             raise FrameError("a file was announced without its descriptor")
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):  # a pipe could keep this thread waiting
-            raise FrameError("a descriptor was announced as a file and is none")
+        if not stat.S_ISREG(found.st_mode):  # a pipe could block this thread
+            raise FrameError("a descriptor that was announced as a file is not one")
         if found.st_size < frame.nbytes:
-            # The client has shortened it on the way, which is not the peer's fault: this one piece is lost.
+            # The client may have shortened the file after the peer sent the frame, so only this piece fails.
             text = f"a file has {found.st_size} bytes instead of the {frame.nbytes} that were announced"
             raise StatusError(Code.DATA_LOSS, text)
         if self._arrivals is None or len(self._waiting) >= MAX_WAITING:
@@ -90,10 +93,10 @@ class FileEngine(TransferEngine):
             self._arrivals.withdraw(frame)
             raise
 
-    # ---- waiting for room
+    # ---- waiting for the budget
 
     def _may_come(self, piece: FilePiece, descriptor: int) -> bool:
-        """Whether there is room now; else the file is taken when there is."""
+        """Return whether the file may be read now. If not, a thread reads it once the budget admits it."""
         assert self._arrivals is not None
         waiting = _Waiting(piece)
         self._arrivals.admit(piece, piece.launch, partial(self._granted, waiting))
@@ -108,14 +111,14 @@ class FileEngine(TransferEngine):
             waiting.is_granted = True
             if waiting not in self._waiting:
                 return
-        # Who has made room does not wait until the file has been read.
+        # The thread that released memory must not wait until the file has been read.
         threading.Thread(target=self._take, args=(waiting,), name="atoll-file", daemon=True).start()
 
     def _take(self, waiting: _Waiting) -> None:
         arrivals, piece = self._arrivals, waiting.piece
         assert arrivals is not None
         with self._lock:
-            if waiting not in self._waiting:  # the channel has ended meanwhile
+            if waiting not in self._waiting:  # the channel has ended
                 return
             self._waiting.remove(waiting)
         try:
@@ -138,27 +141,27 @@ class FileEngine(TransferEngine):
             if self._arrivals is not None:
                 self._arrivals.withdraw(each.piece)
 
-    # ---- its bytes
+    # ---- the bytes of a file
 
     def _contents(self, descriptor: int, nbytes: int) -> Any:
-        """The beginning of a file that has so many bytes; they may be written over. Raises StatusError (DATA_LOSS)."""
+        """Return the first `nbytes` of a file, in a writable buffer. Raise StatusError (DATA_LOSS) if it is shorter."""
         content = aligned(nbytes)
         read_file(descriptor, content.data)
         return content
 
 
 class MappedFileEngine(FileEngine):
-    """The same for a receiver that serves one client alone: it maps files, which saves the copy and its fresh pages.
+    """The kind for a receiver that serves only one client: it maps files, which saves the copy and its fresh pages.
 
-    A client that shortens its file before the bytes have been read ends the receiver by SIGBUS: never use this kind
-    where that could hurt another client.
+    If a client shortens its file before the bytes have been read, the receiver dies of SIGBUS. So never use this kind
+    if that could harm another client.
     """
 
     def _contents(self, descriptor: int, nbytes: int) -> Any:
         if not nbytes:
             return aligned(0)
         try:
-            mapped = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY)  # private: the file stays as it is
+            mapped = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY)  # writes do not reach the file
         except (OSError, ValueError) as error:
             raise StatusError(Code.DATA_LOSS, f"a file of {nbytes} bytes cannot be mapped: {error}") from None
         return np.frombuffer(mapped, np.uint8)

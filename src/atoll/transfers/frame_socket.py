@@ -1,9 +1,9 @@
 """Frames on a blocking socket, each with the bytes or the descriptor that belong to it.
 
-A frame is as in `wire.framing`: a length and a tagged msgpack struct. What follows it is its kind's matter: bytes are
-read from the socket straight into the memory that they are for. A descriptor travels with the first byte of its frame.
+A frame is a length and a tagged msgpack struct, as in `wire.framing`. If a frame has a payload, its bytes are read from
+the socket directly into their final memory. A descriptor is sent with the first byte of its frame.
 
-Invariant: frames and their payloads are written whole, whichever threads send.
+Invariant: frames and their payloads are written as a whole even if several threads send.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from atoll.wire.framing import HEADER_BYTES, NO_MESSAGE, frame_header, frame_len
 
 MAX_HEADER = 1 << 20
 _BUFFER_BYTES = 1 << 20
-# Payloads up to this size are joined with their frame: one system call costs more than the copy.
-_SMALL_FRAME = 64  # bytes at most of a frame that only has numbers
-_JOINED_BYTES = 64 * 1024
-_BYTES_ACKED = 120  # where `struct tcp_info` has it
+_SMALL_FRAME = 64  # maximum bytes of a frame that consists of numbers
+_JOINED_BYTES = 64 * 1024  # smaller payloads are joined with their frame, because a system call costs more than a copy
+_BYTES_ACKED = 120  # offset of this field in `struct tcp_info`
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -41,18 +40,17 @@ def _encoded(frame: msgspec.Struct) -> bytes:
 
 
 class FrameSocket:
-    """One end of a connection. Any thread may send; one thread reads. Raises OSError where the socket fails."""
+    """One end of a connection. Any thread may send, and one thread reads. Methods raise OSError if the socket fails."""
 
     def __init__(self, stream: Stream | socket.socket) -> None:
         self._stream: Stream = SocketStream(stream) if isinstance(stream, socket.socket) else stream
-        # Beneath it: for its options and, where it is a unix socket, for descriptors.
+        # The socket below the stream, for its options, and for descriptors if it is a unix socket.
         sock = self._socket = self._stream.socket
-        # A unix socket: the peer is on this machine, and can be given descriptors.
-        self.is_unix = sock.family == socket.AF_UNIX
+        self.is_unix = sock.family == socket.AF_UNIX  # then the peer is on this machine, and can receive descriptors
         if self.is_unix:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
-        # Half of it is the kernel's own bookkeeping.
+        # Half of these bytes are the kernel's bookkeeping.
         self._send_buffer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._send_lock = threading.Lock()
         self.frames_out = self.bytes_out = 0
@@ -60,11 +58,11 @@ class FrameSocket:
 
     @property
     def peer_role(self) -> str:
-        """As `Stream.peer_role`."""
+        """The role in the peer's certificate, or "" without TLS."""
         return self._stream.peer_role
 
     def secure(self) -> None:
-        """Shakes hands, where that is yet to be done: see `Stream.secure`."""
+        """Perform the TLS handshake if it is pending: see `Stream.secure`."""
         self._stream.secure()
 
     # ---- sending
@@ -76,9 +74,9 @@ class FrameSocket:
         descriptor: int | None = None,
         note: Callable[[], None] | None = None,
     ) -> None:
-        """Sends a frame and what follows it; waits while the peer does not read.
+        """Send a frame with its payload or descriptor. Wait while the peer does not read.
 
-        `note` is called before the first byte is written, for all frames in the order in which they are.
+        `note` is called before the first byte is written. Its calls are in the order of the frames.
         """
         head = _encoded(frame)
         with self._send_lock:
@@ -87,7 +85,7 @@ class FrameSocket:
             self._write(head, payload, descriptor)
 
     def send_nowait(self, frame: msgspec.Struct) -> bool:
-        """Sends a frame where that waits neither for the peer nor for another thread; False where it would."""
+        """Send a frame and return True, or return False if that would wait for the peer or for another thread."""
         if not self._send_lock.acquire(blocking=False):
             return False
         try:
@@ -99,8 +97,8 @@ class FrameSocket:
             self._send_lock.release()
 
     def _write(self, head: bytes, payload: Sequence[memoryview] = (), descriptor: int | None = None) -> None:
-        """The caller has the lock."""
-        nbytes = sum([part.nbytes for part in payload])  # a list is quicker here than a generator
+        """Write a frame. The caller holds the lock."""
+        nbytes = sum([part.nbytes for part in payload])  # a list is faster here than a generator
         self.frames_out += 1
         self.bytes_out += len(head) + nbytes
         if descriptor is not None:
@@ -112,19 +110,19 @@ class FrameSocket:
             self._stream.send((head, *payload))
 
     def can_send_nowait(self, nbytes: int) -> bool:
-        """Whether sending so much would wait neither for the peer nor for another thread."""
+        """Return whether `nbytes` can be sent without waiting for the peer or for another thread."""
         return not self._send_lock.locked() and self._has_room(nbytes)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Whether what the socket still holds leaves room enough."""
+        """Return whether the socket's send buffer has enough free space."""
         try:
             held = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
-        except (OSError, ValueError):  # the latter where it was closed meanwhile
+        except (OSError, ValueError):  # ValueError if the socket was closed meanwhile
             return False
         return bool(held + nbytes < self._send_buffer // 4)
 
     def acknowledged(self) -> int:
-        """The bytes that the peer's machine has acknowledged so far. TCP only; 0 where the socket is closed."""
+        """Return the bytes that the peer's machine has acknowledged. TCP only; 0 if the socket is closed."""
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
         except OSError:
@@ -134,12 +132,10 @@ class FrameSocket:
     # ---- reading
 
     def read_frame(self, decoder: msgspec.msgpack.Decoder[Any], limit: int = MAX_HEADER) -> tuple[Any, int | None]:
-        """Return the next frame, of at most `limit` bytes, and the descriptor that came with it.
+        """Return the next frame, of at most `limit` bytes, and its descriptor, which the caller has to close.
 
-        The caller closes the descriptor.
-
-        Raises EOFError where the connection ended, FrameError for bytes that are no frame, and BlockingIOError where
-        nothing came within the time of `wake_after`.
+        Raise EOFError if the connection ended, FrameError if the bytes are not a frame, and BlockingIOError if nothing
+        arrived within the time of `wake_after`.
         """
         descriptor = None
         if self.is_unix:
@@ -167,25 +163,25 @@ class FrameSocket:
             raise
 
     def read_into(self, view: memoryview) -> None:
-        """Fills `view` with the bytes that follow. Raises EOFError where the connection ends before."""
+        """Fill `view` with the next bytes. Raise EOFError if the connection ends before."""
         position = 0
         while position < view.nbytes:
             try:
                 count = self._stream.receive_into(view[position:])
-            except BlockingIOError:  # `wake_after`, which is for the time between frames
+            except BlockingIOError:  # `wake_after` applies only between frames
                 continue
             if not count:
                 raise EOFError
             position += count
-            self.bytes_in += count  # as it comes: whether a peer is silent is told by this
+            self.bytes_in += count  # while reading, because `liveness` needs the progress
 
     def wake_after(self, seconds: int) -> None:
-        """From the next `read_frame` on, the reading thread wakes where nothing comes for so long; 0: never."""
+        """Make `read_frame` raise BlockingIOError if nothing arrives for `seconds`; 0 disables this."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
     def shut_down(self) -> None:
-        """Ends the connection for both sides; threads inside of `read_frame` and `send` come out."""
+        """End the connection for both sides, so that threads inside `read_frame` and `send` return."""
         self._stream.shut_down()
 
     def close(self) -> None:

@@ -1,18 +1,28 @@
-"""Memory of this process that devices can use as it is."""
+"""Host memory that devices can use without a copy, and copies of much memory.
+
+A large copy lets other threads of the process run meanwhile. Several large copies run side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 
 _ALIGNMENT = 64
+_LONG_BYTES = 128 << 10  # above, a copy takes longer than threads to hand the interpreter over and back
+_SIDE_BY_SIDE_BYTES = 1 << 20
+_HELPERS = 3
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Array = np.ndarray[Any, Any]
 
 
 class _Lent:
-    """What arrays over lent memory refer to: numpy's own buffers would be skipped by views of views."""
+    """The base of all arrays over lent memory. A view of a view would not keep a NumPy array alive as its base."""
 
     __slots__ = ("__array_interface__", "_give_back", "_memory")
 
@@ -28,14 +38,61 @@ class _Lent:
 
 
 def lent(memory: Any, nbytes: int, give_back: Callable[[], None]) -> Bytes:
-    """The first bytes of a buffer. `give_back` is called when nothing refers to the array any more, nor to a view of
-    it: on any thread, whatever locks that holds.
+    """Return the first `nbytes` of a buffer as an array.
+
+    `give_back` is called once nothing refers to the array or to a view of it. The call may be on any thread, and the
+    thread may hold any lock.
     """
     return np.asarray(_Lent(memory, nbytes, give_back))
 
 
 def aligned(nbytes: int, allocate: Callable[..., Bytes] = np.empty) -> Bytes:
-    """Uninitialised bytes at a multiple of 64, which a CPU device can use without another copy."""
+    """Return uninitialized bytes at a multiple of 64, which a CPU device can use without another copy."""
     raw = allocate(nbytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + nbytes]
+
+
+class Source(Protocol):
+    """Content that can be written into an array."""
+
+    nbytes: int
+
+    def copy_to(self, place: Array) -> None: ...
+
+
+def copy(source: memoryview, target: memoryview) -> None:
+    """Copy bytes between buffers of one size."""
+    # Python holds the global interpreter lock while it copies, NumPy does not.
+    if source.nbytes < _LONG_BYTES:
+        target[:] = source
+    else:
+        np.frombuffer(target, np.uint8)[:] = np.frombuffer(source, np.uint8)
+
+
+def copy_all(copies: Sequence[tuple[Source, Array]]) -> None:
+    """Copy the source of each pair into its array, on several threads if that is faster."""
+    left = deque(copies)
+    helpers: list[Future[None]] = []
+    if sum([source.nbytes for source, _ in copies]) >= _SIDE_BY_SIDE_BYTES:
+        helpers = [_helpers().submit(_copy_each, left) for _ in range(min(len(copies) - 1, _HELPERS))]
+    try:
+        _copy_each(left)
+    finally:
+        for helper in helpers:
+            if not helper.cancel():  # do not wait for a helper that has not begun
+                helper.result()
+
+
+def _copy_each(left: deque[tuple[Source, Array]]) -> None:
+    while True:
+        try:
+            source, target = left.popleft()
+        except IndexError:
+            return
+        source.copy_to(target)
+
+
+@functools.cache
+def _helpers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_HELPERS, "atoll-copy")

@@ -1,11 +1,16 @@
-"""Feeds that have arrived at this host, and what waits for them: the one place where bytes are awaited.
+"""The feeds that have arrived at a host or may arrive, and the plans that await them.
 
-Invariant: what a feed's memory holds is released exactly once: by who takes the feed, or here, where nobody will.
+Invariant: the memory of a feed is released exactly once, by the function that takes the feed, or here if none will.
+
+A transfer that does not fit into its session's bound waits at its sender; it is not refused. Some transfers never wait,
+because feeds that have arrived may need them: the feeds that a blocked plan awaits, and those of the session's oldest
+launch. So a session holds at most the bound here, or the feeds of one launch if they are larger.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -13,53 +18,49 @@ from typing import Any
 
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import INTERNAL_FEEDS
-from atoll.transfers.failed_feeds import FailedFeeds
-from atoll.transfers.receive_window import ReceiveWindow
 from atoll.transfers.transfer_engine import nothing_to_release
 
-# That one session may have waiting here: transfers in chunks, and files, wait for room. All others together are refused
-# beyond as much again.
+# Bytes of one session's feeds. Transfers in chunks and files wait if they do not fit. Feeds that do not wait have a
+# separate bound of the same size, and are refused beyond it.
 MAX_INBOX_BYTES = 8 << 30
-# Sessions that have ended, whose bytes may still be on their way from other hosts.
+# Sessions that have ended, and whose bytes may still arrive from other hosts.
 _REMEMBERED = 4096
-# Failed feeds of one session, in ranges, whose bytes may still be on their way, or which may still be asked for: many
-# times what the launches in its window have.
+# Ranges of one session's failed feeds, which may still arrive or be taken. The launches in a session's window have far
+# fewer.
 MAX_FAILED_FEEDS = 65_536
 
 
 @dataclass(frozen=True)
 class InboxStatistics:
-    """What waits here now."""
-
     sessions: int
     feeds: int
-    nbytes: int  # of what has landed, or may
-    waiting: int = 0  # transfers for which there is no room yet
+    nbytes: int  # of feeds that have landed or may land
+    waiting: int = 0  # transfers that do not fit yet
 
 
 class Inbox:
-    """Feeds by session and number, from clients and from other hosts. For any thread; nothing here blocks.
+    """Feeds by session and number, from clients and other hosts. Safe to use from any thread; nothing blocks.
 
-    `on_arrival(session, feed)` is called for each feed of a client, on the thread that puts it, also where it failed.
-    Feeds of other hosts, whose numbers are the controller's own, are awaited by `await_all`.
+    `on_arrival(session, feed)` is called for each feed of a client, on the thread that puts it, even if it failed.
+    Feeds of other hosts, whose numbers the controller assigns, are awaited with `await_all`.
     """
 
     def __init__(self, on_arrival: Callable[[int, int], None]) -> None:
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
         self._failed: defaultdict[int, FailedFeeds] = defaultdict(lambda: FailedFeeds(MAX_FAILED_FEEDS))  # by session
-        self._awaited: dict[int, dict[int, tuple[set[int], Callable[[], None]]]] = {}  # by session, and who awaits
+        self._awaited: dict[int, dict[int, tuple[set[int], Callable[[], None]]]] = {}  # by session and waiter
         self._lock = threading.Lock()
-        # by session
+        # By session.
         self._windows: defaultdict[int, ReceiveWindow] = defaultdict(lambda: ReceiveWindow(MAX_INBOX_BYTES))
         self._ended: dict[int, None] = {}  # the sessions that ended last
 
     # ---- arrivals
 
     def admit(self, session: int, feed: int, nbytes: int, launch: int, grant: Callable[[], None]) -> None:
-        """Calls `grant` once so many bytes may land here, now or later, on any thread: `put` or `withdraw` follows.
+        """Call `grant` once `nbytes` may land, now or later, on any thread. `put` or `withdraw` follows.
 
-        `launch` is the same for feeds of a client that are needed together; 0: it is needed alone.
+        `launch` is the same for feeds of a client that are needed together, and 0 for a feed that is needed by itself.
         """
         with self._lock:
             launch = (launch or feed) if feed < INTERNAL_FEEDS else 0
@@ -68,14 +69,14 @@ class Inbox:
         _call(granted)
 
     def withdraw(self, session: int, feed: int) -> None:
-        """A transfer for which `admit` was called will not arrive."""
+        """Forget a transfer for which `admit` was called and that will not arrive."""
         with self._lock:
             self._windows[session].withdraw(feed)
             granted = self._admit(session)
         _call(granted)
 
     def _admit(self, session: int) -> list[Callable[[], None]]:
-        """What may land, now that something has changed. The caller has the lock."""
+        """Return the grants of transfers that may land after a change. The caller holds the lock."""
         admission = self._windows.get(session)
         if admission is None:
             return []
@@ -91,9 +92,9 @@ class Inbox:
         )
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
-        """A feed has arrived, in a buffer or in what knows its `nbytes`; `done` is called when that has been read.
+        """Store a feed that has arrived, and call `done` once `content` has been read.
 
-        Raises StatusError where a client sends more than its session may have waiting here.
+        `content` is a buffer or has `nbytes`. Raise StatusError if the client exceeds its session's bound.
         """
         with self._lock:
             unwanted = session in self._ended or feed in self._failed.get(session, ())
@@ -102,13 +103,13 @@ class Inbox:
                 text = f"{admission.held} bytes of session {session} wait at this data port"
                 if feed < INTERNAL_FEEDS:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
-                # All sessions share the connections between hosts: this must not end one.
+                # An error would end the connection between hosts, which all sessions share.
                 self._failed[session].add(feed, 1, Status(Code.RESOURCE_EXHAUSTED, text))
                 unwanted = True
             if unwanted:
                 admission.withdraw(feed)
             else:
-                _, before = self._pop(session, feed) or (None, nothing_to_release)  # a peer may send one twice
+                _, before = self._pop(session, feed) or (None, nothing_to_release)  # a peer may send a feed twice
                 self._feeds.setdefault(session, {})[feed] = (content, done)
                 admission.landed(feed, _nbytes(content))
             then = self._settle(session, range(feed, feed + 1))
@@ -121,13 +122,13 @@ class Inbox:
             self._on_arrival(session, feed)
 
     def put_failed(self, session: int, feed: int, status: Status) -> None:
-        """A feed has arrived without its bytes: who takes it gets `status`."""
+        """Store a feed that has arrived without its bytes, so that `take` raises `status`."""
         self.fail(session, feed, 1, status)
         if feed < INTERNAL_FEEDS:
             self._on_arrival(session, feed)
 
     def fail(self, session: int, first: int, count: int, status: Status) -> None:
-        """So many feeds, from number `first` on, will not arrive, or are for nobody if they do."""
+        """Fail the `count` feeds from number `first` on, and discard them if they have arrived or still arrive."""
         with self._lock:
             if session in self._ended:
                 return
@@ -145,13 +146,13 @@ class Inbox:
             then()
 
     def _settle(self, session: int, feeds: range) -> Callable[[], None] | None:
-        """One call for all that now have what they awaited: it looks at all of them."""
+        """End the waits that are over. Return the callback of one of them, because the callback handles all."""
         awaited = self._awaited.get(session, {})
         found = None
-        for who, (missing, then) in list(awaited.items()):
+        for waiter, (missing, then) in list(awaited.items()):
             missing.difference_update(_within(feeds, missing))
             if not missing:
-                del awaited[who]
+                del awaited[waiter]
                 found = then
         if not awaited:
             self._awaited.pop(session, None)
@@ -159,24 +160,24 @@ class Inbox:
 
     # ---- waiting and taking
 
-    def await_all(self, session: int, feeds: Iterable[int], then: Callable[[], None], who: int = 0) -> bool:
-        """True where all have arrived, or are known not to; otherwise calls `then` once they have, on any thread.
+    def await_all(self, session: int, feeds: Iterable[int], then: Callable[[], None], waiter: int = 0) -> bool:
+        """Return True if all feeds have arrived or failed. Otherwise call `then` once they have, on any thread.
 
-        One wait for each `who` of a session: a new one replaces the one before. `then` is the same for all.
+        Each `waiter` of a session has one wait, which a new one replaces. All waiters pass the same `then`.
         """
         with self._lock:
             here, failed = self._feeds.get(session, {}), self._failed.get(session, ())
             missing = {feed for feed in feeds if feed not in here and feed not in failed}
             if missing:
-                self._awaited.setdefault(session, {})[who] = (missing, then)
+                self._awaited.setdefault(session, {})[waiter] = (missing, then)
             granted = self._admit(session)
         _call(granted)
         return not missing
 
     def take(self, session: int, feed: int) -> tuple[Any, Callable[[], None]]:
-        """A feed that has arrived, and what to call when its memory has been read.
+        """Return a feed that has arrived, and a function to call when its memory has been read.
 
-        Raises StatusError: why it did not arrive, or INTERNAL where it is not here.
+        Raise StatusError with the reason if the feed failed, or with INTERNAL if it has not arrived.
         """
         with self._lock:
             failed = self._failed.get(session)
@@ -191,7 +192,7 @@ class Inbox:
         return found
 
     def take_all(self, session: int, feeds: Iterable[int]) -> dict[int, tuple[Any, Callable[[], None]]]:
-        """These feeds, by number, as `take` gives them. Raises StatusError as `take` does; then none of them stays."""
+        """Take several feeds, by number. If `take` raises StatusError for one, drop all of them and raise it."""
         wanted = dict.fromkeys(feeds)
         taken: dict[int, tuple[Any, Callable[[], None]]] = {}
         try:
@@ -211,10 +212,10 @@ class Inbox:
             self._windows[session].taken(feed)
         return found
 
-    # ---- nobody takes them
+    # ---- dropping
 
     def drop(self, session: int, feed: int) -> None:
-        """Nobody will take the feed."""
+        """Free a feed that will not be taken."""
         try:
             _, done = self.take(session, feed)
         except StatusError:
@@ -222,7 +223,7 @@ class Inbox:
         done()
 
     def drop_session(self, session: int) -> None:
-        """The session has ended: what it has here is freed, and what still arrives for it."""
+        """Free all feeds of a session that has ended, and those that still arrive for it."""
         with self._lock:
             feeds = self._feeds.pop(session, {})
             self._failed.pop(session, None)
@@ -232,7 +233,7 @@ class Inbox:
                 del self._ended[next(iter(self._ended))]
             for feed in feeds:
                 self._windows[session].taken(feed)
-            granted = self._admit(session)  # what is under way lands, and is dropped
+            granted = self._admit(session)  # transfers that are under way land, and are dropped
         _call(granted)
         for _, done in feeds.values():
             done()
@@ -249,8 +250,145 @@ class Inbox:
             return InboxStatistics(len(self._feeds), feeds, held, waiting)
 
 
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    nbytes: int
+    launch: int
+    grant: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    nbytes: int
+    launch: int
+    unasked: int  # bytes
+
+
+class ReceiveWindow:
+    """Decides which transfers of one session may land. Pure: callers hold a lock, and call the grants without it."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._waiting: dict[int, _Transfer] = {}  # by feed, in the order of the requests
+        self._landing: dict[int, _Transfer] = {}
+        self._here: dict[int, _Here] = {}
+        self.held = 0  # bytes that have landed or may land
+        self.unasked = 0  # held bytes that arrived without a request
+
+    def request(self, feed: int, nbytes: int, launch: int, grant: Callable[[], None]) -> None:
+        """Add a transfer that was announced. `admitted` returns its grant once it may land."""
+        self._waiting[feed] = _Transfer(nbytes, launch, grant)
+
+    def admitted(
+        self, is_awaited: Callable[[int], bool] = lambda feed: False, everything: bool = False
+    ) -> list[Callable[[], None]]:
+        """Return the grants of transfers that may land from now on. A blocked plan waits for feeds that are awaited."""
+        granted = []
+        if not self._waiting:
+            return []
+        oldest = self._oldest()
+        for feed, transfer in list(self._waiting.items()):
+            fits = not self.held or self.held + transfer.nbytes <= self._bound
+            if everything or fits or is_awaited(feed) or (transfer.launch and transfer.launch == oldest):
+                del self._waiting[feed]
+                self._landing[feed] = transfer
+                self.held += transfer.nbytes
+                granted.append(transfer.grant)
+        return granted
+
+    def _oldest(self) -> int:
+        """Return the oldest launch that has a feed here, landing or waiting, or 0 if none is known."""
+        launches = [each.launch for each in (*self._waiting.values(), *self._landing.values())]
+        launches += [each.launch for each in self._here.values()]
+        return min(filter(None, launches), default=0)
+
+    def landed(self, feed: int, nbytes: int) -> None:
+        """Count a feed that has arrived, admitted or not."""
+        transfer = self._landing.pop(feed, None)
+        if transfer is None:
+            self._here[feed] = _Here(nbytes, 0, nbytes)
+        else:
+            self._here[feed] = _Here(nbytes, transfer.launch, 0)
+            self.held -= transfer.nbytes
+        self.held += nbytes
+        self.unasked += self._here[feed].unasked
+
+    def taken(self, feed: int) -> None:
+        """Forget a feed that was taken or dropped."""
+        here = self._here.pop(feed, None)
+        if here is not None:
+            self.held -= here.nbytes
+            self.unasked -= here.unasked
+
+    def withdraw(self, feed: int) -> None:
+        """Forget a transfer that will not land."""
+        self._waiting.pop(feed, None)
+        transfer = self._landing.pop(feed, None)
+        if transfer is not None:
+            self.held -= transfer.nbytes
+
+    def is_landing(self, feed: int) -> bool:
+        """Return whether the feed was admitted and has not arrived."""
+        return feed in self._landing
+
+    @property
+    def waiting(self) -> int:
+        """The number of transfers that do not fit yet."""
+        return len(self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._waiting or self._landing or self._here)
+
+
+class FailedFeeds:
+    """Failed feeds of one session: the latest `most` ranges of numbers, each with its reason.
+
+    A new range replaces those that it contains, and is ignored if another one contains it. Ranges are disjoint.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._ranges: dict[int, tuple[int, Status]] = {}  # by first number, with the stop; the oldest first
+        self._firsts: list[int] = []  # sorted
+
+    def add(self, first: int, count: int, status: Status) -> None:
+        """Add `count` numbers from `first` on."""
+        stop = first + count
+        holder = self._range_of(first)
+        if count < 1 or (holder is not None and holder[0] >= stop):
+            return
+        for within in self._firsts[bisect_left(self._firsts, first) : bisect_left(self._firsts, stop)]:
+            self._remove(within)
+        self._ranges[first] = (stop, status)
+        insort(self._firsts, first)
+        if len(self._ranges) > self._most:
+            self._remove(next(iter(self._ranges)))
+
+    def get(self, feed: int) -> Status | None:
+        found = self._range_of(feed)
+        return None if found is None else found[1]
+
+    def __contains__(self, feed: object) -> bool:
+        return isinstance(feed, int) and self._range_of(feed) is not None
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def _range_of(self, feed: int) -> tuple[int, Status] | None:
+        index = bisect_right(self._firsts, feed) - 1
+        if index < 0:
+            return None
+        found = self._ranges[self._firsts[index]]
+        return found if feed < found[0] else None
+
+    def _remove(self, first: int) -> None:
+        del self._ranges[first]
+        del self._firsts[bisect_left(self._firsts, first)]
+
+
 def _within(feeds: range, some: Collection[int]) -> list[int]:
-    """Those of some feeds that are in a range, whichever of the two is shorter."""
+    """Return the feeds of `some` that are in a range, by iterating over the shorter of the two."""
     return [feed for feed in some if feed in feeds] if len(some) < len(feeds) else [f for f in feeds if f in some]
 
 

@@ -1,4 +1,4 @@
-"""What a piece is made of: buffers, memory that a function fills, a file, or several of these."""
+"""The contents of a piece: buffers, memory that a function fills, a file, or several of these."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from atoll.errors import Code, StatusError
-from atoll.transfers.copies import copy
+from atoll.transfers.host_memory import copy
 
-_READ_BYTES = 1 << 30  # that one system call may be asked for
+_READ_BYTES = 1 << 30  # maximum bytes per system call
 
 
 class Buffers:
-    """Buffers, one after the other. They must not change until they have been sent."""
+    """The concatenation of buffers, which must not change until they have been sent."""
 
     __slots__ = ("_ends", "_views", "in_parts", "launch", "nbytes")
     together = 0
 
     def __init__(self, views: Sequence[memoryview], launch: int = 0, in_parts: bool = False) -> None:
         self._views = views
-        self._ends: list[int] = []  # where each view ends, once that was asked
-        self.nbytes = sum([view.nbytes for view in views])  # a list is quicker here than a generator
+        self._ends: list[int] = []  # where each view ends; computed at the first use
+        self.nbytes = sum([view.nbytes for view in views])  # a list is faster here than a generator
         self.launch = launch
         self.in_parts = in_parts
 
@@ -31,7 +31,7 @@ class Buffers:
         return self._views
 
     def slice(self, start: int, stop: int) -> list[memoryview]:
-        """The bytes from `start` to `stop`, without a copy."""
+        """Return the bytes from `start` to `stop`, without a copy."""
         if not self._ends:
             self._ends = list(accumulate(view.nbytes for view in self._views))
         return [self._views[number][first:last] for number, first, last in _cut(self._ends, start, stop)]
@@ -44,7 +44,7 @@ class Buffers:
 
 
 class Part(Protocol):
-    """As `Contents`, of which it may be a part."""
+    """A part of `Joined` contents, with the methods of `Contents` that it needs."""
 
     nbytes: int
 
@@ -54,7 +54,7 @@ class Part(Protocol):
 
 
 class Joined:
-    """Contents, one after the other."""
+    """The concatenation of contents."""
 
     __slots__ = ("_ends", "_parts", "nbytes")
     launch = together = 0
@@ -78,7 +78,7 @@ class Joined:
 
 
 def _cut(ends: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """What of parts, by where they end in a whole, lies between `start` and `stop` of it: (number, first, last)."""
+    """Yield (number, first, last) for each part between `start` and `stop` of a whole. `ends` has the parts' ends."""
     number = bisect_right(ends, start)
     while start < stop:
         begin = ends[number - 1] if number else 0
@@ -88,7 +88,7 @@ def _cut(ends: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int,
 
 
 class Filled:
-    """Bytes that `fill(target)` writes, straight into the memory that they travel in where there is such."""
+    """Bytes that `fill(target)` writes, if possible directly into the memory that carries them."""
 
     __slots__ = ("_written", "nbytes", "write_into")
     launch = together = 0
@@ -110,7 +110,7 @@ class Filled:
 
 
 class FileContents:
-    """The first `nbytes` of an open file, which others may still change or shorten."""
+    """The first `nbytes` of an open file, which other processes may still change or shorten."""
 
     __slots__ = ("descriptor", "launch", "nbytes")
     in_parts = False
@@ -135,21 +135,21 @@ class FileContents:
 
 
 def _written(contents: Filled | FileContents) -> memoryview:
-    """The contents in memory of their own."""
+    """Return a copy of the contents in new memory."""
     buffer = memoryview(bytearray(contents.nbytes))
     contents.write_into(buffer)
     return buffer
 
 
 def as_views(parts: Sequence[Any]) -> list[memoryview]:
-    """The parts as bytes, without those that are empty."""
+    """Return the parts as views of bytes, without empty ones."""
     return [view.cast("B") for part in parts if (view := memoryview(part)).nbytes]
 
 
 def read_file(descriptor: int, target: memoryview) -> None:
-    """Copies the beginning of a file. Raises StatusError (DATA_LOSS) where the file has become too short.
+    """Copy the beginning of a file. Raise StatusError (DATA_LOSS) if the file has become too short.
 
-    It is read and not mapped: who touches a mapping whose file was shortened is ended by SIGBUS.
+    The file is not mapped, because access to a mapping of a shortened file raises SIGBUS.
     """
     position = 0
     while position < target.nbytes:
@@ -163,5 +163,5 @@ def _shortened(nbytes: int, found: int) -> StatusError:
     return StatusError(
         Code.DATA_LOSS,
         f"a file of {nbytes} bytes was shortened to {found} before it was read: "
-        "a client must leave the files of its large transfers alone",
+        "do not change the files that a client's large transfers use",
     )

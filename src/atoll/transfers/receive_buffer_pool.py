@@ -1,8 +1,7 @@
-"""Memory of this process that large pieces land in. What becomes free is kept for the next, since fresh pages cost more
-than the copy into them.
+"""Host memory that receives large pieces. Free memory is kept for reuse, because fresh pages cost more than the copy.
 
-Bounded: `KEPT_BYTES` of free memory in a process, for `KEPT_SECONDS` after its last use, and not longer than there are
-channels that could use it.
+Bounded: a process keeps `KEPT_BYTES` of free memory, for `KEPT_SECONDS` after its last use and only while channels are
+open.
 """
 
 from __future__ import annotations
@@ -23,27 +22,24 @@ from atoll.transfers.host_memory import Bytes, aligned, lent
 
 KEPT_BYTES = 1 << 30
 KEPT_SECONDS = 60.0
-# Smaller pieces get memory from the allocator, which keeps it itself.
+# Smaller pieces use the allocator, which keeps free memory itself.
 LEAST_BLOCK_BYTES = 4 << 20
-# The same of what is to be zeros: there is none from the allocator that costs nothing.
+# Smaller arrays of zeros use the allocator. The limit is lower because the allocator has to clear memory.
 LEAST_ZEROS_BYTES = 512 << 10
-_MOST_RANGES = 64  # beyond, a block is cleared where it was written, whatever is written now
-_LOOKED_AT = 8  # of the blocks that fit, those that were used last
+_MOST_RANGES = 64  # if there are more, a block is cleared in all ranges that were written
+_LOOKED_AT = 8  # fitting blocks that are compared, the last used
 _HUGE_PAGE = 2 << 20
 _MADVISE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
-# From the first byte to that behind the last.
-Range = tuple[int, int]
+Range = tuple[int, int]  # start and stop, in bytes
 _ALL = [(0, sys.maxsize)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """`written` are the ranges in which it may not be zeros."""
-
     memory: mmap.mmap
-    written: list[Range]
+    written: list[Range]  # outside of these ranges the memory is zero
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -51,29 +47,27 @@ class _Block:
 
 @dataclass(frozen=True)
 class ReceiveBufferStatistics:
-    """What is kept free, and how often memory was used again."""
-
     free_blocks: int
     free_bytes: int
-    reused: int
+    reused: int  # how often a block was used again
 
 
 class ReceiveBufferPool:
-    """For any thread. A block comes back by itself once nothing refers to its array any more."""
+    """Blocks of host memory, each of which returns once nothing refers to its array. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[tuple[float, _Block]] = []  # the longest unused first
-        # Arrays end on any thread, also inside of `take`: they only append here.
+        self._free: list[tuple[float, _Block]] = []  # with the time of the last use, the oldest first
+        # Arrays can end on any thread, even inside `take`, so `_give_back` only appends here.
         self._returned: deque[tuple[float, _Block]] = deque()
         self._reused = 0
         self._users = 0
-        self._unused = threading.Event()  # set where no channel is open: nothing is kept then
+        self._unused = threading.Event()  # set while no channel is open; then no memory is kept
         self._unused.set()
         self._trims = False
 
     def open(self) -> None:
-        """A channel is opened: until `close`, what becomes free is kept."""
+        """Keep free memory until `close`, because a channel was opened."""
         with self._lock:
             self._users += 1
             self._unused.clear()
@@ -87,17 +81,17 @@ class ReceiveBufferPool:
                 self._free.clear()
 
     def take(self, nbytes: int) -> Bytes:
-        """Uninitialised bytes at a multiple of 64. Raises MemoryError."""
+        """Return uninitialized bytes at a multiple of 64. Raise MemoryError."""
         if nbytes < LEAST_BLOCK_BYTES:
             return aligned(nbytes)
         memory = self._memory(nbytes, _ALL)
         return self._lent(memory, nbytes, [(0, len(memory))])
 
     def take_zeros(self, nbytes: int, written: Iterable[Range]) -> Bytes:
-        """Bytes as of `take`, zeros outside of the ranges `written`. These the caller writes, all of them and nothing
-        else. Raises MemoryError.
+        """Return bytes at a multiple of 64 that are zero outside the ranges `written`. Raise MemoryError.
 
-        Memory that is used again is cleared where it was written last, and that only where it is not written now.
+        The caller writes exactly these ranges. Reused memory is cleared only where it was written last and is not
+        written now.
         """
         if nbytes < LEAST_ZEROS_BYTES:
             return aligned(nbytes, np.zeros)
@@ -110,7 +104,7 @@ class ReceiveBufferPool:
         return lent(memory, nbytes, partial(self._give_back, _Block(memory, written)))
 
     def _memory(self, nbytes: int, written: list[Range]) -> mmap.mmap:
-        """Zeros outside of these ranges."""
+        """Return a block's memory that is zero outside the ranges `written`."""
         size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
         with self._lock:
             self._collect()
@@ -132,13 +126,13 @@ class ReceiveBufferPool:
         return block.memory
 
     def _give_back(self, block: _Block) -> None:
-        """On any thread, whatever locks that holds: it takes none, and starts nothing."""
-        # Of blocks of a size these are what is kept at most: nobody may come soon who drops the others.
+        """Return a block to the pool. Called on any thread that may hold any lock, so it takes none."""
+        # `_collect`, which applies the bound, may not run soon, so bound the returned blocks here as well.
         if not self._unused.is_set() and (len(self._returned) + 1) * len(block) <= KEPT_BYTES:
             self._returned.append((time.monotonic(), block))
 
     def _collect(self) -> None:
-        """Takes over what was returned, within the bound. The caller has the lock."""
+        """Move returned blocks to the free ones, within the bound. The caller holds the lock."""
         while self._returned:
             self._free.append(self._returned.popleft())
         if self._unused.is_set():
@@ -148,7 +142,7 @@ class ReceiveBufferPool:
             held -= len(self._free.pop(0)[1])
 
     def _trim(self) -> None:
-        """Frees what has not been used for long, until no channel is open."""
+        """Free blocks that have not been used for long, until no channel is open."""
         while True:
             is_unused = self._unused.wait(KEPT_SECONDS / 2)
             with self._lock:
@@ -167,7 +161,10 @@ class ReceiveBufferPool:
 
 
 def _cost(block: _Block, written: list[Range]) -> tuple[int, int, int]:
-    """Of a block: bytes to clear, then how much larger it is, then what would be zeros for somebody else."""
+    """Return the sort key of a fitting block: bytes to clear, then its size, then its written bytes, most first.
+
+    Blocks with fewer written bytes remain for arrays that need more zeros.
+    """
     return _length(without(block.written, written)), len(block), -_length(block.written)
 
 
@@ -176,7 +173,7 @@ def _length(ranges: Iterable[Range]) -> int:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The same bytes in order, none twice."""
+    """Return sorted, disjoint ranges that cover the same bytes."""
     found: list[Range] = []
     for start, stop in sorted(ranges):
         if found and start <= found[-1][1]:
@@ -187,7 +184,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def without(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
-    """What of the one is not in the other; both are in order."""
+    """Yield the parts of `ranges` outside of `others`. Both are sorted."""
     at = 0
     for start, stop in ranges:
         while at < len(others) and others[at][1] <= start:
@@ -213,5 +210,4 @@ def _map(size: int) -> mmap.mmap:
     return memory
 
 
-# The process's own.
-RECEIVE_BUFFERS = ReceiveBufferPool()
+RECEIVE_BUFFERS = ReceiveBufferPool()  # of this process

@@ -1,9 +1,9 @@
-"""Large transfers between hosts of one machine: in chunks, through a few blocks of shared memory.
+"""Large transfers between hosts of one machine, in chunks through a few blocks of shared memory.
 
-As between machines, a transfer is announced, credited and landed (`transfers.streams`); what differs is how a chunk
-gets there. The sender writes it into a block, and the receiver copies it to where it belongs and gives the block back.
-So an array of any size needs `CHUNKS_BYTES` of memory beside itself, and those who send others' bytes never wait for a
-receiver that cannot read what it has before the rest has come.
+A transfer is announced, credited and confirmed as between machines (`transfers.streams`). The sender writes each chunk
+into a block, and the receiver copies it to its final memory and returns the block. So an array of any size needs only
+`CHUNKS_BYTES` of additional memory. A receiver that needs a whole piece before it can read any of it never holds the
+blocks that the rest of the piece needs.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
-from atoll.transfers.copies import copy
 from atoll.transfers.frame_socket import FrameSocket
+from atoll.transfers.host_memory import copy
 from atoll.transfers.piece_contents import Buffers
-from atoll.transfers.send_queue import Outgoing
 from atoll.transfers.shared_memory_engine import map_block
 from atoll.transfers.shared_memory_pool import SharedMemoryPool
+from atoll.transfers.stream_transfers import Outgoing
 from atoll.transfers.streams import STREAM_THRESHOLD, StreamEngine
 from atoll.transfers.transfer_engine import Contents, Received
 
-# What is smaller goes whole: who receives it reads it where it lies.
+# Smaller pieces are sent whole, and the receiver reads them in place.
 CHUNKED_THRESHOLD = 16 << 20
-# Unless so much is read together: smaller pieces, too, would stay in blocks until all are there.
+# If the receiver reads at least this many bytes together, smaller pieces are sent in chunks as well, because they would
+# otherwise occupy blocks until all of them have arrived.
 CHUNKED_TOGETHER = 64 << 20
 CHUNKS_BYTES = 16 << 20
-# A chunk there and its block back are two messages, which take as long as to copy half a MiB.
+# The two messages per chunk take as long as copying half a MiB.
 SHARED_CHUNK_BYTES = 4 << 20
 
 
 class SharedChunk(msgspec.Struct, frozen=True, array_like=True, tag="b"):
-    """A chunk is in the sender's block of this number, whose descriptor comes with its first use."""
+    """Announces a chunk in a block of the sender. The first use of a block passes its descriptor."""
 
     transfer: int
     index: int
@@ -41,13 +42,13 @@ class SharedChunk(msgspec.Struct, frozen=True, array_like=True, tag="b"):
 
 
 class ChunkRead(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """The receiver has copied what was in a block of the sender's."""
+    """The receiver has copied the chunk out of a block of the sender."""
 
     block: int
 
 
 class SharedChunksEngine(StreamEngine):
-    """Sends on the channel's own connection alone."""
+    """Sends chunks through shared memory, and all frames on the channel's own connection."""
 
     frames = (*StreamEngine.frames, SharedChunk, ChunkRead)
     chunk_bytes = SHARED_CHUNK_BYTES
@@ -96,14 +97,14 @@ class SharedChunksEngine(StreamEngine):
         if descriptor is not None:
             self._peer_blocks[chunk.block] = map_block(descriptor, SHARED_CHUNK_BYTES)
             if len(self._peer_blocks) > CHUNKS_BYTES // SHARED_CHUNK_BYTES:
-                raise FrameError("more blocks of shared memory than chunks may be on their way")
+                raise FrameError("the peer uses more blocks of shared memory than chunks may be under way")
         memory = self._peer_blocks.get(chunk.block)
         if memory is None:
             raise FrameError(f"block {chunk.block} is not known")
         buffer, target = self._receive_buffers.target(chunk.transfer, chunk.index)
         with memoryview(memory) as view:
             copy(view[: target.nbytes], target)
-        self._say(ChunkRead(chunk.block))
+        self._send_nowait(ChunkRead(chunk.block))
         self._chunk_landed(buffer, chunk.index)
 
     def close(self) -> None:

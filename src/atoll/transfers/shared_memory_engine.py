@@ -1,11 +1,11 @@
-"""Transfers through shared memory, for large pieces on one machine.
+"""Transfers of large pieces through shared memory, on one machine.
 
 The sender writes a piece into a block of its pool. The first use of a block passes its descriptor along the unix
-socket, later ones its number alone; the receiver returns the block when it has read it. A pool that has not been needed
-for a few seconds is freed, and the receiver unmaps its blocks.
+socket, later uses only its number. The receiver returns the block once it has read the piece. A pool that has not been
+used for a few seconds is freed, and the receiver unmaps its blocks.
 
-The receiver maps what a peer can still write, but never what a peer can shorten: who touches a mapping whose file was
-shortened is ended by SIGBUS.
+The receiver maps only blocks that the peer cannot shorten, because access to a mapping of a shortened file raises
+SIGBUS. The peer can still write to a block.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ _MAX_PEER_BLOCKS = POOL_BYTES // LEAST_BLOCK_BYTES
 
 
 class SharedMemoryPiece(Piece, frozen=True, array_like=True, tag="s"):
-    """The bytes are at the start of the sender's block of this number, whose descriptor comes with its first use."""
+    """The piece is at the start of a block of the sender. The first use of a block passes its descriptor."""
 
     block: int = 0
     block_bytes: int = 0
 
 
 class BlockReturned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """The receiver has read a block of the sender's pool."""
+    """The receiver has read a block of the sender's pool, and returns it."""
 
     block: int
 
 
 class BlockDropped(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """A block of the sender's pool exists no more; its number is not used again."""
+    """A block of the sender's pool was freed. Its number is never used again."""
 
     block: int
 
 
 class SharedMemoryEngine(TransferEngine):
-    """Sends through a pool of its own, and maps the blocks of the peer's."""
+    """Sends pieces through its pool, and maps the blocks of the peer's pool."""
 
     frames = (SharedMemoryPiece, BlockReturned, BlockDropped)
 
-    pool_bytes: int | None = None  # `POOL_BYTES`
-    held_session = -1  # the receiver has asked for this session's pieces, and keeps them in their blocks
+    pool_bytes: int | None = None  # None: `POOL_BYTES`
+    held_session = -1  # the receiver requests this session's pieces, and keeps them in their blocks
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
         self._pool = SharedMemoryPool(self._announce_drop, self.pool_bytes)
         self._peer_blocks: dict[int, mmap.mmap] = {}
-        self._wakes = False  # the receiving thread, to trim the pool
+        self._wakes = False  # whether the receiving thread wakes to trim the pool
 
     @classmethod
     def reaches(cls, socket: FrameSocket) -> bool:
@@ -85,17 +85,17 @@ class SharedMemoryEngine(TransferEngine):
         try:
             with memoryview(block.memory)[:nbytes] as target:
                 contents.write_into(target)
-            block.is_announced = True  # before it is sent: from then on the peer may return it, and others take it
+            block.is_announced = True  # before sending, because the peer may then return it and another thread take it
             piece = SharedMemoryPiece(session, feed, nbytes, more, block.number, block.size)
             self._socket.send(piece, (), None if was_announced else block.descriptor)
-        except BaseException:  # the peer has not got it
+        except BaseException:  # the peer has not received the block
             block.is_announced = was_announced
             self._pool.give_back(block.number)
             raise
 
     def _announce_drop(self, block: SharedMemoryBlock) -> None:
         if block.is_announced:
-            with contextlib.suppress(OSError):  # the channel has ended, and its receiver with it
+            with contextlib.suppress(OSError):  # the channel has ended
                 self._socket.send(BlockDropped(block.number))
 
     # ---- receiving
@@ -115,19 +115,17 @@ class SharedMemoryEngine(TransferEngine):
         if descriptor is not None:
             self._peer_blocks[frame.block] = map_block(descriptor, frame.block_bytes)
             if len(self._peer_blocks) > _MAX_PEER_BLOCKS:
-                raise FrameError(f"more than {_MAX_PEER_BLOCKS} blocks of shared memory")
+                raise FrameError(f"the peer uses more than {_MAX_PEER_BLOCKS} blocks of shared memory")
         memory = self._peer_blocks.get(frame.block)
         if memory is None or frame.nbytes > len(memory):
             raise FrameError(f"block {frame.block} is not known, or too small")
-        number = frame.block
-
-        return memoryview(memory)[: frame.nbytes], partial(self._return, number)
+        return memoryview(memory)[: frame.nbytes], partial(self._return, frame.block)
 
     def _return(self, number: int) -> None:
-        """Gives a block back. It does not block: its caller may be the thread that serves all sessions."""
+        """Return a block to the peer without waiting, because the thread may be one that serves all sessions."""
         with contextlib.suppress(OSError):
             if not self._socket.send_nowait(BlockReturned(number)):
-                # The peer does not read, or a large piece is on its way. There are no more such threads than blocks.
+                # The peer does not read, or a large piece is being sent. There is at most one such thread per block.
                 threading.Thread(target=self._return_later, args=(number,), name="atoll-return", daemon=True).start()
 
     def _return_later(self, number: int) -> None:
@@ -146,14 +144,14 @@ class SharedMemoryEngine(TransferEngine):
 
     def close(self) -> None:
         self._pool.close()
-        self._peer_blocks.clear()  # those that are being read are kept by their readers
+        self._peer_blocks.clear()  # readers hold the blocks that are being read
 
 
 def map_block(descriptor: int, nbytes: int) -> mmap.mmap:
-    """A peer's block, to be read. Raises FrameError where the peer could still shorten it."""
+    """Map a peer's block for reading. Raise FrameError if the peer can still shorten it."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError:  # a file of another kind
+    except OSError:  # not a memfd
         seals = 0
     if not seals & fcntl.F_SEAL_SHRINK:
         raise FrameError("a block of shared memory must be a memfd that is sealed against shrinking")

@@ -1,10 +1,10 @@
-"""A sender's shared memory: memfd blocks that are used again, since fresh memory costs more than the copy into it.
+"""A sender's shared memory: memfd blocks that are reused, because fresh memory costs more than the copy into it.
 
-Nothing in the file system names the blocks, so nothing is left behind whatever process is killed. They are sealed: they
-never become shorter, and the receiver, who maps them, checks that.
+The blocks have no name in the file system, so nothing remains if a process is killed. They are sealed against
+shrinking, and the receiver that maps them checks the seal.
 
-Bounded: `POOL_BYTES` for one pool unless its user says less, or one larger block. A sender waits for a block once that
-much is in use. Blocks that the receiver has asked for, to hold them, are counted apart: `POOL_BYTES` of them.
+Bounded: a pool has `POOL_BYTES` unless its user sets less, or one larger block. A sender waits for a block if that many
+bytes are in use. Blocks that the receiver has requested in order to hold them have a separate bound of `POOL_BYTES`.
 """
 
 from __future__ import annotations
@@ -20,37 +20,35 @@ from dataclasses import dataclass
 POOL_BYTES = 1 << 30
 LEAST_BLOCK_BYTES = 1 << 20
 _WAIT_SECONDS = 60.0
-# A block in use is often on its way back, and to wait for it is cheaper than to touch fresh memory.
+# A block in use is often about to be returned, and waiting for it is cheaper than using fresh memory.
 _RETURN_SECONDS = 0.01
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @dataclass(slots=True, eq=False)
 class SharedMemoryBlock:
-    """`size` bytes, mapped here and in the receiver once that has its descriptor (`is_announced`)."""
+    """A memfd that is mapped here, and in the receiver once that has received the descriptor."""
 
-    number: int  # never used for another block of the pool
-    size: int
+    number: int  # unique in the pool
+    size: int  # bytes
     descriptor: int
     memory: mmap.mmap
-    is_announced: bool = False
-    is_held: bool = False
+    is_announced: bool = False  # whether the receiver has the descriptor
+    is_held: bool = False  # whether the receiver has requested the piece in order to hold the block
 
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """What a pool holds now, and how often a sender has had to wait for a block."""
-
     free_blocks: int
     used_blocks: int
     nbytes: int
-    waits: int
+    waits: int  # how often a sender has waited for a block
 
 
 class SharedMemoryPool:
-    """The blocks of one channel's sender; for any thread.
+    """The blocks of one channel's sender. Safe to use from any thread.
 
-    `on_drop(block)` is called, without the pool's lock, for each block that is freed before the pool is closed.
+    `on_drop(block)` is called without the pool's lock for each block that is freed before the pool is closed.
     """
 
     def __init__(self, on_drop: Callable[[SharedMemoryBlock], None], most_bytes: int | None = None) -> None:
@@ -66,10 +64,10 @@ class SharedMemoryPool:
         self._available = threading.Condition()
 
     def take(self, nbytes: int, is_held: bool = False) -> SharedMemoryBlock:
-        """A block of at least so many bytes, which is the caller's until `give_back`. `is_held`: the receiver has asked
-        for it, and will give it back late.
+        """Return a block of at least `nbytes`, which the caller owns until `give_back`.
 
-        Raises TimeoutError where the receiver gives none back, and BrokenPipeError where the pool is closed.
+        A block `is_held` if the receiver has requested its piece and will return the block late. Raise TimeoutError if
+        the receiver returns no block, and BrokenPipeError if the pool is closed.
         """
         dropped: list[SharedMemoryBlock] = []
         try:
@@ -125,7 +123,7 @@ class SharedMemoryPool:
         return block
 
     def give_back(self, number: int) -> None:
-        """The block may be used again. Numbers that are not in use are ignored: they come from the peer."""
+        """Make a block available again. Ignore numbers that are not in use, because they come from the peer."""
         with self._available:
             block = self._used.pop(number, None)
             if block is not None:
@@ -133,10 +131,10 @@ class SharedMemoryPool:
                     block.is_held = False
                     self._held_bytes -= block.size
                 self._free.append(block)
-                self._available.notify_all()  # they wait for blocks of different sizes
+                self._available.notify_all()  # waiters need different sizes
 
     def trim(self) -> None:
-        """Frees all blocks that are not in use."""
+        """Free all blocks that are not in use."""
         with self._available:
             blocks, self._free = self._free, []
             for block in blocks:
@@ -146,13 +144,13 @@ class SharedMemoryPool:
 
     def _drop(self, block: SharedMemoryBlock) -> SharedMemoryBlock:
         self._bytes -= block.size
-        with contextlib.suppress(BufferError):  # a sender is writing into it: it is freed after that
+        with contextlib.suppress(BufferError):  # a sender is writing into it, and its last view will free it
             block.memory.close()
         os.close(block.descriptor)
         return block
 
     def close(self) -> None:
-        """Frees everything; senders that wait for a block are refused."""
+        """Free all blocks, and fail the senders that wait for one."""
         with self._available:
             self._is_closed = True
             for block in (*self._free, *self._used.values()):

@@ -1,6 +1,6 @@
-"""The simplest kind of transfer: a piece's bytes follow its frame on the socket. It reaches everybody.
+"""The simplest kind of transfer: a piece's bytes follow its frame on the socket. It reaches every peer.
 
-Other kinds can be written after this one.
+It is a model for other kinds.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from atoll.transfers.transfer_engine import Contents, Piece, Received, TransferE
 
 
 class SocketPiece(Piece, frozen=True, array_like=True, tag="p"):
-    """`nbytes` follow."""
+    """The `nbytes` of the piece follow."""
 
 
 class SocketEngine(TransferEngine):
-    """Sends bytes as they are."""
+    """Sends the bytes of pieces along the socket."""
 
     frames = (SocketPiece,)
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
-        self.liveness: Liveness | None = None  # between machines: counts pieces
+        self.liveness: Liveness | None = None  # between machines; counts pieces
 
     def takes(self, contents: Contents) -> bool:
         return True

@@ -1,13 +1,13 @@
-"""Transfers between machines: large pieces go in chunks over a few parallel streams, as far as the receiver has room.
+"""Transfers between machines. A large piece is sent in chunks on a few parallel streams, as the receiver gives credit.
 
-The channel's own connection carries what the two ends say (`stream_frames`) and small pieces; the streams are further
-connections, which the side that dialed opens when bulk is about to be sent. Until they are there, chunks go on the
-channel's own connection.
+The channel's own connection carries the frames of the two ends (`stream_transfers`) and small pieces. Streams are
+further connections, which the side that dialed opens when bulk data is about to be sent. Until they are open, the
+channel's own connection carries chunks as well.
 
-A stream carries chunks in one direction: TLS costs less where a connection is only written to (`wire.tls.one_way`). At
-each of its ends it has one thread. Chunks of a transfer take whichever stream is free, so they come in any order,
-straight into the memory that they are for. A sender is done when the receiver says that all has
-landed: what was lost with a connection is known by name. (The idea is that of GridFTP, and of MPI's rendezvous.)
+A stream carries chunks in one direction, because TLS costs less on a connection that is only written to
+(`wire.tls.one_way`). Each of its ends has one thread. A chunk takes any free stream, so the chunks of a transfer arrive
+in any order, directly in their final memory. A sender is done when the receiver confirms that all chunks have landed,
+so the transfers that a broken connection lost are known. GridFTP and the rendezvous protocol of MPI work alike.
 """
 
 from __future__ import annotations
@@ -25,12 +25,24 @@ from atoll.errors import AtollError, Code, FrameError, Status, StatusError
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Liveness
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
-from atoll.transfers.receive_buffers import ReceiveBuffer, ReceiveBuffers
-from atoll.transfers.send_queue import OnEnd, Outgoing, SendQueue
-from atoll.transfers.stream_frames import CHUNK_BYTES, Chunk, Credit, GivenUp, Landed, MoreStreams, NoRoom, StreamPiece
+from atoll.transfers.stream_transfers import (
+    CHUNK_BYTES,
+    Chunk,
+    Credit,
+    GivenUp,
+    Landed,
+    MoreStreams,
+    NoRoom,
+    OnEnd,
+    Outgoing,
+    ReceiveBuffer,
+    ReceiveBuffers,
+    SendQueue,
+    StreamPiece,
+)
 from atoll.transfers.transfer_engine import Arrivals, Contents, Piece, Received, TransferEngine
 
-# Smaller pieces follow their frame: a round trip costs more.
+# Smaller pieces are sent right after their frame, because a round trip costs more.
 STREAM_THRESHOLD = 256 * 1024
 STREAMS = 2
 MAX_STREAMS = 16
@@ -42,17 +54,17 @@ _CHUNKS = msgspec.msgpack.Decoder(Chunk)
 
 @dataclass(frozen=True)
 class StreamStatistics:
-    """What is under way on a channel now. `streams` are those on which this side sends."""
+    """The transfers of a channel that are under way."""
 
-    streams: int
+    streams: int  # on which this side sends
     sending: int
-    buffer: int
+    buffer: int  # transfers that this side receives
 
 
 class StreamEngine(TransferEngine):
-    """Sends in chunks, over TCP; both directions of one channel.
+    """Sends and receives pieces in chunks on one TCP channel.
 
-    `dial_streams(sends)` is set on the side that dials: it opens streams on which that side sends, or receives.
+    `dial_streams(sends)` is set on the side that dials. It opens streams on which that side sends, or receives.
     """
 
     frames: ClassVar[tuple[type[msgspec.Struct], ...]] = (
@@ -70,18 +82,18 @@ class StreamEngine(TransferEngine):
         self._socket = socket
         self._outgoing = SendQueue(self.chunk_bytes)
         self._receive_buffers = ReceiveBuffers(
-            lambda transfer, chunks: self._say(Credit(transfer, chunks)), self.chunk_bytes
+            lambda transfer, chunks: self._send_nowait(Credit(transfer, chunks)), self.chunk_bytes
         )
         self._arrivals: Arrivals | None = None
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
         self._streams: list[FrameSocket] = []  # on which this side sends
         self._receiving: list[FrameSocket] = []
-        self._writers: set[FrameSocket] = set()  # that have a thread now
+        self._writers: set[FrameSocket] = set()  # streams with a writing thread
         self._asked_for_streams = False
         self._peer_asked = False
         self._closed = False
-        self._to_say: queue.SimpleQueue[msgspec.Struct | None] | None = None
+        self._delayed: queue.SimpleQueue[msgspec.Struct | None] | None = None  # frames for a thread that sends them
         RECEIVE_BUFFERS.open()
         self.dial_streams: Callable[[bool], None] | None = None
         self.liveness: Liveness | None = None
@@ -109,9 +121,9 @@ class StreamEngine(TransferEngine):
             raise failure[0]
 
     def start(self, session: int, feed: int, contents: Contents, more: bool, on_end: OnEnd) -> None:
-        """Sends without waiting: `on_end` is called when the peer has all bytes, or will not get them, on any thread.
+        """Start to send a piece. `on_end` is called on any thread when the peer has all bytes, or will not get them.
 
-        Raises what `send` raises, where that is known at once.
+        Raise what `send` raises if the failure is known at once.
         """
         self._want_streams()
         if self.liveness is not None:
@@ -125,11 +137,11 @@ class StreamEngine(TransferEngine):
                 self._socket.send(piece)
             except OSError as error:
                 if self._outgoing.fail(number, error):
-                    return  # `on_end` was told
+                    return  # `on_end` was called
                 raise
 
     def _write(self, stream: FrameSocket) -> None:
-        """A writing thread: until there has been nothing to write for a while."""
+        """Write chunks until there has been nothing to write for a while. The writing thread of a stream."""
         while True:
             taken = self._outgoing.take(_IDLE_SECONDS, partial(self._is_used, stream))
             if taken is None:
@@ -154,7 +166,7 @@ class StreamEngine(TransferEngine):
             views = contents.slice(start, stop)
         except StatusError as error:
             if self._outgoing.fail(transfer.number, error):
-                self._say_later(GivenUp(transfer.number, error.status.code, error.status.message))
+                self._send_later(GivenUp(transfer.number, error.status.code, error.status.message))
             return
         self._send_chunk(stream, transfer, index, views)
 
@@ -165,7 +177,7 @@ class StreamEngine(TransferEngine):
         return stream is not self._socket or not self._streams
 
     def _start_writers(self) -> None:
-        """The caller has the lock."""
+        """Start the writing threads that do not run. The caller holds the lock."""
         for stream in self._streams or [self._socket]:
             if stream not in self._writers:
                 self._writers.add(stream)
@@ -182,17 +194,16 @@ class StreamEngine(TransferEngine):
         if self.dial_streams is not None:
             self._dial(sends=True)
         else:
-            self._say(MoreStreams())
+            self._send_nowait(MoreStreams())
 
     def _dial(self, sends: bool) -> None:
         assert self.dial_streams is not None
         threading.Thread(target=self.dial_streams, args=(sends,), name="atoll-stream-dial", daemon=True).start()
 
     def run_stream(self, stream: FrameSocket, sends: bool) -> None:
-        """A further connection to the same peer, on which this side only `sends`, or only receives: reads it to its
-        end, which is the channel's end, too.
+        """Use a further connection to the same peer, on which this side only `sends` or only receives.
 
-        Raises FrameError where the peer sends what does not belong there.
+        Read it until it ends, which also ends the channel. Raise FrameError if the peer violates the protocol.
         """
         with self._lock:
             streams = self._streams if sends else self._receiving
@@ -207,7 +218,7 @@ class StreamEngine(TransferEngine):
             while True:
                 frame, _ = stream.read_frame(_CHUNKS)
                 if sends:
-                    raise FrameError("a chunk came against the direction of its stream")
+                    raise FrameError("a chunk arrived on a stream of the other direction")
                 self._read_chunk(stream, frame)
         except EOFError:
             self.abort(ConnectionResetError("a stream of the channel has ended"))
@@ -261,7 +272,7 @@ class StreamEngine(TransferEngine):
         assert self._arrivals is not None
         if self._receive_buffers.drop(piece.transfer) is None:
             return
-        self._say_later(NoRoom(piece.transfer, status.code, status.message))
+        self._send_later(NoRoom(piece.transfer, status.code, status.message))
         self._arrivals.withdraw(piece)
         self._arrivals.fail(piece, status)
 
@@ -279,34 +290,36 @@ class StreamEngine(TransferEngine):
 
     def _chunk_landed(self, buffer: ReceiveBuffer, index: int) -> None:
         if self._receive_buffers.landed(buffer, index, self._deliver):
-            self._say(Landed(buffer.piece.transfer))
+            self._send_nowait(Landed(buffer.piece.transfer))
 
     def _deliver(self, piece: StreamPiece, delivery: tuple[Any, bool, Callable[[], None]]) -> None:
         assert self._arrivals is not None
         content, more, done = delivery
         self._arrivals.take(Piece(piece.session, piece.feed, piece.nbytes, more), content, done)
 
-    # ---- what is said
+    # ---- small frames
 
-    def _say(self, frame: msgspec.Struct) -> None:
-        """Sends a small frame without waiting for the peer. Any thread, such as one that serves all sessions."""
+    def _send_nowait(self, frame: msgspec.Struct) -> None:
+        """Send a small frame without waiting for the peer, because the thread may be one that serves all sessions."""
         try:
-            if self._to_say is None and self._socket.send_nowait(frame):
+            if self._delayed is None and self._socket.send_nowait(frame):
                 return
         except OSError:
             return  # the channel has ended
-        self._say_later(frame)
+        self._send_later(frame)
 
-    def _say_later(self, frame: msgspec.Struct) -> None:
+    def _send_later(self, frame: msgspec.Struct) -> None:
         with self._lock:
             if self._closed:
                 return
-            if self._to_say is None:
-                self._to_say = queue.SimpleQueue()
-                threading.Thread(target=self._speak, args=(self._to_say,), name="atoll-stream-say", daemon=True).start()
-            self._to_say.put(frame)
+            if self._delayed is None:
+                self._delayed = queue.SimpleQueue()
+                threading.Thread(
+                    target=self._send_delayed, args=(self._delayed,), name="atoll-stream-say", daemon=True
+                ).start()
+            self._delayed.put(frame)
 
-    def _speak(self, frames: queue.SimpleQueue[msgspec.Struct | None]) -> None:
+    def _send_delayed(self, frames: queue.SimpleQueue[msgspec.Struct | None]) -> None:
         while (frame := frames.get()) is not None:
             try:
                 self._socket.send(frame)
@@ -316,14 +329,14 @@ class StreamEngine(TransferEngine):
     # ---- the end
 
     def sockets(self) -> list[FrameSocket]:
-        """All connections of the channel."""
+        """Return all connections of the channel."""
         return [self._socket, *self._streams, *self._receiving]
 
     def is_busy(self) -> bool:
         return bool(len(self._outgoing) or len(self._receive_buffers))
 
     def abort(self, error: BaseException) -> None:
-        """The channel's connections end, and with them all transfers, by `error`."""
+        """End the channel's connections, and fail all transfers with `error`."""
         self._outgoing.close(error)
         for socket in self.sockets():
             socket.shut_down()
@@ -337,8 +350,8 @@ class StreamEngine(TransferEngine):
                 return
             self._closed = True
             streams = [*self._streams, *self._receiving]
-            if self._to_say is not None:
-                self._to_say.put(None)
+            if self._delayed is not None:
+                self._delayed.put(None)
         for stream in streams:
             stream.shut_down()
         self._outgoing.close(BrokenPipeError("the channel is closed"))
@@ -352,4 +365,4 @@ def _code(code: int) -> Code:
     try:
         return Code(code)
     except ValueError:
-        raise FrameError(f"{code} is no status") from None
+        raise FrameError(f"{code} is not a status code") from None

@@ -1,6 +1,6 @@
-"""The kinds of transfer, in the order in which a channel asks them whether they take a piece.
+"""The kinds of transfer. A channel sends a piece using the first kind that takes it.
 
-A kind is one file with its engine and its frames (see `transfers.transfer_engine`), and one line here.
+To add a kind, write one file with its engine and its frames (see `transfers.transfer_engine`), and add a line here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAMES = (
     "atoll.transfers.socket_engine:SocketEngine",
 )
 KINDS: tuple[type[TransferEngine], ...] = tuple(map(resolve_name, _NAMES))
-# For a receiver that serves one client alone, who can then hurt only itself: it maps files instead of reading them.
+# For a receiver that serves only one client: it maps files instead of reading them, and a client can harm only itself.
 ONE_CLIENT_KINDS: tuple[type[TransferEngine], ...] = tuple(
     MappedFileEngine if kind is FileEngine else kind for kind in KINDS
 )

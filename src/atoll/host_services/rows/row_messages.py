@@ -19,8 +19,8 @@ from atoll.ir import plan as p
 from atoll.ir.exchange import common, relative
 from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan, groups_of
 from atoll.ir.types import Box, Shape
-from atoll.transfers.copies import copy_all
 from atoll.transfers.dtypes import numpy_dtype
+from atoll.transfers.host_memory import copy_all
 from atoll.transfers.receive_buffer_pool import Range
 
 Array = np.ndarray[Any, Any]

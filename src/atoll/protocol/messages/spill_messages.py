@@ -50,7 +50,7 @@ class SpillReply(Message, frozen=True, tag=161):
 class SendSpilled(Message, frozen=True, tag=162):
     """Deliver pieces as feeds: (piece, feed, to which hosts). The pieces stay.
 
-    They are needed together, by a launch of this number: see `transfers.receive_window`.
+    They are needed together, by a launch of this number: see `transfers.inbox`.
     """
 
     session: int

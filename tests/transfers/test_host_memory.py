@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.transfers.copies import copy, copy_all
+from atoll.transfers.host_memory import copy, copy_all
 
 
 class Numbers:
