@@ -69,13 +69,13 @@ def line_of(function: Callable[..., Any], text: str) -> int:
 
 
 CASES = [
-    (python, tf.errors.InvalidArgumentError, "EagerPyFunc", "tf.py_function", "Python cannot run inside a compiled"),
-    (strings, tf.errors.InvalidArgumentError, "AsString", "as_string", "are for the input pipeline"),
-    (prints, tf.errors.InvalidArgumentError, "StringFormat", "tf.print", "Print what the function returns"),
-    (dataset, tf.errors.InvalidArgumentError, "RangeDataset", "Dataset.range", "give the function its batches"),
-    (iterator, tf.errors.InvalidArgumentError, "IteratorGetNext", "next(BATCHES)", "give the function its batches"),
+    (python, tf.errors.InvalidArgumentError, "EagerPyFunc", "tf.py_function", "compiled function cannot run Python"),
+    (strings, tf.errors.InvalidArgumentError, "AsString", "as_string", "Use strings and files in the input pipeline"),
+    (prints, tf.errors.InvalidArgumentError, "StringFormat", "tf.print", "Return the value from the function"),
+    (dataset, tf.errors.InvalidArgumentError, "RangeDataset", "Dataset.range", "pass its batches to the function"),
+    (iterator, tf.errors.InvalidArgumentError, "IteratorGetNext", "next(BATCHES)", "pass its batches to the function"),
     (table, tf.errors.InvalidArgumentError, "LookupTableFindV2", "TABLE.lookup", "tf.gather"),
-    (shape, tf.errors.InvalidArgumentError, "Fill", "tf.zeros", "its input 0 is a shape"),
+    (shape, tf.errors.InvalidArgumentError, "Fill", "tf.zeros", "its input 0 (such as a shape"),
     (mask, tf.errors.UnimplementedError, "GatherV2", "boolean_mask", "the shape of its result 0"),
     (grows, tf.errors.UnimplementedError, "", "tf.TensorArray", "tf.TensorArray(dtype, size=n)"),
 ]
@@ -102,7 +102,7 @@ def test_strings_as_results_and_as_variables_are_refused():
 
 def test_ragged_and_sparse_tensors_are_refused():
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    with pytest.raises(tf.errors.UnimplementedError, match="RaggedTensor: XLA has dense tensors only"):
+    with pytest.raises(tf.errors.UnimplementedError, match="RaggedTensor, but XLA has only dense tensors"):
         atf.function(lambda x: x)(ragged)
     with pytest.raises(tf.errors.UnimplementedError, match="returns a SparseTensor"):
         atf.function(lambda x: tf.sparse.from_dense(x))(X)

@@ -52,7 +52,7 @@ def test_a_rule_may_be_a_function_of_the_variable(square: Mesh):
     ("spec", "message"),
     [
         (P("data", None, None), r"the variable 'kernel' has the shape \(4, 3\), and .* names 3 axes"),
-        (P("rows"), r"names the axis 'rows', and the mesh has \('data', 'model'\)"),
+        (P("rows"), r"names the axis 'rows', but the mesh has \('data', 'model'\)"),
         (P(None, "model"), r"its axis 1 cannot be cut into 2 equal parts"),
         (P(("data", "model"), "model"), r"its axis 1 cannot be cut into 2 equal parts"),
     ],
@@ -63,7 +63,7 @@ def test_a_spec_that_does_not_fit_names_the_variable_and_why(square: Mesh, spec:
 
 
 def test_what_is_no_partition_spec_is_refused(square: Mesh):
-    with pytest.raises(TypeError, match=r"has to be a jax.sharding.PartitionSpec"):
+    with pytest.raises(TypeError, match=r"must be a jax.sharding.PartitionSpec"):
         tensorflow_shardings.variable_specs([variable("kernel", 4, 4)], {"kernel": "model"}, square)
 
 

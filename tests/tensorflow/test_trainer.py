@@ -95,7 +95,7 @@ def test_an_exception_in_a_callback_leaves_the_model_with_what_was_trained(mesh:
 
 
 def test_what_is_no_keras_model_or_runs_eagerly_is_refused(mesh: Mesh):
-    with pytest.raises(TypeError, match=r"a keras.Model is wanted"):
+    with pytest.raises(TypeError, match=r"expected a keras.Model"):
         atf.Trainer(keras.layers.Dense(2), mesh=mesh)
     eager = model()
     eager.run_eagerly = True

@@ -1,20 +1,20 @@
-"""TensorFlow as a front end: a `tf.function` or a Keras model, compiled by XLA, on JAX's devices::
+"""TensorFlow as a front end: run a `tf.function` or a Keras model, compiled by XLA, on JAX's devices::
 
     import tensorflow as tf
     from atoll import tensorflow as atf
 
-    step = atf.function(train_step, mesh=mesh)  # forward, tape.gradient and optimizer.apply_gradients in one
-    for x, y in dataset:  # a tf.data.Dataset, or whatever else gives batches
-        loss = step(x, y)  # a jax.Array, at once
-    step.variables.write_back()  # the tf.Variables have the trained values
+    step = atf.function(train_step, mesh=mesh)  # forward, tape.gradient and optimizer.apply_gradients together
+    for x, y in dataset:  # a tf.data.Dataset, or any other iterable of batches
+        loss = step(x, y)  # returns a jax.Array without waiting for it
+    step.variables.write_back()  # assign the trained values to the tf.Variables
 
-    trainer = atf.Trainer(model, mesh=mesh)  # a compiled Keras model, with Keras' own fit
+    trainer = atf.Trainer(model, mesh=mesh)  # trains a compiled Keras model with Keras' own fit
     trainer.fit(dataset, epochs=3)
 
-A function's variables live on the mesh as sharded arrays: a call takes their values and gives new ones, as a
-functional program does, and the old ones' memory is donated. The devices are JAX's, on Atoll and on stock JAX alike.
+A function's variables are sharded arrays on the mesh. A call computes new values from their values, as a functional
+program does, and donates the memory of the old values. The devices are JAX's, with Atoll or with stock JAX.
 
-The package needs the extra `[tensorflow]`. Inside it `import tensorflow` is TensorFlow's own package.
+The package needs the extra `[tensorflow]`. Inside the package, `import tensorflow` imports TensorFlow itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What XLA cannot compile, in TensorFlow's terms: a `tf.errors.OpError` that names the op and the user's line.
+"""Errors for ops that XLA cannot compile: a `tf.errors.OpError` that names the op and the user's line.
 
-TensorFlow's compiler says it in a ValueError with the op's stack trace in its text. Some it does not say at all: those
-are looked for here, before and after.
+TensorFlow's compiler raises a ValueError whose text contains the op's stack trace. It does not report some ops at all,
+so this module checks for them before and after the compilation.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>[
 _UNSUPPORTED = re.compile(r"(?P<op>\w+) \(No registered '\w+' OpKernel for XLA_\w+ devices")
 _CONSTANT = re.compile(r"Input (?P<input>\d+) to node `[^`]*` with op (?P<op>\w+) must be a compile-time constant")
 _NOISE = re.compile(r"\s*(tf2xla conversion failed while converting|Run with TF_DUMP_GRAPH_PREFIX).*", re.DOTALL)
-# Frames below these directories are not the user's.
+# Files below these directories are not the user's code.
 _LIBRARIES = tuple(
     os.path.dirname(str(module.__file__)) + os.sep for module in (tf, keras, sys.modules[__package__ or __name__])
 )
 _ADVICE = (
-    ("Print|StringFormat", "print what the function returns"),
-    ("PyFunc", "Python cannot run inside a compiled function: call it in the input pipeline, or on what is returned"),
-    ("Dataset|Iterator", "iterate over the tf.data.Dataset outside, and give the function its batches"),
-    ("String|_Retval|AsString|Regex|Unicode|ReadFile|Decode", "strings and files are for the input pipeline (tf.data)"),
-    ("Lookup|HashTable", "look up in the input pipeline (tf.data), or keep the table as a dense tensor and tf.gather"),
-    ("Summary", "write summaries of what the function returns"),
+    ("Print|StringFormat", "return the value from the function and print it outside"),
+    ("PyFunc", "a compiled function cannot run Python: call it in the input pipeline, or on the function's results"),
+    ("Dataset|Iterator", "iterate over the tf.data.Dataset outside, and pass its batches to the function"),
+    ("String|_Retval|AsString|Regex|Unicode|ReadFile|Decode", "use strings and files in the input pipeline (tf.data)"),
+    ("Lookup|HashTable", "look up in the input pipeline (tf.data), or keep the table as a dense tensor for tf.gather"),
+    ("Summary", "return the values from the function and write summaries outside"),
 )
 
 
 def translated(error: Exception, name: str) -> tf.errors.OpError:
-    """The error for what TensorFlow's compiler said of the function `name`."""
+    """Return the OpError for an error of TensorFlow's compiler about the function `name`."""
     text = str(error)
     if (quoted := re.match(r"Failed getting HLO text: '(.*)'\s*$", text, re.DOTALL)) is not None:
         text = quoted[1]
@@ -50,7 +50,7 @@ def translated(error: Exception, name: str) -> tf.errors.OpError:
         return tf.errors.InvalidArgumentError(None, None, f"{said}. {_advice(op)}\n{text}")
     if (constant := _CONSTANT.search(text)) is not None:
         op, number = constant["op"], constant["input"]
-        why = f"its input {number} is a shape, an axis or the like, and is known only when the function runs"
+        why = f"its input {number} (such as a shape or an axis) must be constant, but depends on values at run time"
         return tf.errors.InvalidArgumentError(
             None, None, f"XLA cannot compile the op {op} in {name}{_at(frames)}: {why}\n{text}"
         )
@@ -59,7 +59,7 @@ def translated(error: Exception, name: str) -> tf.errors.OpError:
 
 
 def check_captures(traced: Any, captures: Sequence[Any], name: str) -> None:
-    """Refuses captured resources that are no variables (tables, iterators), and variables that no device can hold."""
+    """Raise OpError for captured resources other than variables (tables, iterators) and for variables of strings."""
     for capture in captures:
         if isinstance(capture, tf.Variable):
             if capture.dtype == tf.string:
@@ -72,13 +72,13 @@ def check_captures(traced: Any, captures: Sequence[Any], name: str) -> None:
             raise tf.errors.InvalidArgumentError(
                 op and op.node_def,
                 op,
-                f"XLA cannot compile {what} in {name}: it uses a {capture.dtype.name} that is no variable. "
+                f"XLA cannot compile {what} in {name}: it uses a {capture.dtype.name} that is not a variable. "
                 f"{_advice(op.type if op is not None else '')}",
             )
 
 
 def check_lists(traced: Any, name: str) -> None:
-    """Refuses a list that grows from nothing: XLA would give it room for no element, and say nothing."""
+    """Raise OpError for a tf.TensorArray that grows from size 0: XLA would silently allocate no elements for it."""
     ops = list(_all_ops(traced))
     if any(op.type == "TensorListSetItem" and op.get_attr("resize_if_index_out_of_bounds") for op in ops):
         for op in ops:
@@ -86,8 +86,8 @@ def check_lists(traced: Any, name: str) -> None:
                 raise tf.errors.UnimplementedError(
                     op.node_def,
                     op,
-                    f"XLA cannot compile {name}: the tf.TensorArray{_at(_frames(op))} grows while it is written. Give "
-                    "it its size: tf.TensorArray(dtype, size=n)",
+                    f"XLA cannot compile {name}: the tf.TensorArray{_at(_frames(op))} grows while it is written. Set "
+                    "its size: tf.TensorArray(dtype, size=n)",
                 )
 
 
@@ -99,7 +99,7 @@ def check_results(traced: Any, name: str) -> None:
 
 
 def unsupported_result(traced: Any, number: int, name: str) -> tf.errors.OpError:
-    """The error for a result, or a variable, whose shape is known only when it runs."""
+    """Return the error for a result or a variable whose shape depends on values."""
     which, made = "a variable that it assigns", None
     if number < len(traced.outputs):
         which, made = f"its result {number}", _maker(traced, traced.outputs[number])
@@ -108,12 +108,12 @@ def unsupported_result(traced: Any, number: int, name: str) -> tf.errors.OpError
         made and made.node_def,
         made,
         f"XLA cannot compile {name}: the shape of {which}{by} depends on values (tf.boolean_mask, tf.unique, tf.where "
-        "with one argument). Give it a fixed shape: mask with tf.where(condition, x, 0), or pad",
+        "with one argument). Use a fixed shape: mask with tf.where(condition, x, 0), or pad",
     )
 
 
 def _maker(traced: Any, tensor: Any) -> Any:
-    """The op that made a result, behind the identities and calls that hand it out."""
+    """Return the op that made a result, seen through identities and function calls."""
     op = tensor.op
     while op.type in ("Identity", "PartitionedCall", "StatefulPartitionedCall"):
         if op.type == "Identity":
@@ -128,10 +128,10 @@ def _maker(traced: Any, tensor: Any) -> Any:
 
 
 def _user_of(traced: Any, capture: Any) -> Any:
-    """The first op that takes a captured tensor, in whatever inner function."""
+    """Return the first op that uses a captured tensor, seen through function calls, or None."""
     for outside, inside in zip(traced.captured_inputs, traced.inputs[-len(traced.captured_inputs) :], strict=True):
         if outside is capture:
-            for _ in range(64):  # functions in functions
+            for _ in range(64):  # bounds the depth of nested functions
                 users = inside.consumers()
                 if not users:
                     return None
@@ -143,7 +143,7 @@ def _user_of(traced: Any, capture: Any) -> Any:
 
 
 def _function_graph(op: Any) -> Any:
-    """The graph of the function that a call's op calls; None for other ops."""
+    """Return the graph of the function that a call op calls; None for other ops."""
     if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return None
     called = op.graph._get_function(op.get_attr("f").name)
@@ -151,7 +151,7 @@ def _function_graph(op: Any) -> Any:
 
 
 def _all_ops(traced: Any) -> Iterator[Any]:
-    """All ops, those of inner functions and of the bodies of loops and branches, too."""
+    """Yield all ops, including those in inner functions, loops and branches."""
     graphs, seen = [traced.graph], set[str]()
     while graphs:
         graph = graphs.pop()
@@ -170,12 +170,12 @@ def _frames(op: Any) -> list[tuple[str, int, str]]:
 
 
 def _path(said: str) -> str:
-    """TensorFlow leaves the first slash out."""
+    """Return an absolute path. TensorFlow omits the first slash."""
     return said if os.path.exists(said) or not os.path.exists(f"/{said}") else f"/{said}"
 
 
 def _at(frames: Sequence[tuple[str, int, str]]) -> str:
-    """Where the user's own code made it: the innermost frame outside of the libraries."""
+    """Return the text for the innermost frame outside the libraries, or "" if there is no such frame."""
     for file, line, where in reversed(frames):
         if not file.startswith(_LIBRARIES) and os.path.exists(file):
             code = linecache.getline(file, line).strip()

@@ -1,8 +1,8 @@
-"""`function`: a `tf.function` whose calls run on a mesh, and whose variables are arrays there.
+"""`function`: a `tf.function` that runs on a mesh, with its variables as arrays on the mesh.
 
-A call is one compiled function from the variables' values and the arguments to results and new values; whatever
-assigns variables inside it, such as a whole step of training, needs no second one. Shapes, dtypes and Python values of
-the arguments choose the compiled function, by the rules of `tf.function`.
+A call runs one compiled function that computes results and new values of variables from the arguments and the old
+values. This includes all assignments in the function, such as a whole training step. The shapes, dtypes and Python
+values of the arguments select the compiled function, by the rules of `tf.function`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from atoll.tensorflow import primitive, stablehlo
-from atoll.tensorflow.tensorflow_lowering import Lowered, lower
+from atoll.tensorflow import stablehlo
+from atoll.tensorflow.tensorflow_lowering import Lowered, bind, lower
 from atoll.tensorflow.tensorflow_shardings import Rule, batch_sharding
 from atoll.tensorflow.variables import Variables
 
 
 @dataclass(frozen=True)
 class _Constant:
-    """An argument that is no tensor: a Python value, a tf.Variable, or an object such as a model, by its identity."""
+    """An argument other than a tensor: a Python value, a tf.Variable, or an object such as a model, by identity."""
 
     kind: type
     value: Any
@@ -37,9 +37,7 @@ class _Constant:
             value = leaf.ref() if isinstance(leaf, tf.Variable) else leaf
             hash(value)
         except TypeError:
-            raise TypeError(
-                f"an argument is neither a tensor nor hashable, as a constant has to be: {leaf!r}"
-            ) from None
+            raise TypeError(f"an argument must be a tensor or hashable, got {leaf!r}") from None
         return cls(type(leaf), value)
 
     def get(self) -> Any:
@@ -48,18 +46,20 @@ class _Constant:
 
 @dataclass(frozen=True, eq=False)
 class Functional:
-    """The function for arguments of given shapes, without its state: for `atoll.program`, `jax.jit` and the like.
+    """A function without state for arguments of given shapes, for use in `atoll.program`, `jax.jit` and similar::
 
         state = dict(step.variables)
         results, state = functional(state, x, y)
 
-    Takes a dict of all variables' values by name, and gives one of their new values. `arguments` are arrays alone, in
-    the order of `jax.tree.leaves((args, kwargs))`. A learning rate is what `state` says, not the tf.Variable.
+    `state` is a dict of all variables' values by name; the call returns a new one. `arguments` are only the arrays, in
+    the order of `jax.tree.leaves((args, kwargs))`. Settable variables, such as a learning rate, are also read from
+    `state`, not from the tf.Variable.
 
     Attributes:
-      assigned, kept: Names of the variables that it assigns, whose values are donated (unless the function was made
-        with `donate=False`), and of those that it only reads.
-      shardings: Where the arguments are to be.
+      assigned: Names of the variables that the function assigns. A call donates their values, unless the function was
+        made with `donate=False`.
+      kept: Names of the variables that the function only reads.
+      shardings: The shardings of the arguments.
     """
 
     assigned: tuple[str, ...]
@@ -79,16 +79,16 @@ class Functional:
         return results
 
     def as_text(self) -> str:
-        """Its StableHLO."""
+        """Return the function's StableHLO as text."""
         return stablehlo.text(self.lowered.module)
 
 
 class Function:
-    """What `function` gives. A call does not wait. Its results are of the type `jax.Array`, and of TensorFlow's dtypes.
+    """A TensorFlow function on a mesh, made by `function`. Calls are asynchronous and return a `jax.Array` per tensor.
 
-    Raises what the function raises while it is traced, `tf.errors.OpError` with op and line for what XLA cannot
-    compile, and `jax.errors.JaxRuntimeError` for what fails on the devices. After the latter, `variables.load()` begins
-    again from the values of the tf.Variables.
+    The results have TensorFlow's dtypes. A call raises the function's own exceptions during tracing. It raises
+    `tf.errors.OpError`, with the op and the user's line, if XLA cannot compile an op, and `jax.errors.JaxRuntimeError`
+    if devices fail. After such a failure, call `variables.load()` to restart from the values of the tf.Variables.
     """
 
     def __init__(self, call: Callable[..., Any], variables: Variables, batch: Any, donate: bool) -> None:
@@ -97,7 +97,7 @@ class Function:
         self.variables = variables
         self.batch = batch
         self.donate = donate
-        self._lowered: dict[Any, Lowered] = {}  # by signature; shared with other replicas
+        self._lowered: dict[Any, Lowered] = {}  # by signature; shared by all replicas (see `on`)
         self._traced: dict[Any, Functional] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,28 +112,28 @@ class Function:
         return functional.lowered.structure(results)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method its first argument is the object."""
+        """Bind the function to an object if it is used as a method."""
         return self if instance is None else partial(self, instance)
 
     def on(self, variables: Variables) -> Function:
-        """The same function for another replica of its variables, on that one's mesh; traced once for all of them."""
+        """Return this function for another replica of its variables, on that replica's mesh. Traces are shared."""
         other = Function(self._call, variables, self.batch, self.donate)
         other.__name__ = self.__name__
         other._lowered = self._lowered
         return other
 
     def functional(self, *args: Any, **kwargs: Any) -> Functional:
-        """The function without its state, for such arguments; a `tf.TensorSpec` stands for a tensor."""
+        """Return the function without state for arguments like these. A `tf.TensorSpec` can replace a tensor."""
         return self._prepare(args, kwargs)[0]
 
     def write_back(self) -> None:
-        """`variables.write_back()`."""
+        """Call `variables.write_back()`."""
         self.variables.write_back()
 
     def _prepare(self, args: Any, kwargs: Any) -> tuple[Functional, list[Any]]:
         if tf.inside_function():
             raise tf.errors.FailedPreconditionError(
-                None, None, f"{self.__name__} runs on a mesh of JAX: call it eagerly, not inside a tf.function"
+                None, None, f"{self.__name__} runs on a JAX mesh: call it eagerly, not inside a tf.function"
             )
         leaves, structure = jax.tree.flatten((args, kwargs))
         signature = tuple(_spec(each) if _is_tensor(each) else _Constant.of(each) for each in leaves)
@@ -176,7 +176,7 @@ class Function:
         return Functional(assigned, kept, tuple(shardings), lowered, jitted)
 
     def _batch_specs(self, arguments: Any, signature: tuple[Any, ...]) -> list[PartitionSpec | None]:
-        """One for each array among the arguments."""
+        """Return one spec per array among the arguments."""
         if self.batch is None or isinstance(self.batch, PartitionSpec):
             return [self.batch for each in signature if isinstance(each, tf.TensorSpec)]
         args, kwargs = arguments
@@ -198,31 +198,32 @@ def function(
     batch: PartitionSpec | tuple[Any, ...] | None = None,
     donate: bool = True,
 ) -> Any:
-    """Makes a TensorFlow function run on a mesh; also as a decorator, with or without arguments.
+    """Make a TensorFlow function run on a mesh. Usable as a decorator, with or without arguments.
 
     Args:
       call: A `tf.function`, a Keras model or layer, or a Python function of tensors.
-      mesh: The devices; all of them, as the axis `data`, without one.
-      variables: Those of another function, to share them; in place of `mesh` and `shardings`.
-      shardings: How variables are cut over the mesh: a dict from regular expressions, searched for in their names, to
-        PartitionSpecs, or a function of the `tf.Variable`. Optimizer slots follow their variables; others are whole.
-      batch: The PartitionSpec of the arguments, or a tuple with one for each (or a structure of them). Without it, an
-        argument's rows are cut over the mesh's first axis where they divide evenly; what is not stays whole.
-      donate: Whether a call takes the memory of the values that it replaces.
+      mesh: The mesh to run on. Default: all devices, with the axis `data`.
+      variables: The variables of another function, to share them. Replaces `mesh` and `shardings`.
+      shardings: The shardings of variables: a dict from regular expressions, which are searched for in the variables'
+        names, to PartitionSpecs, or a function of the `tf.Variable`. Optimizer slots without a rule follow their
+        variables; other variables without a rule are replicated.
+      batch: The PartitionSpec of all arguments, or a tuple with a spec (or a structure of specs) per argument. Default:
+        the rows of an argument are cut along the mesh's first axis if they divide evenly, otherwise it is replicated.
+      donate: Whether a call donates the memory of the values that it replaces.
     """
     if variables is not None and (mesh is not None or shardings is not None):
-        raise ValueError("variables= has a mesh and shardings of its own: leave mesh= and shardings= out")
+        raise ValueError("variables= has its own mesh and shardings: omit mesh= and shardings=")
     if call is None:
         return partial(function, mesh=mesh, variables=variables, shardings=shardings, batch=batch, donate=donate)
     if not callable(call):
-        raise TypeError(f"a tf.function, a Keras model or a Python function is wanted, not {call!r}")
+        raise TypeError(f"expected a tf.function, a Keras model or a Python function, got {call!r}")
     return Function(call, variables if variables is not None else Variables(mesh, shardings), batch, donate)
 
 
 def _run(lowered: Lowered, names: list[str], assigned: tuple[str, ...], own: Any, kept: Any, arguments: Any) -> Any:
     values, others = dict(zip(assigned, own, strict=True)), iter(kept)
     captured = [values[name] if name in values else next(others) for name in names]
-    return primitive.call(lowered, arguments, captured)
+    return bind(lowered, arguments, captured)
 
 
 def _named(call: Any, name: str) -> Any:
@@ -239,11 +240,11 @@ def _is_tensor(leaf: Any) -> bool:
 def _spec(leaf: Any) -> tf.TensorSpec:
     if isinstance(leaf, tf.TensorSpec):
         if not leaf.shape.is_fully_defined():
-            raise ValueError(f"XLA compiles for arrays of a known shape, and an argument is {leaf}")
+            raise ValueError(f"XLA requires arguments with static shapes, got {leaf}")
         return leaf
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise tf.errors.UnimplementedError(
-            None, None, f"an argument is a {type(leaf).__name__}: XLA has dense tensors only; give .to_tensor() of it"
+            None, None, f"an argument is a {type(leaf).__name__}, but XLA has only dense tensors: pass .to_tensor()"
         )
     try:
         dtype = tf.as_dtype(leaf.dtype)

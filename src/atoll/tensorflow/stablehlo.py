@@ -1,7 +1,7 @@
-"""What tf2xla gives, as StableHLO that every JAX backend takes, and what it says of parameters and results.
+"""Converts the HLO of tf2xla to StableHLO that every JAX backend accepts, and extracts its parameters and results.
 
-HLO has a few operations for which StableHLO has none; MLIR's importer leaves them in XLA's own dialect `mhlo`, which no
-serialized program may have.
+StableHLO lacks a few operations of HLO. MLIR's importer leaves these in XLA's own dialect `mhlo`, which serialized
+programs must not contain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.extend.mlir import hlo_to_stablehlo
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-# Of one operand, and the same under the same name in the dialect that JAX itself uses.
+# Operations with one operand that CHLO, the dialect that JAX uses, defines under the same names.
 _IN_CHLO = frozenset(f"mhlo.{name}" for name in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "sinh"))
 _DTYPES = {
     "i1": np.bool_,
@@ -41,14 +41,14 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Module:
-    """A module whose function is `main`.
+    """A module with the function `main`.
 
     Attributes:
-      code: MLIR's bytes.
-      parameters: How many.
-      results: Their types; None for one whose shape is known only when it runs.
-      aliases: For each result that is the new value of a parameter: which one.
-      dynamic: An operation whose shape is known only when it runs, as MLIR's text; "" where there is none.
+      code: MLIR bytecode.
+      parameters: The number of parameters.
+      results: Types of the results; None for a result with a dynamic shape.
+      aliases: Maps each result that is the new value of a parameter to that parameter.
+      dynamic: The text of an operation with a dynamic shape; "" if all shapes are static.
     """
 
     code: bytes
@@ -59,7 +59,7 @@ class Module:
 
 
 def from_hlo(hlo: bytes) -> Module:
-    """Takes a serialized HloModuleProto. Raises ValueError that names operations which StableHLO does not have."""
+    """Convert a serialized HloModuleProto. Raise ValueError if StableHLO lacks some of its operations."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(hlo_to_stablehlo(hlo))
         ops = list(_operations(module))
@@ -82,7 +82,7 @@ def from_hlo(hlo: bytes) -> Module:
 
 
 def text(code: bytes) -> str:
-    """The module as MLIR's text."""
+    """Return the MLIR text of a module's bytecode."""
     with mlir.make_ir_context():
         return str(ir.Module.parse(code))
 
@@ -128,7 +128,7 @@ def _aliases(module: ir.Module) -> dict[int, int]:
         return {}
     found = {}
     for entry in map(ir.DictAttr, ir.ArrayAttr(attributes["mhlo.input_output_alias"])):
-        index = list(ir.DenseI64ArrayAttr(entry["output_index"])) or [0]  # a single result is no tuple
+        index = list(ir.DenseI64ArrayAttr(entry["output_index"])) or [0]  # empty for a single result
         found[index[0]] = ir.IntegerAttr(ir.DictAttr(entry["alias"])["parameter_number"]).value
     return found
 

@@ -1,10 +1,11 @@
-"""A TensorFlow function as StableHLO, with the variables that it reads and assigns.
+"""Lowers a TensorFlow function to StableHLO, with the variables that it reads and assigns, and binds it in JAX.
 
-TensorFlow's own compiler (tf2xla) makes a captured variable a parameter, and one that was assigned a result, too; its
-table of aliases says which result belongs to which parameter. So the program is functional, whatever the function did
-to its variables: batch statistics, optimizer slots, counters and the states of random generators are all alike.
+TensorFlow's compiler (tf2xla) turns each captured variable into a parameter, and each assigned variable also into a
+result. Its table of aliases maps these results to parameters. So the program is functional for every kind of variable:
+batch statistics, optimizer slots, counters and states of random generators.
 
-Invariant: parameters are the arguments, then the captures, in order; results are the function's, then the variables'.
+Invariant: the parameters are the arguments, then the captures, in order. The results are the function's own results,
+then the values of the assigned variables.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
 
 from atoll.tensorflow import stablehlo
 from atoll.tensorflow.compile_errors import (
@@ -26,20 +31,20 @@ from atoll.tensorflow.compile_errors import (
     unsupported_result,
 )
 
-_INLINED_ELEMENTS = 128  # of a captured tensor; more are no shape, no list of axes, nothing that XLA has to know
+_INLINED_ELEMENTS = 128  # a captured tensor with more elements is no shape or list of axes, so it stays a parameter
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A function for arguments of given shapes.
+    """A function that is lowered for arguments of given shapes.
 
     Attributes:
-      name: The function's.
-      module: StableHLO, as MLIR's bytes; its function is `main`.
-      captures: For each parameter after the arguments, the `tf.Variable`, or the tensor, whose value it takes.
-      written: For each result after the function's own, the place in `captures` of the variable that it assigns.
-      avals: The function's own results.
-      structure: Puts the function's results, in order, back into the structure that it returned.
+      name: The function's name.
+      module: MLIR bytecode of a StableHLO module with the function `main`.
+      captures: The `tf.Variable` or tensor of each parameter after the arguments.
+      written: For each result after the function's own, the index in `captures` of the variable that it assigns.
+      avals: Types of the function's own results.
+      structure: Rebuilds the structure that the function returned from its own results.
     """
 
     name: str
@@ -51,12 +56,12 @@ class Lowered:
 
 
 def lower(function: Callable[..., Any], name: str, specs: Sequence[tf.TensorSpec]) -> Lowered:
-    """Traces `function(*tensors)` and compiles it to StableHLO; variables that it creates have their first values then.
+    """Trace `function(*tensors)` and compile it to StableHLO. Tracing also initializes variables that it creates.
 
-    Raises what the function raises while it is traced, as `tf.function` does; tf.errors.InvalidArgumentError or
-    UnimplementedError, with op and line, for what XLA cannot compile.
+    Raises the function's own exceptions during tracing, as `tf.function` does. Raises tf.errors.InvalidArgumentError or
+    UnimplementedError, with the op and the user's line, if XLA cannot compile an op.
     """
-    shape: list[Any] = []  # of what the function returned
+    shape: list[Any] = []  # the structure that the function returned, and which of its leaves are tensors
 
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
         found = function(*tensors)
@@ -73,20 +78,26 @@ def lower(function: Callable[..., Any], name: str, specs: Sequence[tf.TensorSpec
     check_captures(traced, captures, name)
     check_results(traced, name)
     try:
-        # The one platform for which every build of TensorFlow has its compiler; StableHLO is for any.
+        # Every build of TensorFlow has the compiler for CPU, and StableHLO does not depend on the platform.
         hlo = outer.experimental_get_compiler_ir(*specs)(stage="hlo_serialized", platform_name="CPU")
         module = stablehlo.from_hlo(hlo)
     except (ValueError, tf.errors.OpError) as error:
         raise translated(error, name) from None
     if module.parameters != len(specs) + len(captures):
         raise tf.errors.InternalError(
-            None, None, f"{name}: {len(specs)} arguments, {len(captures)} captures, but {module.parameters} parameters"
+            None,
+            None,
+            f"{name} has {len(specs)} arguments and {len(captures)} captures, but the lowered module has "
+            f"{module.parameters} parameters",
         )
     results, written = module.results, sorted(module.aliases)
     own = len(results) - len(written)
     if written != list(range(own, len(results))) or own != len(traced.outputs):
         raise tf.errors.InternalError(
-            None, None, f"{name}: {len(traced.outputs)} results, but of {len(results)} those of variables are {written}"
+            None,
+            None,
+            f"{name} has {len(traced.outputs)} results, but the lowered module has {len(results)}, of which {written} "
+            "are values of variables",
         )
     for number, aval in enumerate(results):
         if aval is None:
@@ -102,20 +113,20 @@ def lower(function: Callable[..., Any], name: str, specs: Sequence[tf.TensorSpec
 
 
 def _dense(leaf: Any, name: str) -> tf.Tensor | None:
-    """A result as a tensor; None for what is no tensor at all, which stays what it is."""
+    """Convert a result to a dense tensor. Return None for an operation or None."""
     if leaf is None or isinstance(leaf, tf.Operation):
         return None
     if isinstance(leaf, tf.IndexedSlices):
         return tf.convert_to_tensor(leaf)
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise tf.errors.UnimplementedError(
-            None, None, f"{name} returns a {type(leaf).__name__}: XLA has dense tensors only; return .to_tensor() of it"
+            None, None, f"{name} returns a {type(leaf).__name__}, but XLA has only dense tensors: return .to_tensor()"
         )
     return tf.convert_to_tensor(leaf)
 
 
 def _with_constants(traced: Any) -> Callable[..., Any]:
-    """The function with small captured tensors as constants, since they may be what XLA needs to know: a shape."""
+    """Return the function with small captured tensors as constants, because XLA may need them at compile time."""
 
     def call(*tensors: tf.Tensor) -> Any:
         captured = list(traced.captured_inputs)
@@ -145,3 +156,32 @@ def _packer(found: Any, is_tensor: list[bool]) -> Callable[[Sequence[Any]], Any]
         return tf.nest.pack_sequence_as(found, flat)
 
     return pack
+
+
+_call_p = Primitive("tensorflow_function")
+_call_p.multiple_results = True
+
+
+def bind(lowered: Lowered, arguments: Sequence[Any], captured: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Call the lowered function in a JAX trace. Return its own results and the new values of assigned variables."""
+    results = _call_p.bind(*arguments, *captured, lowered=lowered)
+    own = len(lowered.avals)
+    return results[:own], results[own:]
+
+
+def _abstract_eval(*avals: Any, lowered: Lowered) -> list[Any]:
+    captured = avals[len(avals) - len(lowered.captures) :]
+    return [*lowered.avals, *(captured[place] for place in lowered.written)]
+
+
+def _mlir_lowering(context: Any, *operands: Any, lowered: Lowered) -> list[Any]:
+    module = ir.Module.parse(lowered.module)
+    main = ir.SymbolTable(module.operation)["main"]
+    results = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results
+    symbols = context.module_context.symbol_table
+    name = mlir.merge_mlir_modules(context.module_context.module, lowered.name, module, dst_symtab=symbols)
+    return list(func.CallOp(results, ir.FlatSymbolRefAttr.get(name), list(operands)).results)
+
+
+_call_p.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(_call_p, _mlir_lowering)

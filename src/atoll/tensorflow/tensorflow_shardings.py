@@ -1,8 +1,8 @@
-"""How the variables and the batches of a TensorFlow function are cut over a mesh.
+"""Shardings of the variables and the batches of a TensorFlow function on a mesh.
 
-A rule says it by name: a dict from regular expressions to PartitionSpecs, of which the first that is found in a
-variable's name counts, as in `keras.distribution.LayoutMap`; or a function of the variable. What no rule names follows
-the variable for which it was made (an optimizer's slot), or else is whole on each device.
+A rule is a dict from regular expressions to PartitionSpecs, or a function of the variable. The first expression found
+in a variable's name applies, as in `keras.distribution.LayoutMap`. An optimizer slot without a rule follows its
+variable. All other variables without a rule are replicated.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Rule = Mapping[str, PartitionSpec] | Callable[[Any], PartitionSpec | None]
 
 
 def default_mesh() -> Mesh:
-    """All devices, as the axis `data`. Raises ValueError where they are on several islands."""
+    """Return a mesh of all devices with the axis `data`. Raise ValueError if they are on several islands."""
     devices = jax.devices()
     if len(islands := {getattr(each, "slice_index", 0) for each in devices}) > 1:
         raise ValueError(
-            f"the {len(devices)} devices are on {len(islands)} islands, and a compiled function runs on one: give it "
-            "mesh=Mesh(devices of one, ('data',)); a replica on each island is a tf.Variables of its own"
+            f"the {len(devices)} devices are on {len(islands)} islands, and a compiled function runs on one: pass "
+            "mesh=Mesh(devices of one island, ('data',)). For one replica per island, use one `Variables` per island"
         )
     return Mesh(np.array(devices), ("data",))
 
 
 def variable_name(variable: tf.Variable) -> str:
-    """`dense/kernel`: what a Keras variable's `path` is, too."""
+    """Return a name such as `dense/kernel`, which is also the `path` of a Keras variable."""
     return str(variable.name).removesuffix(":0")
 
 
 def variable_specs(variables: Sequence[tf.Variable], rule: Rule | None, mesh: Mesh) -> list[PartitionSpec]:
-    """The PartitionSpec of each of these, which are used together. Raises ValueError where one does not fit."""
+    """Return the PartitionSpecs of variables that are used together. Raise ValueError if one does not fit."""
     named = [_named(each, rule) for each in variables]
     found = []
     for variable, spec in zip(variables, named, strict=True):
@@ -47,7 +47,7 @@ def variable_specs(variables: Sequence[tf.Variable], rule: Rule | None, mesh: Me
 
 
 def _shape(variable: tf.Variable) -> tuple[int, ...]:
-    """That of its value, where its own leaves some sizes open."""
+    """Return the variable's shape, or the shape of its value if the variable's is not fully defined."""
     return tuple(variable.shape if variable.shape.is_fully_defined() else variable.read_value().shape)
 
 
@@ -65,7 +65,10 @@ def _named(variable: tf.Variable, rule: Rule | None) -> PartitionSpec | None:
 def _followed(
     variable: tf.Variable, variables: Sequence[tf.Variable], named: Sequence[PartitionSpec | None]
 ) -> PartitionSpec:
-    """A slot's name has that of its variable in it, and it has the same shape."""
+    """Return the spec of the variable that an optimizer slot belongs to, or the empty spec.
+
+    The slot's name contains the name of its variable, and both have the same shape.
+    """
     own = variable_name(variable).replace("/", "_")
     origins = [
         (len(variable_name(each)), spec)
@@ -76,11 +79,11 @@ def _followed(
 
 
 def check(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh, what: str) -> None:
-    """Raises ValueError where an array of that shape cannot be cut so; `what` it is, for the message."""
+    """Raise ValueError if `spec` does not divide an array of this shape. `what` names the array in the message."""
     if not isinstance(spec, PartitionSpec):
-        raise TypeError(f"the sharding of {what} is {spec!r}, and has to be a jax.sharding.PartitionSpec")
+        raise TypeError(f"the sharding of {what} must be a jax.sharding.PartitionSpec, got {spec!r}")
     if len(spec) > len(shape):
-        raise ValueError(f"{what} has the shape {shape}, and {spec} names {len(spec)} axes of it")
+        raise ValueError(f"{what} has the shape {shape}, but {spec} names {len(spec)} axes")
     for axis, names in enumerate(spec):
         names = names if isinstance(names, tuple) else (names,)
         parts = 1
@@ -88,16 +91,20 @@ def check(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh, what: str) ->
             if name is None or name is PartitionSpec.UNCONSTRAINED:
                 continue
             if name not in mesh.shape:
-                raise ValueError(f"{spec} of {what} names the axis {name!r}, and the mesh has {tuple(mesh.shape)}")
+                raise ValueError(f"{spec} of {what} names the axis {name!r}, but the mesh has {tuple(mesh.shape)}")
             parts *= mesh.shape[name]
         if shape[axis] % parts:
             raise ValueError(
-                f"{what} has the shape {shape}: its axis {axis} cannot be cut into {parts} equal parts, as {spec} asks"
+                f"{what} has the shape {shape}: its axis {axis} cannot be cut into {parts} equal parts for {spec}"
             )
 
 
 def batch_sharding(spec: PartitionSpec | None, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """That of an argument. Without a spec its rows are over the mesh's first axis, where they can be: data parallel."""
+    """Return the sharding of an argument.
+
+    Without a spec, the rows are cut along the mesh's first axis (data parallelism) if they divide evenly. Otherwise the
+    argument is replicated.
+    """
     if spec is None:
         axis = mesh.axis_names[0]
         spec = PartitionSpec(axis) if shape and shape[0] and shape[0] % mesh.shape[axis] == 0 else PartitionSpec()

@@ -1,9 +1,9 @@
-"""`Trainer`: a Keras model trained on a mesh, by Keras' own `fit`.
+"""`Trainer`: trains a Keras model on a mesh with Keras' own `fit`.
 
-Keras' loop (epochs, callbacks, validation, logs) is as it is; the functions that it calls for each batch are replaced
-by compiled ones over the mesh, while it runs. Between `fit`, `evaluate` and `predict` the tf.Variables are what they
-are without a mesh: each call takes their values, and what it changed is written back, also after each epoch, before
-callbacks see it.
+Keras' loop (epochs, callbacks, validation, logs) is unchanged. While it runs, compiled functions on the mesh replace
+the functions that it calls for each batch. Each call of `fit`, `evaluate` or `predict` reads the tf.Variables and
+writes the new values back at its end, and also after each epoch, before callbacks run. So between calls the
+tf.Variables hold the same values as without a mesh.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Trainer:
     """Runs the steps of a compiled Keras model (`model.train_step`, `test_step`, `predict_step`) on a mesh.
 
     Args:
-      model: A `keras.Model` after `model.compile(...)`; for `predict` alone it need not be compiled.
+      model: A `keras.Model` after `model.compile(...)`. If you only call `predict`, it need not be compiled.
       mesh, shardings, batch: As in `function`. `batch` is the PartitionSpec of a batch's arrays.
     """
 
@@ -41,34 +41,34 @@ class Trainer:
         batch: PartitionSpec | None = None,
     ) -> None:
         if not isinstance(model, keras.Model):
-            raise TypeError(f"a keras.Model is wanted, not {model!r}; functions and layers go to `function`")
+            raise TypeError(f"expected a keras.Model, got {model!r}; use `function` for functions and layers")
         if keras.backend.backend() != "tensorflow":
-            raise ValueError(f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow")
+            raise ValueError(f"Keras uses the backend {keras.backend.backend()}: set KERAS_BACKEND=tensorflow")
         self.model = model
         self.variables = Variables(mesh, shardings)
         self._batch = batch
         self._functions: dict[str, Function] = {}
-        self._compiled: Any = None  # what each model.compile makes anew
+        self._compiled: Any = None  # the loss tracker, which every model.compile() replaces
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """`model.fit`, with its arguments, result and exceptions."""
+        """Call `model.fit`, with the same arguments, result and exceptions."""
         given = inspect.signature(self.model.fit).bind(*args, **kwargs)
         with self._attached():
             given.arguments["callbacks"] = self._callbacks(given.arguments.get("callbacks"))
             return self.model.fit(*given.args, **given.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """`model.evaluate`, likewise."""
+        """Call `model.evaluate`, with the same arguments, result and exceptions."""
         with self._attached():
             return self.model.evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """`model.predict`, likewise."""
+        """Call `model.predict`, with the same arguments, result and exceptions."""
         with self._attached():
             return self.model.predict(*args, **kwargs)
 
     def _callbacks(self, callbacks: Any) -> Any:
-        """Keras' callbacks between two of our own: what the others see is written back, what they change is taken."""
+        """Wrap the callbacks: write the variables back before they run, and load their changes afterwards."""
         given = list(callbacks.callbacks) if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         given = list(given) if isinstance(given, Sequence) else [given] if given is not None else []
         around = [_WriteBack(self.variables), *given, _Load(self.variables)]
@@ -79,13 +79,13 @@ class Trainer:
 
     @contextlib.contextmanager
     def _attached(self) -> Iterator[None]:
-        """Keras calls our functions, and its metrics are those of the mesh, until the block ends."""
+        """Make Keras call the compiled functions and read the metrics of the mesh until the block ends."""
         model = self.model
         if model.run_eagerly:
-            raise ValueError("a model with run_eagerly=True runs op by op: there is nothing to compile for a mesh")
+            raise ValueError("a model with run_eagerly=True cannot be compiled for a mesh: set run_eagerly=False")
         compiled = getattr(model, "_loss_tracker", None)
         if compiled is not self._compiled:
-            self._functions.clear()  # it has another optimizer, loss and metrics
+            self._functions.clear()  # the model has a new optimizer, loss and metrics
             self.variables = Variables(self.variables.mesh, self.variables.shardings)
             self._compiled = compiled
         self.variables.load()
@@ -101,7 +101,7 @@ class Trainer:
         try:
             yield
         except BaseException:
-            # As without a mesh: what was trained until then stays. What failed on the devices has no values.
+            # Keep the results of training so far, as without a mesh. After a failure of devices there are no values.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self.variables.write_back()
             raise
@@ -118,13 +118,13 @@ class Trainer:
                 return step(data)
 
             call.__name__ = name
-            # Keras' own code is not for autograph.
+            # Autograph must not convert Keras' own code.
             traced = tf.function(call, autograph=False)
             self._functions[name] = function(traced, variables=self.variables, batch=self._batch)
         return self._functions[name]
 
     def _on_batches(self, name: str) -> Callable[[Iterator[Any]], Any]:
-        """What Keras calls with an iterator of batches; the logs of the last one."""
+        """Return a function that Keras calls with an iterator of batches. It returns the logs of the last batch."""
 
         def call(batches: Iterator[Any]) -> Any:
             logs = None
@@ -137,7 +137,7 @@ class Trainer:
         return call
 
     def _on_list(self, name: str) -> Callable[[list[Any]], Any]:
-        """What Keras calls with a list of batches; the outputs of all."""
+        """Return a function that Keras calls with a list of batches. It returns the concatenated outputs."""
 
         def call(batches: list[Any]) -> Any:
             outputs = [self._function(name)(_plain(data)) for data in batches]
@@ -150,7 +150,7 @@ class Trainer:
         self.variables.load(self._metric_variables())
 
     def _metrics_result(self) -> Any:
-        if not tf.inside_function():  # train_step asks for it, too, while it is traced
+        if not tf.inside_function():  # train_step also calls this while it is traced
             self.variables.write_back(self._metric_variables())
         return type(self.model).get_metrics_result(self.model)
 
@@ -160,7 +160,7 @@ class Trainer:
 
 
 class _WriteBack(keras.callbacks.Callback):
-    """The first callback: the others see the values of the mesh."""
+    """The first callback: it assigns the values on the mesh to the tf.Variables for the other callbacks."""
 
     def __init__(self, variables: Variables) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class _WriteBack(keras.callbacks.Callback):
 
 
 class _Load(keras.callbacks.Callback):
-    """The last callback: the mesh has what the others assigned."""
+    """The last callback: it copies to the mesh what the other callbacks assigned to the tf.Variables."""
 
     def __init__(self, variables: Variables) -> None:
         super().__init__()
@@ -185,5 +185,5 @@ class _Load(keras.callbacks.Callback):
 
 
 def _plain(data: Any) -> Any:
-    """A batch of Keras' own input pipelines, in which what is left out is an empty optional."""
+    """Return a batch with None in place of the optionals that Keras' input pipelines use for missing elements."""
     return keras.tree.map_structure(lambda each: None if isinstance(each, tf.experimental.Optional) else each, data)

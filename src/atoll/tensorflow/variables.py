@@ -1,8 +1,8 @@
 """The values of tf.Variables as sharded arrays on a mesh.
 
-Invariant: from its first use on, the array is a variable's value; the `tf.Variable` has it again after `write_back`,
-and gives its own with `load`. One exception: a variable of one element that no function assigns, such as a learning
-rate, is the program's to set, so each call takes what the `tf.Variable` says.
+Invariant: from a variable's first use on, the array holds its value. `write_back` assigns the arrays to the
+`tf.Variable`s, and `load` does the reverse. Exception: the program may set a variable with one element that no function
+assigns, such as a learning rate, so each call reads it from the `tf.Variable`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from atoll.tensorflow.tensorflow_shardings import Rule, default_mesh, variable_n
 
 
 class Variables(Mapping[str, jax.Array]):
-    """A mapping from names to arrays; functions that are given the same one share their variables.
+    """A mapping from names to arrays. Functions with the same instance share their variables.
 
-    A large tensor that a function captures is in it, too, as `constant`.
-    Two of them, on two meshes, are two replicas of the same tf.Variables.
+    The mapping also holds large captured tensors, under the name `constant`. Two instances on two meshes are two
+    replicas of the same tf.Variables.
 
     Args:
-      mesh: Where the arrays are; all devices, as the axis `data`, without one.
-      shardings: How variables are cut: a dict of regular expressions, or a function of the variable (`Rule`).
+      mesh: The mesh of the arrays. Default: all devices, with the axis `data`.
+      shardings: A dict from regular expressions to PartitionSpecs, or a function of the variable (`Rule`).
     """
 
     def __init__(self, mesh: Mesh | None = None, shardings: Rule | None = None) -> None:
         self.mesh = mesh if mesh is not None else default_mesh()
         self.shardings = shardings
-        self.lock = threading.RLock()  # held from reading the arrays of a call until its new ones are in their places
-        self._names: dict[Any, str] = {}  # by variable.ref(), or the identity of a captured tensor
-        self._sources: dict[str, Any] = {}  # the tf.Variable, or the captured tensor
+        self.lock = threading.RLock()  # held from reading the arrays for a call until the new arrays are stored
+        self._names: dict[Any, str] = {}  # by variable.ref(), or by the id of a captured tensor
+        self._sources: dict[str, Any] = {}  # tf.Variables and captured tensors
         self._arrays: dict[str, jax.Array] = {}
-        self._settable: dict[str, np.ndarray[Any, Any]] = {}  # what the tf.Variable said last
+        self._settable: dict[str, np.ndarray[Any, Any]] = {}  # values read last from tf.Variables that programs set
 
     def __getitem__(self, name: str | Any) -> jax.Array:
-        """By name, or by the tf.Variable or Keras variable. KeyError where no function has used it."""
+        """Return the array by name, tf.Variable or Keras variable. Raise KeyError if no function has used it."""
         return self._arrays[name if isinstance(name, str) else self._name_of(name)]
 
     def __iter__(self) -> Iterator[str]:
@@ -51,23 +51,23 @@ class Variables(Mapping[str, jax.Array]):
 
     def __repr__(self) -> str:
         size = sum(self._arrays[name].nbytes for name in self)
-        return f"Variables({len(self)} of {size:,} bytes in all, on {self.mesh.size} devices)"
+        return f"Variables({len(self)} variables, {size:,} bytes in total, on {self.mesh.size} devices)"
 
     def write_back(self, variables: Iterable[Any] | None = None) -> None:
-        """Assigns the arrays' values to the tf.Variables: to these, or to all. Waits for them."""
+        """Assign the arrays' values to the given tf.Variables, or to all. Waits for the arrays."""
         with self.lock:
             names = self._chosen(variables)
             for name, value in zip(names, jax.device_get([self._arrays[name] for name in names]), strict=True):
                 self._sources[name].assign(value)
 
     def load(self, variables: Iterable[Any] | None = None) -> None:
-        """Takes the values of the tf.Variables, those of these or of all: after a program assigned them itself."""
+        """Copy the values of the given tf.Variables, or of all, to the arrays. Call it after assigning tf.Variables."""
         with self.lock:
             names = self._chosen(variables)
             self._put(names, [self._arrays[name].sharding for name in names])
 
     def place(self, sources: Sequence[Any], assigned: Iterable[Any]) -> list[str]:
-        """The names under which what a function captures is kept; puts on the mesh what is not there yet."""
+        """Put the captures of a function on the mesh, unless they are there already, and return their names."""
         with self.lock:
             new = [each for each in sources if _key(each) not in self._names]
             variables = [each for each in new if isinstance(each, tf.Variable)]
@@ -91,22 +91,22 @@ class Variables(Mapping[str, jax.Array]):
             return found
 
     def take_settings(self, names: Iterable[str]) -> None:
-        """Of these, takes the values of those that the program sets, where they have changed."""
+        """Copy the values of those variables that the program sets and has changed."""
         for name in names:
             if name in self._settable and self._settable[name] != self._sources[name].numpy():
                 self._put([name], [self._arrays[name].sharding])
 
     def update(self, values: Mapping[str, jax.Array]) -> None:
-        """New arrays by name, as a `Functional` gives them; their meshes and shardings stay the caller's business."""
+        """Replace arrays by name with the results of a `Functional`. Meshes and shardings are not checked."""
         with self.lock:
             if unknown := set(values) - set(self._arrays):
                 raise KeyError(f"no function here has used the variables {sorted(unknown)}")
             self._arrays.update(values)
 
     def _put(self, names: Sequence[str], shardings: Sequence[Any]) -> None:
-        # TensorFlow's counters and seeds have 64 bits, whatever JAX is set to.
+        # TensorFlow's counters and seeds have 64 bits, independent of JAX's configuration.
         with jax.enable_x64(True):
-            # Copies: a tf.Variable may be assigned while its buffer is still being read.
+            # Copy, because a program may assign a tf.Variable while JAX still reads its buffer.
             values = [np.array(_value(self._sources[name])) for name in names]
             arrays = jax.device_put(values, list(shardings))
         for name, value, array in zip(names, values, arrays, strict=True):
