@@ -260,7 +260,7 @@ def test_a_proxy_that_does_not_answer_is_named_and_nobody_waits_for_it(shared: T
     connection, requests = asked(shared, "alice", shared.record("alice"))
     shared.tick(shared.now + ANSWER_SECONDS + 0.1)
     (record,) = replied(shared, connection)
-    assert [f"session {number} " in text for number, text in zip(requests, record.missing, strict=True)] == [True]
+    assert [f"session {number}:" in text for number, text in zip(requests, record.missing, strict=True)] == [True]
 
 
 def test_a_session_that_ends_is_not_waited_for(shared: Traced):
@@ -289,7 +289,7 @@ def test_a_recording_that_nobody_fetches_ends(shared: Traced):
     shared.tick(shared.now + MOST_SECONDS + 1)
     assert m.RecordCalls(0.0) in [message for _, message in shared.told()]
     trace = shared.trace("alice", recording=recording.recording)
-    assert trace.missing == ("what clients did: the recording has ended",)
+    assert trace.missing == ("calls of clients: the recording has ended",)
 
 
 def test_a_session_that_opens_meanwhile_records_too(shared: Traced):
@@ -349,7 +349,7 @@ def test_whatever_numbers_a_request_has_it_is_answered(shared: Traced):
 def test_one_tenant_cannot_fetch_anothers_recording(shared: Traced):
     recording = shared.record("alice")
     trace = shared.trace("bob", recording=recording.recording)
-    assert (trace.calls, trace.missing) == ((), ("what clients did: the recording has ended",))
+    assert (trace.calls, trace.missing) == ((), ("calls of clients: the recording has ended",))
     _, requests = asked(shared, "alice", recording)
     assert requests, "it goes on"
 

@@ -63,7 +63,7 @@ def test_it_shows_what_the_model_has():
 
 def test_it_is_printed_once_where_there_is_no_terminal(owner: User):
     shown = owner.atoll("top").check().stdout
-    for each in ("cluster default", "2x1x2, 4 devices", "Islands", "Devices", "Events", "all of its hosts are there"):
+    for each in ("cluster default", "2x1x2, 4 devices", "Islands", "Devices", "Events", "all of its hosts have joined"):
         assert each in shown
 
 

@@ -66,7 +66,7 @@ def test_who_waits_for_bytes_is_told_so():
     play.say(m.Launch(2, (), (12,), (99,)))
     (wait,) = snapshot_of(play).waits
     assert (wait.session, wait.island, wait.gangs, wait.program) == (play.session, 0, 1, "put")
-    assert (wait.reason, wait.text, wait.since) == ("bytes", "bytes that its client sends", 7.0)
+    assert (wait.reason, wait.text, wait.since) == ("bytes", "bytes from its client", 7.0)
 
 
 def test_who_waits_for_memory_is_told_how_much_and_where():

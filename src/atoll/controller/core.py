@@ -61,7 +61,7 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
 from atoll.scheduling.usage import Meter
 from atoll.security.tokens import Tokens
-from atoll.telemetry.consistency_checks import Checks
+from atoll.telemetry.consistency import Checks
 from atoll.telemetry.load import LoadRecord
 from atoll.telemetry.trace_requests import Tracing
 

@@ -1,5 +1,5 @@
-"""What a cluster says of itself, and the one model of it that all that show a cluster read.
+"""The state of a cluster as data, and the model of it that every display reads.
 
-`report` makes the controller's report, `snapshot` is its type, `watch` follows it over time. What they are made of is
-counted where it happens: `scheduling.tallies`, `history`, `load`.
+`report` builds the controller's report, `snapshot` is its type, and `watch` follows it over time. The counts come from
+`scheduling.tallies`, `history` and `load`.
 """

@@ -1,31 +1,32 @@
-"""How far the clocks of hosts and proxies are from the controller's, and how far that may be wrong.
+"""Estimate the offset between the clocks of hosts or proxies and the controller's clock, with a bound of the error.
 
-A peer reads its clock when it answers a ping: between when the ping was sent and when the answer came. So each round
-trip bounds the offset from both sides, by half of its length: the shorter, the better (Cristian's algorithm). Clocks
-drift, by `DRIFT` at most; so a round trip says something of other times, too, the less the further away these are. What
-holds at a time is what all round trips agree on: the intersection of their bounds (Marzullo's algorithm).
+A peer reads its clock when it answers a ping, that is, between the time at which the controller sent the ping and the
+time at which it received the answer. So each round trip bounds the offset from both sides, and shorter ones bound it
+better (Cristian's algorithm). Clocks drift by at most `DRIFT`, so a round trip also bounds the offset at other times,
+less tightly the further away they are. The offset at a given time lies in the intersection of the bounds of all round
+trips (Marzullo's algorithm).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# How much faster or slower one clock may run than another: crystals are within 50 parts in a million of what they
-# are to be. A clock that NTP is just about to correct may be slewed by ten times that: then the bound is passed.
+# The most by which two clocks may drift apart: each crystal is within 50 parts per million of its nominal rate. While
+# NTP slews a clock, it may drift by ten times as much and exceed the bound.
 DRIFT = 1e-4
-# Of the round trips of so many nanoseconds what they agree on is kept.
+# The round trips of this period are stored as one: their intersection.
 PERIOD_NS = 4_000_000_000
-# Round trips that are kept of a clock: the older, the sparser.
+# Stored round trips per clock. Older ones are sparser.
 MOST_SAMPLES = 64
-# An answer that took longer says nothing.
+# Longer round trips are ignored.
 _MOST_SECONDS = 60.0
-# Between times that are so far apart, 0.13 s, the offset is interpolated.
+# Offsets are interpolated between times that are 2**27 ns (0.13 s) apart.
 _GRID_BITS = 27
 _GRID_MASK = (1 << _GRID_BITS) - 1
 
 
 class _RoundTrip(NamedTuple):
-    """When the peer's clock shows `at`, the controller's less that is between `low` and `high`, in nanoseconds."""
+    """The bounds, in nanoseconds, of the controller's time minus the peer's when the peer's clock shows `at`."""
 
     at: int
     low: int
@@ -33,7 +34,7 @@ class _RoundTrip(NamedTuple):
 
 
 def _agreed(one: _RoundTrip, other: _RoundTrip) -> _RoundTrip | None:
-    """What both say, of the time of the shorter; None where they contradict each other."""
+    """Return the intersection of two round trips, at the time of the shorter one; None if they are disjoint."""
     best, less = (one, other) if one.high - one.low < other.high - other.low else (other, one)
     drifted = int(DRIFT * abs(one.at - other.at)) + 1
     low, high = max(best.low, less.low - drifted), min(best.high, less.high + drifted)
@@ -41,20 +42,21 @@ def _agreed(one: _RoundTrip, other: _RoundTrip) -> _RoundTrip | None:
 
 
 class Clock:
-    """A clock that is read from afar, in nanoseconds."""
+    """A peer's clock, in nanoseconds."""
 
     def __init__(self) -> None:
-        self.samples = 0  # round trips that were measured
+        self.samples = 0  # measured round trips
         self._kept: list[_RoundTrip] = []  # in order
-        self._period = 0  # when that of the last one began
+        self._period = 0  # start of the last one's period
 
     def measure(self, sent: float, read: int, received: float) -> bool:
-        """Asked at `sent`, the peer has said `read`, which came at `received`: seconds of the controller's clock.
+        """Add a round trip: the peer's clock showed `read` between `sent` and `received`.
 
-        False where this cannot be the clock that was measured before: one that was stopped, with its virtual machine,
-        say. It is not counted then.
+        `sent` and `received` are in seconds of the controller's clock. Returns False, and ignores the round trip, if
+        this cannot be the same clock as before. For example, the clock of a virtual machine stops while the machine is
+        suspended.
         """
-        if not 0 <= received - sent < _MOST_SECONDS:  # nor where one of them is no number
+        if not 0 <= received - sent < _MOST_SECONDS:  # also true for NaN
             return True
         trip = _RoundTrip(read, int(sent * 1e9) - read, int(received * 1e9) - read + 1)
         agreed = _agreed(self._kept[-1], trip) if self._kept else trip
@@ -73,12 +75,13 @@ class Clock:
 
     @property
     def read(self) -> int | None:
-        """A time at which it was read lately; None where it never was."""
+        """A recent time of the peer's clock, or None if it was never measured."""
         return self._kept[-1].at if self._kept else None
 
     def offset(self, at: int) -> tuple[int, int]:
-        """What is to be added to the peer's time `at` for the controller's, and how far that may be wrong; (0, -1)
-        where nothing was measured.
+        """Return what to add to the peer's time `at` to get the controller's, and the error of that.
+
+        Without measurements, returns (0, -1).
         """
         if not self._kept:
             return 0, -1
@@ -86,15 +89,16 @@ class Clock:
         high = min(trip.high + int(DRIFT * abs(at - trip.at)) for trip in self._kept)
         if low <= high:
             return (low + high) // 2, (high - low + 1) // 2
-        # It drifts by more: the nearest is right where it was measured, and the others say how wrong it is here.
+        # The clock drifts by more than `DRIFT`: use the nearest round trip, and the others to bound its error.
         nearest = min(self._kept, key=lambda trip: abs(at - trip.at))
         middle = (nearest.low + nearest.high) // 2
         return middle, max(low - middle, middle - high, (nearest.high - nearest.low + 1) // 2)
 
 
 def offsets(clock: Clock, seconds: float) -> tuple[tuple[tuple[int, int], ...], int]:
-    """A table of the clock's last so many seconds: times of it, each with the offset then; and the error of all times
-    in between, where the offset is interpolated. Empty, with an error of -1, where nothing was measured.
+    """Return a table of the clock's last `seconds`: (time, offset) pairs, and the error of interpolating between them.
+
+    Without measurements, the table is empty and the error -1.
     """
     latest = clock.read
     if latest is None:
@@ -106,17 +110,17 @@ def offsets(clock: Clock, seconds: float) -> tuple[tuple[tuple[int, int], ...], 
 
 
 class Alignment:
-    """Times of a clock as those of the controller's. `error` is how far those that were asked for may be wrong.
+    """Converts times of a peer's clock to the controller's. Later times stay later, in any order of calls.
 
-    Asked for in whatever order, later times stay later.
+    `error` bounds the error of all conversions so far.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.error = -1 if clock.samples == 0 else 0
-        self.offset = 0  # of the last time that was asked for, about
+        self.offset = 0  # approximately, at the last converted time
         self._clock = clock
-        self._cell = -1  # of the grid: that of the last time
-        self._rise = 0  # of the offset, over that
+        self._cell = -1  # of the grid, at the last converted time
+        self._rise = 0  # of the offset, within that cell
         self._grid: dict[int, int] = {}  # offsets, at multiples of `1 << _GRID_BITS`
 
     def __call__(self, at: int) -> int:

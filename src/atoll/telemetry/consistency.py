@@ -1,16 +1,23 @@
-"""Whether what the controller keeps agrees with itself: what is kept twice, for speed, is counted anew.
+"""`atoll check`: compare the controller's state with itself, with hosts' stores, and with the arrays that proxies know.
 
-A contradiction is a fault of Atoll's. Nothing is changed.
+The controller keeps some sums twice, for speed; the check recounts them. A contradiction is a bug in Atoll. The check
+changes no state.
+
+A host reports its stores after it has processed all earlier messages, so its report is compared with the state at the
+time of the request; arrays in transfer may be present or not. A proxy's answer arrives after all its earlier messages,
+so it is compared with the directory at the time of the answer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from atoll.cluster.locations import HostDevice
 from atoll.cluster.resources import ResourceManager
+from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.memory_ledger import Block, MemoryLedger
 from atoll.scheduling.queued_nodes import Gang
@@ -19,9 +26,12 @@ from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenants
 
+CHECK_SECONDS = 5.0  # for all hosts and proxies to answer
+_MOST_NAMED = 20
+
 
 class Launching(Protocol):
-    """What of a launcher is looked at."""
+    """The parts of the launcher that the check reads."""
 
     @property
     def in_flight(self) -> Mapping[int, Gang[GangRun]]: ...
@@ -32,7 +42,7 @@ class Launching(Protocol):
 
 
 class Checked(Protocol):
-    """What of a controller is looked at."""
+    """The parts of the controller that the check reads."""
 
     @property
     def sessions(self) -> dict[int, Session]: ...
@@ -47,12 +57,12 @@ class Checked(Protocol):
 
 
 def contradictions(checked: Checked) -> list[str]:
-    """A sentence for each."""
+    """Return one sentence per contradiction in the controller's state."""
     return [*_memory(checked), *_gangs(checked), *_sessions(checked)]
 
 
 def _memory(checked: Checked) -> Iterator[str]:
-    """The ledger's sums are those of the blocks that buffers and gangs hold."""
+    """Check that the ledger's sums equal the blocks of buffers and gangs."""
     gangs = [*checked.launcher.in_flight.values(), *_waiting(checked)]
     entries = [entry for session in checked.sessions.values() for entry in session.directory.entries.values()]
     entries += [entry for gang in gangs for entry in gang.run.launch.entries]
@@ -75,7 +85,7 @@ def _differences(whose: str, used: Mapping[HostDevice, int], held: Iterable[Bloc
         if used.get(device, 0) != sums[device]:
             host, ordinal = device
             yield (
-                f"{whose} has {used.get(device, 0)} bytes in use on device {ordinal} of host {host}, and buffers and "
+                f"{whose} has {used.get(device, 0)} bytes in use on device {ordinal} of host {host}, but buffers and "
                 f"gangs hold {sums[device]}"
             )
 
@@ -87,29 +97,188 @@ def _waiting(checked: Checked) -> list[Gang[GangRun]]:
 
 
 def _gangs(checked: Checked) -> Iterator[str]:
-    """Each island's count is that of its gangs in flight."""
+    """Check that islands count gangs exactly while they have some in flight."""
     in_flight = Counter(gang.island for gang in checked.launcher.in_flight.values() if gang.run.spec.weight)
     for island in checked.resources.islands:
         counted = checked.launcher.scheduler.statistics(island).in_flight
         if bool(counted) != bool(in_flight[island]):
-            yield f"island {island} counts {counted} segments in flight, and has {in_flight[island]} gangs"
+            yield f"island {island} counts {counted} segments in flight, but has {in_flight[island]} gangs"
 
 
 def _sessions(checked: Checked) -> Iterator[str]:
     open_ones = Counter(session.tenant.name for session in checked.sessions.values())
     for name, tenant in checked.tenants.by_name.items():
-        if tenant.sessions < open_ones[name]:  # others may wait for the cluster to be complete
-            yield f"tenant {name} counts {tenant.sessions} sessions, and has {open_ones[name]}"
+        if tenant.sessions < open_ones[name]:  # more may wait until the cluster is complete
+            yield f"tenant {name} counts {tenant.sessions} sessions, but has {open_ones[name]}"
     for number, session in checked.sessions.items():
         entries = session.directory.entries
         if session.directory.nbytes != (nbytes := sum(entry.nbytes for entry in entries.values())):
-            yield f"session {number} counts {session.directory.nbytes} bytes of arrays, and has {nbytes}"
+            yield f"session {number} counts {session.directory.nbytes} bytes of arrays, but has {nbytes}"
         yield from _arrays(number, entries)
 
 
 def _arrays(session: int, entries: Mapping[int, Entry]) -> Iterator[str]:
     for handle, entry in entries.items():
         if entry.released and entry.uses <= 0 and entry.waits is None and entry.ready:
-            yield f"session {session} has released array {handle}, which nothing needs, and it is still kept"
+            yield f"session {session} has released array {handle}, and nothing needs it, but it still exists"
         if entry.uses < 0:
             yield f"array {handle} of session {session} is needed by {entry.uses} gangs"
+
+
+@dataclass(slots=True)
+class _Expected:
+    """The handles of one session on one host: those that must be there, and those that may be."""
+
+    there: set[int] = field(default_factory=set)
+    possible: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Check:
+    connection: int
+    until: float
+    expected: dict[int, dict[int, _Expected]]  # per host and session
+    proxies: set[int]  # sessions whose proxies have not answered
+    arrays: int
+    contradictions: list[str]
+    differences: list[str] = field(default_factory=list)
+
+
+class CheckOutbox(Protocol):
+    """The parts of the controller's outbox that checks use."""
+
+    def flush_frees(self) -> None: ...
+    def to_host(self, host: int, message: Any) -> None: ...
+    def to_session(self, session: int, message: Any) -> None: ...
+    def send(self, connection: int, message: Any) -> None: ...
+
+
+class Checks:
+    """The running checks of a controller."""
+
+    def __init__(
+        self,
+        controller: Checked,
+        outbox: CheckOutbox,
+        hosts: Mapping[int, int],
+        proxies: Mapping[int, int],
+        away: Container[int],
+    ) -> None:
+        self._controller = controller
+        self._outbox = outbox
+        self._hosts = hosts  # connection of each host
+        self._proxies = proxies  # connection of each session's proxy
+        self._away = away  # connections that are interrupted
+        self._checks: dict[int, _Check] = {}
+        self._next = 1
+
+    def begin(self, connection: int, now: float) -> None:
+        """Start a check. Sends one reply, once all hosts and all reachable proxies have answered."""
+        self._outbox.flush_frees()  # before the hosts report
+        number, sessions = self._next, self._controller.sessions
+        self._next += 1
+        expected: dict[int, dict[int, _Expected]] = {host: {} for host in self._hosts}
+        for session in sessions.values():
+            for host in expected:
+                expected[host][session.number] = _Expected()
+            _expect(session, expected)
+        arrays = sum(len(session.directory.entries) for session in sessions.values())
+        until = now + CHECK_SECONDS
+        proxies = {
+            session for session, proxy in self._proxies.items() if session in sessions and proxy not in self._away
+        }
+        self._checks[number] = _Check(connection, until, expected, proxies, arrays, contradictions(self._controller))
+        for host in expected:
+            self._outbox.to_host(host, m.ReportStores(number))
+        for session_number in sorted(proxies):
+            self._outbox.to_session(session_number, m.ReportHandles(number))
+        self._reply_if_complete(number)
+
+    def reported(self, host: int, message: m.StoresReported) -> None:
+        check = self._checks.get(message.check)
+        if check is None:
+            return
+        expected = check.expected.pop(host, {})
+        for store in message.stores:
+            wanted = expected.pop(store.session, None)
+            if wanted is None:
+                if not store.is_busy:  # a busy store is removed after its work ends
+                    check.differences.append(f"host {host} has a store of session {store.session}, which is not open")
+                continue
+            found = set(store.handles)
+            missing = wanted.there - found
+            more = set() if store.is_busy else found - wanted.possible
+            if missing:
+                check.differences.append(f"host {host} lacks {_named(missing)} of session {store.session}")
+            if more:
+                text = f"host {host} has {_named(more)} of session {store.session} that the controller does not know"
+                check.differences.append(text)
+        for session in expected:
+            check.differences.append(f"host {host} has no store of session {session}, which is open")
+        self._reply_if_complete(message.check)
+
+    def held(self, session: Session, message: m.HandlesReported) -> None:
+        """Process a proxy's report of the arrays that its client has."""
+        check = self._checks.get(message.check)
+        if check is None or session.number not in check.proxies:
+            return
+        check.proxies.discard(session.number)
+        if message.handles is not None:
+            check.differences += _unlike(session, message.handles)
+        self._reply_if_complete(message.check)
+
+    def session_closed(self, session: Session) -> None:
+        """Stop waiting for the session's proxy."""
+        for check, each in list(self._checks.items()):
+            if session.number in each.proxies:
+                each.proxies.discard(session.number)
+                self._reply_if_complete(check)
+
+    def tick(self, now: float) -> None:
+        for number, check in list(self._checks.items()):
+            if now > check.until:
+                for host in sorted(check.expected):
+                    check.differences.append(f"host {host} has not answered within {CHECK_SECONDS:.0f} s")
+                for session in sorted(check.proxies):
+                    text = f"the proxy of session {session} has not answered within {CHECK_SECONDS:.0f} s"
+                    check.differences.append(text)
+                check.expected.clear()
+                check.proxies.clear()
+                self._reply_if_complete(number)
+
+    def _reply_if_complete(self, number: int) -> None:
+        check = self._checks[number]
+        if not check.expected and not check.proxies:
+            del self._checks[number]
+            reply = m.CheckReply(tuple(check.contradictions), tuple(check.differences), check.arrays, len(self._hosts))
+            self._outbox.send(check.connection, reply)
+
+
+def _expect(session: Session, expected: Mapping[int, dict[int, _Expected]]) -> None:
+    for handle, entry in session.directory.entries.items():
+        is_there = entry.ready and entry.error is None and not entry.consumed and not entry.delete
+        for host in entry.hosts:
+            if host in expected:
+                of_session = expected[host][session.number]
+                of_session.possible.add(handle)
+                if is_there and not entry.released:
+                    of_session.there.add(handle)
+
+
+def _unlike(session: Session, held: Mapping[int, bool]) -> Iterator[str]:
+    """Yield how the arrays that a proxy knows differ from the directory's arrays that its client has not released."""
+    entries = session.directory.entries
+    own = range(m.INTERNAL_HANDLES, 2 * m.INTERNAL_HANDLES)
+    kept = {handle for handle, entry in entries.items() if not entry.released and handle not in own}
+    lacking = {handle for handle, has_failed in held.items() if not has_failed} - kept
+    more = kept - held.keys()
+    who = f"the proxy of session {session.number}"
+    if lacking:
+        yield f"{who} has {_named(lacking)} that the controller does not know"
+    if more:
+        yield f"{who} lacks {_named(more)} that it has not released"
+
+
+def _named(handles: set[int]) -> str:
+    some = ", ".join(map(str, sorted(handles)[:_MOST_NAMED]))
+    return f"{len(handles)} arrays ({some}{', ...' if len(handles) > _MOST_NAMED else ''})"

@@ -1,8 +1,9 @@
-"""From when to when devices were busy with each gang, of spans from dispatch to end.
+"""Compute when devices were busy with each gang, from spans that run from dispatch to end.
 
-A device computes one gang after another, in the order of their dispatches. Transfers go on beside that: one that was
-there before a gang that computes, and ended meanwhile, had the device until then; one that came later and ended while
-something computed has no time of its own. `scheduling.device_clocks` charges by the same rules, as ends are reported.
+A device computes one gang after another, in the order of their dispatches. Transfers overlap with that. A transfer that
+was dispatched before a computing gang, and ended before it, had the device until its end. A transfer that was
+dispatched later, and ended while a gang computed, counts as taking no time. `scheduling.device_clocks` charges tenants
+by the same rules, as ends are reported.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from atoll.scheduling.tallies import computes
 
 
 def laid_out(spans: Iterable[Span]) -> list[Span]:
-    """Each span from when its devices were free for it; none of one device overlap. Host by host in the order of their
-    ends, and of what ends at once in that of starts.
+    """Return the spans, each beginning when its devices were free for it, so that spans of one device do not overlap.
+
+    The result is ordered by host, then by end, then by start.
     """
     ordered = sorted(spans, key=lambda span: (span.host, span.ended, span.started, span.sequence))
-    starts: dict[int, int] = {}  # by position
+    starts: dict[int, int] = {}  # by position in `ordered`
     devices: defaultdict[tuple[int, int], _Device] = defaultdict(_Device)
     of = [[devices[span.host, ordinal] for ordinal in span.devices or (0,)] for span in ordered]
     computing = [computes(span.kind, span.function) for span in ordered]
@@ -48,7 +50,11 @@ def laid_out(spans: Iterable[Span]) -> list[Span]:
 
 
 class _Device:
-    """`transfers` are (dispatch, end) of those that have ended since it computed last, `moved` is when the last did."""
+    """The busy times of one device.
+
+    `transfers` are the (dispatch, end) pairs of transfers that ended since the last computation. `moved` is the end of
+    the last transfer that took time.
+    """
 
     __slots__ = ("_ended", "_started", "moved", "transfers")
 
@@ -59,7 +65,7 @@ class _Device:
         self._ended: list[int] = []
 
     def free_for(self, span: Span) -> int:
-        """For a span that computes, after all that have ended before it."""
+        """Return when a computing `span` could start, after all spans that ended before it."""
         free = max(span.started, self._ended[-1]) if self._ended else span.started
         return max([free, *(ended for started, ended in self.transfers if started <= span.started)])
 
@@ -69,7 +75,7 @@ class _Device:
         self._ended.append(ended)
 
     def free_beside(self, span: Span) -> int:
-        """For a transfer, when it is known of all that compute."""
+        """Return when a transfer could start. Call it after `computed` for all computing spans."""
         after = bisect_right(self._ended, span.ended)
         if after < len(self._ended) and self._started[after] < span.ended:
             return span.ended

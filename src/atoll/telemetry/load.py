@@ -1,7 +1,7 @@
-"""How busy the controller's process is: measured by its shell, once a second, and given to the core with a tick.
+"""The load of the controller's process, which its shell measures once a second and passes to the core with a tick.
 
-The lag is how late the event loop was at most: what it did in one turn, or how long after its time the tick came.
-Nothing is counted here for each message: connections count theirs anyway, and a turn is many messages.
+The lag is the most by which the event loop was late: the longest turn of the loop, or the delay of the tick. Nothing
+here runs per message: connections count their own messages, and one turn handles many.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from atoll.scheduling.tallies import Histogram
 
 
 class ConnectionCounts(Protocol):
-    """Of one connection, since it was made."""
+    """The counts of one connection since it was opened."""
 
     @property
     def messages_in(self) -> int: ...
@@ -30,27 +30,27 @@ class ConnectionCounts(Protocol):
 
 
 class Counted(Protocol):
-    """A connection."""
+    """A connection that counts its messages."""
 
     def statistics(self) -> ConnectionCounts: ...
 
 
 class LoadMeter:
-    """Measures the process. `turn(seconds)` is called once for each turn of the loop, with how long it took so far."""
+    """Measures the process. The shell updates `longest` after each turn of the loop."""
 
     def __init__(self, connections: Mapping[int, Counted], clock: Callable[[], float]) -> None:
-        self.longest = 0.0  # turn since the last measurement
+        self.longest = 0.0  # turn since the last measurement, in seconds; the shell sets it
         self._connections = connections
         self._clock = clock
         self._due = 0.0
-        self._closed = [0, 0, 0, 0]  # of connections that are gone
+        self._closed = [0, 0, 0, 0]  # sums of closed connections
 
     def closed(self, connection: Counted) -> None:
-        """The connection counts no more."""
+        """Add the counts of a connection that has closed."""
         self._closed = [a + b for a, b in zip(self._closed, _counts(connection.statistics()), strict=True)]
 
     def measure(self, period: float) -> Load:
-        """The load until now; the next measurement is due after `period` seconds."""
+        """Return the load until now; the next measurement is due after `period` seconds."""
         now = self._clock()
         late = now - self._due if self._due else 0.0
         lag, self.longest, self._due = max(late, self.longest), 0.0, now + period
@@ -77,14 +77,14 @@ def _counts(counts: ConnectionCounts) -> tuple[int, int, int, int]:
 
 
 class LoadRecord:
-    """What the core keeps of it: the last measurement, and a histogram of lags."""
+    """The load as the core keeps it: the last measurement, and a histogram of lags."""
 
     def __init__(self) -> None:
         self.last = Load()
         self.lag = Histogram()
 
     def record(self, load: Load | None) -> None:
-        """One more; None where the shell measures nothing (in virtual time)."""
+        """Record a measurement; None if the shell measures nothing, as in virtual time."""
         if load is not None:
             self.last = load
             self.lag.observe(load.lag)

@@ -1,7 +1,7 @@
-"""A snapshot as Prometheus' metrics: `prometheus_client` writes them, in text or as OpenMetrics, as a scraper asks.
+"""A snapshot as Prometheus metrics, which `prometheus_client` writes as text or OpenMetrics, as the scraper asks.
 
-Names follow Prometheus' conventions: base units (seconds, bytes), `_total` for what only grows. Counters begin anew
-with a new controller, as Prometheus expects of a process that has started anew.
+Names follow Prometheus' conventions: base units (seconds, bytes), and `_total` for counters. Counters restart at zero
+with a new controller, as Prometheus expects of a restarted process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll.telemetry.snapshot import HistogramView, Snapshot
 
 
 def exposition(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-    """The metrics of a snapshot, and their content type: the one that an Accept header asks for."""
+    """Return the metrics of a snapshot and their content type, which is the one that the Accept header asks for."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(snapshot))
     encode, content_type = choose_encoder(accept)
@@ -43,7 +43,7 @@ class _Collector(Collector):
 
 
 def metrics_of(snapshot: Snapshot) -> Iterator[Metric]:
-    """All of them. Islands, devices and hosts are labelled by their numbers in `atoll status`."""
+    """Yield all metrics. Islands, devices and hosts are labeled by their numbers in `atoll status`."""
     yield InfoMetricFamily(
         "atoll_cluster", "The cluster.", value={"version": snapshot.version, "topology": snapshot.topology}
     )
@@ -56,7 +56,7 @@ def metrics_of(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...] = (), rows: Iterable[tuple[object, ...]] = ()) -> Metric:
-    """Each row has its labels, and last its value."""
+    """Return a gauge. Each row has the labels, followed by the value."""
     family = GaugeMetricFamily(f"atoll_{name}", text, labels=labels)
     for *given, value in rows:
         family.add_metric([str(each) for each in given], float(value))  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def _islands(snapshot: Snapshot) -> Iterator[Metric]:
     islands = snapshot.islands
     yield _gauge(
         "island_state",
-        "1 for the state that an island is in.",
+        "1 for the current state of an island, 0 for the others.",
         ("island", "state"),
         ((each.id, state.value, each.state == state) for each in islands for state in IslandState),
     )
@@ -86,13 +86,13 @@ def _islands(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield _gauge(
         "island_in_flight_gangs",
-        "Gangs in flight on an island, as they count against its window.",
+        "Gangs in flight on an island, as counted against its window.",
         ("island",),
         ((each.id, each.in_flight) for each in islands),
     )
     yield _gauge(
         "island_expected_busy_seconds",
-        "The time that the gangs in flight on an island are expected to take.",
+        "Expected duration of the gangs in flight on an island.",
         ("island",),
         ((each.id, each.busy_ms / 1e3) for each in islands),
     )
@@ -118,19 +118,19 @@ def _devices(snapshot: Snapshot) -> Iterator[Metric]:
     ]
     yield _gauge(
         "device_memory_used_bytes",
-        "Memory of a device that is reserved.",
+        "Reserved memory of a device.",
         labels,
         ((*names, device.used_bytes) for names, device in devices),
     )
     yield _gauge(
         "device_memory_peak_bytes",
-        "The most that was reserved of a device so far.",
+        "Largest reserved memory of a device so far.",
         labels,
         ((*names, device.peak_bytes) for names, device in devices),
     )
     yield _gauge(
         "device_memory_limit_bytes",
-        "The memory of a device, where it is known.",
+        "Memory of a device, if known.",
         labels,
         ((*names, device.memory_bytes) for names, device in devices if device.memory_bytes),
     )
@@ -138,30 +138,32 @@ def _devices(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _tenants(snapshot: Snapshot) -> Iterator[Metric]:
     tenants = snapshot.tenants
-    yield _gauge("tenant_share", "The share that was set.", ("tenant",), ((each.name, each.share) for each in tenants))
+    yield _gauge(
+        "tenant_share", "Share that was set for a tenant.", ("tenant",), ((each.name, each.share) for each in tenants)
+    )
     sessions = ((each.name, each.open_sessions) for each in tenants)
-    yield _gauge("sessions", "Sessions that are open.", ("tenant",), sessions)
+    yield _gauge("sessions", "Open sessions.", ("tenant",), sessions)
     yield _gauge(
         "tenant_memory_bytes",
-        "What the arrays of a tenant's sessions take, over all devices.",
+        "Size of the arrays of a tenant's sessions, on all devices.",
         ("tenant",),
         ((each.name, each.bytes) for each in tenants),
     )
     yield _counter(
         "tenant_device_seconds",
-        "The time of devices that a tenant took.",
+        "Device time that a tenant used.",
         ("tenant",),
         ((each.name, each.device_seconds) for each in tenants),
     )
     yield _gauge(
         "launches_in_flight",
-        "Launches that have not ended.",
+        "Launches in flight.",
         ("tenant",),
         ((each.name, each.in_flight) for each in tenants),
     )
     yield _gauge(
         "tenant_device_memory_bytes",
-        "Memory of a device that is reserved for a tenant.",
+        "Memory of a device reserved for a tenant.",
         ("tenant", "device"),
         ((each.name, device, nbytes) for each in tenants for device, nbytes in each.device_bytes),
     )
@@ -171,7 +173,10 @@ def _gangs(snapshot: Snapshot) -> Iterator[Metric]:
     gangs = snapshot.gangs
     labels: tuple[str, ...] = ("island", "tenant")
     yield _gauge(
-        "gangs_waiting", "Gangs in line.", labels, ((each.island, each.tenant, each.waiting) for each in gangs)
+        "gangs_waiting",
+        "Gangs waiting for an island.",
+        labels,
+        ((each.island, each.tenant, each.waiting) for each in gangs),
     )
     yield _gauge(
         "gangs_running", "Gangs in flight.", labels, ((each.island, each.tenant, each.running) for each in gangs)
@@ -180,10 +185,10 @@ def _gangs(snapshot: Snapshot) -> Iterator[Metric]:
         "gangs_failed", "Gangs that failed.", labels, ((each.island, each.tenant, each.failed) for each in gangs)
     )
     waiting = HistogramMetricFamily(
-        "atoll_gang_waiting_seconds", "From a gang's launch to its dispatch, of those that were.", labels=labels
+        "atoll_gang_waiting_seconds", "Time from launch to dispatch of the dispatched gangs.", labels=labels
     )
     running = HistogramMetricFamily(
-        "atoll_gang_running_seconds", "How long a gang took on the slowest of its hosts.", labels=labels
+        "atoll_gang_running_seconds", "Duration of a gang on the slowest of its hosts.", labels=labels
     )
     for each in gangs:
         names = [str(each.island), each.tenant]
@@ -192,8 +197,10 @@ def _gangs(snapshot: Snapshot) -> Iterator[Metric]:
     yield from (waiting, running)
     moved = [((each.island, each.tenant, kind.kind), kind) for each in gangs for kind in each.transfers]
     labels = (*labels, "kind")
-    yield _counter("transfers", "Transfers that have ended.", labels, ((*names, kind.count) for names, kind in moved))
-    yield _counter("transfer_bytes", "Bytes that they moved.", labels, ((*names, kind.bytes) for names, kind in moved))
+    yield _counter("transfers", "Completed transfers.", labels, ((*names, kind.count) for names, kind in moved))
+    yield _counter(
+        "transfer_bytes", "Bytes moved by completed transfers.", labels, ((*names, kind.bytes) for names, kind in moved)
+    )
 
 
 def _events(snapshot: Snapshot) -> Iterator[Metric]:
@@ -202,33 +209,33 @@ def _events(snapshot: Snapshot) -> Iterator[Metric]:
     backs = {each.island: each.count for each in counts if each.kind == "back"}
     islands = [each.id for each in snapshot.islands]
     yield _counter(
-        "island_failures", "How often an island failed.", ("island",), ((each, losses.get(each, 0)) for each in islands)
+        "island_failures", "Failures of an island.", ("island",), ((each, losses.get(each, 0)) for each in islands)
     )
     yield _counter(
         "island_restarts",
-        "How often a failed island came back.",
+        "Restarts of an island after a failure.",
         ("island",),
         ((each, backs.get(each, 0)) for each in islands),
     )
     sums: dict[str, int] = {}
     for count in counts:
         sums[count.kind] = sums.get(count.kind, 0) + count.count
-    yield _counter("events", "What happened, by kind.", ("kind",), sums.items())
+    yield _counter("events", "Events per kind.", ("kind",), sums.items())
 
 
 def _controller(snapshot: Snapshot) -> Iterator[Metric]:
     load, functions = snapshot.load, snapshot.functions
     yield _counter("controller_cpu_seconds", "CPU time of the controller.", rows=[(load.cpu_seconds,)])
     lag = HistogramMetricFamily(
-        "atoll_controller_loop_lag_seconds", "How late the controller's event loop was at most, second by second."
+        "atoll_controller_loop_lag_seconds", "Largest delay of the controller's event loop in each second."
     )
     _observe(lag, [], load.lags)
     yield lag
     yield _gauge("controller_connections", "Connections to the controller.", rows=[(load.connections,)])
-    yield _gauge("controller_unsent_bytes", "What peers have yet to read.", rows=[(load.unsent_bytes,)])
+    yield _gauge("controller_unsent_bytes", "Bytes that peers have not read yet.", rows=[(load.unsent_bytes,)])
     yield _counter(
         "controller_messages",
-        "Messages of the controller.",
+        "Messages that the controller received or sent.",
         ("direction",),
         [("in", load.messages_in), ("out", load.messages_out)],
     )
@@ -240,11 +247,11 @@ def _controller(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield _counter(
         "functions_compiled",
-        "Functions that workers have compiled, or found in their cache.",
+        "Functions that workers compiled or found in their cache.",
         ("cached",),
         [("false", functions.compiled), ("true", functions.cached)],
     )
-    yield _counter("compile_seconds", "The time that compiling took.", rows=[(functions.seconds,)])
+    yield _counter("compile_seconds", "Time that compilation took.", rows=[(functions.seconds,)])
 
 
 def _observe(family: HistogramMetricFamily, labels: list[str], view: HistogramView) -> None:

@@ -1,6 +1,6 @@
-"""What a cluster has and does, as plain data: all that shows it is made of this. `snapshot` is its type.
+"""The state of a cluster as plain data, on which all displays are based. `snapshot` is its type.
 
-It is made of the controller's state when somebody asks, and costs nothing before.
+The report is built from the controller's state on request, and costs nothing otherwise.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from atoll.scheduling.waits import Wait
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 
-# Who waits for what: so many lines of it, the oldest first.
-MOST_WAITS = 200
+MOST_WAITS = 200  # per report; the oldest are kept
 
 
 class Engine(Protocol):
-    """What the controller knows of its engine."""
+    """The controller's knowledge of its engine."""
 
     @property
     def report(self) -> EngineReport: ...
@@ -46,7 +45,7 @@ class Engine(Protocol):
 
 
 class Launching(Protocol):
-    """Of the controller's launcher, what a report is about."""
+    """The parts of the controller's launcher that a report reads."""
 
     @property
     def memory(self) -> Reservations: ...
@@ -55,7 +54,7 @@ class Launching(Protocol):
 
 
 class ReportSource(Protocol):
-    """Of a controller, what a report is about."""
+    """The parts of the controller that a report reads."""
 
     @property
     def settings(self) -> ClusterSettings: ...
@@ -85,10 +84,10 @@ class ReportSource(Protocol):
 
 
 def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 0.0) -> dict[str, Any]:
-    """Islands with their hosts and devices, tenants, sessions with what they own, who waits for what, and counts.
+    """Return islands with hosts and devices, tenants, sessions with their resources, waiting gangs, and counts.
 
-    With a `viewer`, of all that tenants have and do its own alone. `now` is the controller's clock, by which events are
-    dated.
+    With a `viewer`, the report contains only that tenant and its sessions. `now` is the controller's time, in which
+    events are dated.
     """
     resources = controller.resources
     used, peak = controller.memory.used, controller.memory.peak
@@ -162,7 +161,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
                 }
                 for each in session.devices.slices.values()
             ],
-            # Devices in no slice that are not where they were when the session began.
+            # Devices in no slice that have moved since the session began.
             "moved": {
                 str(device): resources.number_of(location)
                 for device, location in sorted(session.devices.elsewhere().items())
@@ -205,7 +204,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
 
 
 def _python_rules(controller: ReportSource, viewer: Tenant | None) -> PythonRules:
-    """Return what the viewer's Python may see on the hosts."""
+    """Return the resources of hosts that the viewer's Python may access."""
     tenants = controller.tenants
     return tenants.python_rules(tenants.default if viewer is None else viewer, controller.settings)
 
@@ -217,7 +216,7 @@ def _spilled_bytes(session: Session) -> int:
 
 
 def _tenant(tenant: Tenant, controller: ReportSource, now: float) -> dict[str, Any]:
-    """What it is set to, and what it has. A quota of 0 is none."""
+    """Return the settings and the usage of a tenant. A quota of 0 means no limit."""
     own = [session for session in controller.sessions.values() if session.tenant is tenant]
     settings: dict[str, Any] = msgspec.to_builtins(without_tokens(tenant.settings))
     del settings["token_hash"]
@@ -246,7 +245,7 @@ def _waits_of(controller: ReportSource, island: int, viewer: Tenant | None) -> l
 
 
 def _gangs(controller: ReportSource, waits: Mapping[int, list[Wait]], viewer: Tenant | None) -> list[dict[str, Any]]:
-    """Counts of gangs by island and tenant."""
+    """Return counts of gangs per island and tenant."""
     waiting: Counter[tuple[int, str]] = Counter()
     for island, some in waits.items():
         for wait in some:
@@ -301,14 +300,14 @@ def _waits(controller: ReportSource, waits: Mapping[int, list[Wait]]) -> list[di
 
 
 _TEXTS = {
-    Reason.OWN: "what its session has launched before",
+    Reason.OWN: "earlier launches of its session",
     Reason.ORDER: "its turn",
-    Reason.ALONE: "a gang that runs alone",
+    Reason.ALONE: "a gang that runs exclusively",
     Reason.RATE: "its tenant's limit of launches or uploads per second",
-    Reason.BYTES: "bytes that its client sends",
-    Reason.PLAN: "its plan, which is sent to the hosts",
-    Reason.PYTHON: "what Python makes, or data decide",
-    Reason.FUNCTIONS: "functions that are compiled again",
+    Reason.BYTES: "bytes from its client",
+    Reason.PLAN: "the hosts to receive its plan",
+    Reason.PYTHON: "a result of Python, or a value that decides control flow",
+    Reason.FUNCTIONS: "functions to be recompiled",
 }
 
 

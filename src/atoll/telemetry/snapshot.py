@@ -1,7 +1,7 @@
-"""The model of a cluster that all read that show one: `atoll top`, the page, the metrics. One moment of it.
+"""One moment of a cluster, as `atoll top`, the page and the metrics read it.
 
-It is the report's type (`report`): what a controller of another version does not say has a default here, and what it
-says beyond is left out. Times are those of the controller's clock, in seconds; sizes are in bytes.
+`Snapshot` is the type of the report (`report`). Fields that a controller of another version does not send have
+defaults, and unknown fields are ignored. Times are in seconds of the controller's clock, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from atoll.protocol.events import Load
 
 
 class SnapshotStruct(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of what a snapshot has."""
+    """Base of the parts of a snapshot."""
 
 
 class DeviceSnapshot(SnapshotStruct, frozen=True):
-    """A physical device. A `memory_bytes` of 0 is not known."""
+    """A physical device. A `memory_bytes` of 0 means unknown."""
 
     id: int
     kind: str = ""
@@ -42,7 +42,7 @@ class HostSnapshot(SnapshotStruct, frozen=True):
 
 
 class IslandSnapshot(SnapshotStruct, frozen=True):
-    """`busy_ms` is the work in flight, as it is expected; `started` counts gangs."""
+    """An island. `busy_ms` is the expected duration of the work in flight; `started` counts gangs."""
 
     id: int
     state: str
@@ -89,14 +89,14 @@ class SessionSnapshot(SnapshotStruct, frozen=True):
     in_flight: int = 0
     slices: tuple[SliceSnapshot, ...] = ()
     moved: dict[str, int] = {}
-    state: str = ""  # "" where it runs: being suspended, say
-    spilled_bytes: int = 0  # of `bytes`, what is in host memory or on disk instead of on devices
+    state: str = ""  # "" while it runs; not "" while it is suspended, for example
+    spilled_bytes: int = 0  # the part of `bytes` that is in host memory or on disk, not on devices
 
 
 class TenantSnapshot(SnapshotStruct, frozen=True):
-    """What a tenant is set to, as in `cluster.tenant_settings.TenantSettings`, and what it has and took.
+    """The settings of a tenant, as in `cluster.tenant_settings.TenantSettings`, and its usage.
 
-    Quotas of 0 are none. `device_bytes` is by the numbers of devices.
+    A quota of 0 means no limit. `device_bytes` has pairs of a device number and bytes.
     """
 
     name: str
@@ -122,18 +122,18 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     in_flight: int = 0
     device_seconds: float = 0.0
     device_bytes: tuple[tuple[int, int], ...] = ()
-    suspended_seconds: float = 0.0  # until it may launch and compile again: see `scheduling.offenses`
+    suspended_seconds: float = 0.0  # until it may launch and compile again (`scheduling.offenses`)
 
 
 class Viewer(SnapshotStruct, frozen=True):
-    """Whose view it is: a tenant's who sees its own alone, or an operator's."""
+    """The viewer of the snapshot: a tenant, who sees only its own sessions, or an operator."""
 
     tenant: str = ""
     role: str = "operator"
 
 
 class HistogramView(SnapshotStruct, frozen=True):
-    """`counts` of the buckets of `scheduling.tallies.BOUNDS`; `seconds` is the sum of what was observed."""
+    """A histogram: `counts` per bucket of `scheduling.tallies.BOUNDS`, and the sum of the observations in `seconds`."""
 
     counts: tuple[int, ...] = ()
     seconds: float = 0.0
@@ -144,7 +144,7 @@ class HistogramView(SnapshotStruct, frozen=True):
 
 
 class Transfers(SnapshotStruct, frozen=True):
-    """`kind` is put, get, move, send or receive."""
+    """Completed transfers of one kind: put, get, move, send or receive."""
 
     kind: str
     count: int = 0
@@ -152,7 +152,7 @@ class Transfers(SnapshotStruct, frozen=True):
 
 
 class Gangs(SnapshotStruct, frozen=True):
-    """Of one tenant on one island. `failed` ones had started."""
+    """The gangs of one tenant on one island. `failed` counts gangs that had started."""
 
     island: int
     tenant: str = DEFAULT_NAME
@@ -166,7 +166,7 @@ class Gangs(SnapshotStruct, frozen=True):
 
 
 class Wait(SnapshotStruct, frozen=True):
-    """The gangs of a session that wait for an island, and what the first of them waits for."""
+    """The gangs of a session that wait for an island, and the reason of the first of them."""
 
     session: int
     island: int
@@ -178,7 +178,7 @@ class Wait(SnapshotStruct, frozen=True):
 
 
 class Event(SnapshotStruct, frozen=True):
-    """What happened; an `island` of -1 and a `session` of 0 are none."""
+    """An event. An `island` of -1 and a `session` of 0 mean none."""
 
     number: int
     seconds: float
@@ -196,7 +196,7 @@ class EventCount(SnapshotStruct, frozen=True):
 
 
 class ControllerLoad(Load, frozen=True):
-    """Of the controller's process, with how late its loop was each time."""
+    """The load of the controller's process, with a histogram of its loop's lag."""
 
     lags: HistogramView = HistogramView()
 
@@ -208,7 +208,7 @@ class Functions(SnapshotStruct, frozen=True):
 
 
 class Snapshot(SnapshotStruct, frozen=True):
-    """A cluster, at `seconds` of its controller's clock."""
+    """A cluster at `seconds` of its controller's clock."""
 
     version: str = ""
     topology: str = ""
@@ -225,7 +225,7 @@ class Snapshot(SnapshotStruct, frozen=True):
     event_counts: tuple[EventCount, ...] = ()
     load: ControllerLoad = ControllerLoad()
     functions: Functions = Functions()
-    python: PythonRules = PythonRules()  # of the viewer's sessions
+    python: PythonRules = PythonRules()  # for the viewer's sessions
 
     @property
     def devices(self) -> int:
@@ -233,7 +233,7 @@ class Snapshot(SnapshotStruct, frozen=True):
 
     @property
     def there(self) -> tuple[IslandSnapshot, ...]:
-        """The islands that were not drained."""
+        """The islands that are not drained."""
         return tuple(island for island in self.islands if island.state != IslandState.DRAINED)
 
 
@@ -241,5 +241,5 @@ _decode = msgspec.json.Decoder(Snapshot).decode
 
 
 def read_snapshot(report: bytes) -> Snapshot:
-    """The model of a report. Raises msgspec.MsgspecError for what is none."""
+    """Decode a report. Raises msgspec.MsgspecError if it is invalid."""
     return _decode(report)

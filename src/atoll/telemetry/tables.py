@@ -1,6 +1,7 @@
-"""What people are shown of a watched cluster, as rows of text: the page's tables and those of `atoll top`.
+"""The rows of the tables that the page and `atoll top` show of a watched cluster.
 
-A row is what is shown and what names it (`key`); its fields are numbers where they can be sorted by, with their text.
+A row has the displayed values and a field that identifies it. A field by which a table can be sorted is a number, with
+its text in another field.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def island_rows(snapshot: Snapshot) -> list[IslandRow]:
 
 
 def _fullest(hosts: Iterable[HostSnapshot]) -> str:
-    """That of the device with the most in use."""
+    """Return the memory of the device that has the most in use."""
     devices = [device for host in hosts for device in host.devices]
     if not devices:
         return ""
@@ -80,7 +81,7 @@ class DeviceRow:
     memory: str
     used_bytes: int
     peak: str
-    busy: float  # which part of the last seconds
+    busy: float  # fraction of the last `_BUSY_SECONDS`
     busy_text: str
 
 
@@ -114,7 +115,7 @@ def percent(part: float) -> str:
 
 @dataclass(frozen=True)
 class TenantRow:
-    """`got` is of the device time of the last second."""
+    """A tenant. `got` is its fraction of the device time of the last interval."""
 
     name: str
     role: str
@@ -126,7 +127,7 @@ class TenantRow:
     memory: str
     running: int
     waiting: int
-    waited: str  # for how long half, and 99 of 100 gangs waited
+    waited: str  # median and 99th percentile
     device_seconds: str
 
 
@@ -163,7 +164,7 @@ def _quantiles(histograms: list[HistogramView]) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Such as "25 us", "2.5 ms", "10 s"."""
+    """Format a duration, such as "25 us", "2.5 ms" or "10 s"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:g} {unit}"
@@ -272,7 +273,7 @@ def transfer_rows(snapshot: Snapshot) -> list[TransferRow]:
 
 @dataclass(frozen=True)
 class EventRow:
-    """`wall` is when, as time.time() has it."""
+    """An event. `wall` is its time, as of `time.time()`."""
 
     number: int
     wall: float
@@ -282,7 +283,7 @@ class EventRow:
 
 
 def event_rows(watch: Watch, now: float, wall: float) -> list[EventRow]:
-    """The newest first."""
+    """Return the events, newest first."""
     return [
         EventRow(
             event.number,
@@ -296,7 +297,7 @@ def event_rows(watch: Watch, now: float, wall: float) -> list[EventRow]:
 
 
 def headline(watch: Watch) -> str:
-    """A line that says how the cluster does."""
+    """Return a line that summarizes the cluster."""
     snapshot, rates = watch.snapshot, watch.rates
     return (
         f"{snapshot.topology}, {snapshot.devices} devices, {len(snapshot.sessions)} sessions; "

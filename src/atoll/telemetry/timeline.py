@@ -1,8 +1,9 @@
-"""What ran when on which device, lately: a row for each device, made of spans as they come.
+"""The recent activity of each device, built from spans as they arrive.
 
-Spans have times of the controller's clock. One is heard of soon after its end, so the shortest time between the two, by
-the reader's clock, is how far the controller's clock is from that; it is kept as the smallest so far, and follows a
-controller that is another one. It is good for a picture: to within the time that a message takes.
+Spans carry times of the controller's clock. A span arrives soon after its end, so the smallest difference between its
+arrival, by the reader's clock, and its end approximates the offset of the clocks. The smallest offset so far is kept,
+and reset if another controller answers. For a picture this is accurate enough: the error is the time that a message
+takes.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from atoll.protocol.spans import Span
 from atoll.telemetry.layout import laid_out
 
 WINDOW_SECONDS = 10.0
-# Of one device, in the window.
-MOST_BARS = 20_000
-# What one session does with pauses shorter than that is one bar: less than a picture can show.
+MOST_BARS = 20_000  # per device
+# Bars of one session with a shorter pause between them are joined: a picture cannot show the pause.
 _PAUSE_SECONDS = 0.001
-# A clock that seems to be off by more than that is another one.
+# If the offset jumps by more than the window and this, another controller has answered.
 _RESTART_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A device was busy for a session, from `started` to `ended` by the reader's clock, in seconds."""
+    """The device was busy for a session from `started` to `ended`, in seconds of the reader's clock."""
 
     started: float
     ended: float
@@ -34,7 +34,7 @@ class Bar:
 
 @dataclass(slots=True)
 class Row:
-    """One device; `free` is when its last gang ended, by the controller's clock, in nanoseconds."""
+    """One device. `free` is the end of its last gang, in nanoseconds of the controller's clock."""
 
     island: int
     host: int
@@ -51,7 +51,7 @@ class Row:
 
 
 class TimeLine:
-    """The last `window` seconds of each device. Bars of one device never overlap."""
+    """The last `window` seconds of each device. Bars of one device do not overlap."""
 
     def __init__(self, window: float = WINDOW_SECONDS) -> None:
         self.window = window
@@ -59,13 +59,13 @@ class TimeLine:
         self._offset: float | None = None  # the reader's clock less the controller's
 
     def add(self, spans: Iterable[Span], now: float) -> None:
-        """Spans that were just heard of, in the order in which they were reported."""
+        """Add spans that have just arrived, in the order in which they were reported."""
         spans = list(spans)
         offset = self._align(spans, now)
         for span in laid_out(spans):
             rows = [self._row(span, ordinal) for ordinal in span.devices or (0,)]
             started = min(max([span.started, *(row.free for row in rows)]), span.ended)
-            if started == span.ended:  # what was before it has its time
+            if started == span.ended:  # earlier spans took all of its time
                 continue
             bar = Bar(started / 1e9 + offset, span.ended / 1e9 + offset, span.session)
             for row in rows:
@@ -74,13 +74,13 @@ class TimeLine:
         self.trim(now)
 
     def trim(self, now: float) -> None:
-        """Forgets what is older than the window."""
+        """Drop bars that are older than the window."""
         for row in self._rows.values():
             while row.bars and row.bars[0].ended < now - self.window:
                 row.bars.popleft()
 
     def _align(self, spans: list[Span], now: float) -> float:
-        """The offset, as these show it, too."""
+        """Update and return the offset, using these spans."""
         offset = min((now - span.ended / 1e9 for span in spans), default=now)
         known = offset if self._offset is None else self._offset
         if spans and abs(offset - known) > self.window + _RESTART_SECONDS:
@@ -98,11 +98,11 @@ class TimeLine:
         return self._rows[key]
 
     def rows(self) -> list[Row]:
-        """By host and device."""
+        """Return the rows, ordered by host and device."""
         return [self._rows[key] for key in sorted(self._rows)]
 
     def busy(self, host: int, ordinal: int, now: float, seconds: float) -> float:
-        """Which part of the last seconds the device was busy, as far as spans have come."""
+        """Return the fraction of the last `seconds` in which the device was busy, according to the spans so far."""
         row = self._rows.get((host, ordinal))
         if row is None:
             return 0.0
@@ -112,7 +112,7 @@ class TimeLine:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """Pixels of a row, from `first` to before `last`, that show one session."""
+    """The pixels of a row from `first` up to, not including, `last`, which show one session."""
 
     first: int
     last: int
@@ -120,9 +120,9 @@ class Stripe:
 
 
 def stripes(bars: Iterable[Bar], first: float, last: float, pixels: int) -> list[Stripe]:
-    """The bars of a device between two times, as so many pixels at most: what is shorter than one joins others.
+    """Return the bars of a device between two times as at most `pixels` pixels.
 
-    A pixel shows who had most of it, and is empty where nobody had a quarter.
+    A pixel shows the session with the largest part of its time. It is empty if sessions had less than a quarter of it.
     """
     width = (last - first) / pixels
     shares: list[dict[int, float]] = [{} for _ in range(pixels)]

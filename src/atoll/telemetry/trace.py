@@ -1,8 +1,8 @@
-"""What ran where and when: the last gangs of all sessions, host by host.
+"""The trace: the last gangs of all sessions, per host.
 
-A gang keeps some devices of a host busy: from its dispatch there, or the end of the gang before it on one of these
-devices, to its own end, by the host's clock (`layout`). So the spans of one device never overlap; those of several
-devices do where their gangs ran at once.
+A gang keeps some devices of a host busy from its dispatch there, or from the end of the previous gang on one of these
+devices, to its own end, by the host's clock (`layout`). So spans of one device never overlap, while spans of different
+devices can.
 """
 
 from __future__ import annotations
@@ -26,23 +26,21 @@ from atoll.telemetry.clocks import Alignment, Clock
 from atoll.telemetry.layout import laid_out
 
 MOST_SPANS = 100_000
-# Of them in a snapshot of the controller: the others were three quarters of what a snapshot takes.
+# In a snapshot of the controller. All spans would take three quarters of the snapshot.
 MOST_SPANS_KEPT = 10_000
-# Plain text: it is what messages have.
-_TEXTS = {reason: reason.value for reason in Reason}
-# What was recorded before a position and may have kept devices busy after it: more than are in flight on a host.
+_TEXTS = {reason: reason.value for reason in Reason}  # messages have plain text
+# Entries before a position that may have kept devices busy after it: more than are in flight on a host.
 _LOOK_BACK = 256
-# Spans of one answer to a request. A span takes ten microseconds to make.
+# Spans per answer. Creating a span takes 10 us.
 MOST_ANSWERED = 512
-# Of one host, one after another.
-_MOST_CLOCKS = 16
+_MOST_CLOCKS = 16  # per host, one after another
 _PAIRS = struct.Struct("<2q")
 
 
 class _GangEnds(msgspec.Struct, frozen=True, gc=False):
-    """A gang's ends on some of its hosts. `times` has for each its dispatch and its end.
+    """The ends of a gang on some of its hosts. `times` has two items per host: dispatch and end.
 
-    Without garbage collection: it would go through all that are kept, again and again.
+    Not tracked by the garbage collector, which would traverse the whole trace again and again.
     """
 
     island: int
@@ -59,11 +57,11 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def count(self) -> int:
-        """Of spans."""
+        """The number of spans."""
         return len(self.hosts)
 
     def spans(self, aligned: Callable[[int], Alignment]) -> Iterable[Span]:
-        """`aligned(host)` makes the host's times those of the controller."""
+        """Yield the spans; `aligned(host)` converts the host's times to the controller's."""
         kind, segments, devices = self.spec.kind, self.spec.segments, self.spec.devices
         launched = int(1e9 * self.launched)
         waits = tuple([(_TEXTS[reason], int(1e9 * seconds)) for reason, seconds in self.waited])
@@ -90,7 +88,7 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
             )
 
     def bare_spans(self, offset: Callable[[int], int]) -> Iterable[Span]:
-        """Without what they waited for; `offset(host)` is what is added to the host's times."""
+        """Yield the spans without waits and launch times; `offset(host)` is added to the host's times."""
         kind, segments, devices = self.spec.kind, self.spec.segments, self.spec.devices
         for host, started, ended in zip(self.hosts, self.times[::2], self.times[1::2], strict=True):
             shift = offset(host)
@@ -110,8 +108,10 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
 
 
 class _RunEnds(msgspec.Struct, frozen=True, gc=False):
-    """Ends of gangs of a delegated run on its one host, from `place` on in `gangs`: `packed` has for each its dispatch
-    and its end, as in `RunProgress`. `first` is the sequence number of the program's first gang.
+    """The ends of consecutive gangs of a delegated run on its one host, from `place` on in `gangs`.
+
+    `packed` has the dispatch and the end of each gang, as in `RunProgress`. `first` is the sequence number of the
+    program's first gang.
     """
 
     island: int
@@ -128,7 +128,7 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
     def _ends(self) -> Iterable[_GangEnds]:
         gangs = self.gangs
         for place, times in enumerate(_PAIRS.iter_unpack(self.packed), self.place):
-            if not times[1]:  # it has failed
+            if not times[1]:  # the gang failed
                 continue
             yield _GangEnds(
                 self.island,
@@ -158,8 +158,9 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Clocks:
-    """The clocks of a host, one after another: a machine that starts anew has a new one. `since` are positions of the
-    trace, from which on each of them is meant.
+    """The clocks of a host, one after another, because a restarted machine has a new clock.
+
+    `since` has the position in the trace from which on each clock applies.
     """
 
     def __init__(self) -> None:
@@ -169,15 +170,15 @@ class _Clocks:
     def begin(self, position: int) -> None:
         self.since.append(position)
         self.clocks.append(Clock())
-        if len(self.since) > _MOST_CLOCKS:  # what was recorded by the first is taken for that of the second
+        if len(self.since) > _MOST_CLOCKS:  # entries of the first clock then use the second
             del self.since[1], self.clocks[0]
 
 
 class _Alignments:
-    """Times of hosts as those of the controller, while an answer is made."""
+    """Converts times of hosts to the controller's, for one answer."""
 
     def __init__(self, clocks: dict[int, _Clocks]) -> None:
-        self.position = 0  # in the trace: of what is asked about
+        self.position = 0  # in the trace, of the entry to convert
         self._clocks = clocks
         self._known: dict[tuple[int, int], Alignment] = {}
 
@@ -190,7 +191,7 @@ class _Alignments:
         return alignment
 
     def errors(self) -> tuple[ClockError, ...]:
-        """For the hosts that were asked for, of the last of their clocks."""
+        """Return the errors of the hosts that were converted, for the latest of their clocks."""
         last = {host: (number, alignment) for (host, number), alignment in sorted(self._known.items())}
         return tuple(
             ClockError(host, alignment.offset, alignment.error, self._clocks[host].clocks[number].samples)
@@ -199,19 +200,21 @@ class _Alignments:
 
 
 class Trace:
-    """Keeps the last spans. What is recorded starts with the gang's dispatch, in whatever order ends are reported: a
-    host reports those of its devices, and of its transfers, independently. What is given is by the controller's clock.
+    """Keeps the last spans.
+
+    Recorded spans begin with the gang's dispatch, and can be recorded in any order: a host reports the ends of its
+    devices, and of its transfers, independently. Returned spans have times of the controller's clock.
     """
 
     def __init__(self, most: int = MOST_SPANS) -> None:
         self._ends: deque[_GangEnds | _RunEnds] = deque()
         self._count = 0
-        self._recorded = 0  # entries, also of those that are not kept any more
+        self._recorded = 0  # entries, including dropped ones
         self._most = most
-        self._clocks: dict[int, _Clocks] = defaultdict(_Clocks)  # by host
+        self._clocks: dict[int, _Clocks] = defaultdict(_Clocks)  # per host
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the last ones. Another process goes on with them, and with all positions."""
+        """Return the state with only the last `MOST_SPANS_KEPT` spans. Positions stay valid for the next process."""
         ends: deque[_GangEnds | _RunEnds] = deque()
         count = 0
         for each in reversed(self._ends):
@@ -223,19 +226,19 @@ class Trace:
 
     @property
     def position(self) -> int:
-        """After all that was recorded."""
+        """The position after the last recorded entry."""
         return self._recorded
 
     def clock(self, host: int) -> Clock:
-        """That which the host has now."""
+        """Return the current clock of the host."""
         return self._clocks[host].clocks[-1]
 
     def clock_began(self, host: int) -> None:
-        """The host has started anew, and so has its clock."""
+        """Note that the host has restarted, and its clock with it."""
         self._clocks[host].begin(self._recorded)
 
     def record_gang(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
-        """A gang has ended on some of its hosts. Spans are made of it when somebody asks: every gang comes by here."""
+        """Record the end of a gang on some of its hosts. This runs per gang, so spans are created only on request."""
         run = gang.run
         launch, spec = run.launch, run.spec
         nbytes = run.moved(hosts) if spec.kind in TRANSFERS else 0
@@ -257,7 +260,7 @@ class Trace:
         self._added(len(hosts))
 
     def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
-        """Gangs of a delegated run have ended, as `_RunEnds` has it."""
+        """Record ends of gangs of a delegated run; see `_RunEnds` for the arguments."""
         run = gang.run
         launch = run.launch
         ends = _RunEnds(
@@ -282,18 +285,16 @@ class Trace:
             self._count -= self._ends.popleft().count
 
     def spans(self, since: int = 0) -> list[Span]:
-        """Those that ended at `since` or later, host by host in the order of their ends."""
+        """Return the spans that ended at `since` or later, ordered by host and end."""
         return [span for span in self.since_position(0)[0] if span.ended >= since]
 
     def since_position(self, position: int) -> tuple[list[Span], tuple[ClockError, ...]]:
-        """All that was recorded after `position` and is kept, host by host in the order of their ends; and how well the
-        clocks of these hosts are known.
-        """
+        """Return all kept spans after `position`, ordered by host and end, and the errors of the hosts' clocks."""
         spans, clocks, _ = self.page(position, self._most)
         return spans, clocks
 
     def page(self, position: int, most: int = MOST_ANSWERED) -> tuple[list[Span], tuple[ClockError, ...], int]:
-        """As `since_position`, for the first `most` spans, or those of one gang; and the position after these."""
+        """Return at most `most` spans as `since_position` does, or those of one entry, and the position after them."""
         earlier, alignments = _Alignments(self._clocks), _Alignments(self._clocks)
         position = position if position <= self._recorded else 0
         first = self._recorded - len(self._ends)
@@ -319,10 +320,10 @@ class Trace:
         return spans, alignments.errors(), end
 
     def after(self, position: int, most: int) -> tuple[list[Span], int]:
-        """The newest `most` spans of what was recorded after `position`, in that order, and the position now.
+        """Return the newest `most` spans after `position` in the order of their recording, and the current position.
 
-        As they were reported, from dispatch to end, without what they waited for, by what is known of clocks now: what
-        it costs is what is new, and not what is kept. Begin with a position of 0, or of a controller that was another.
+        The spans run from dispatch to end, without waits, and use the current offsets of clocks. So the cost depends on
+        the new spans, not on all kept ones. Begin with the position 0. A position of another controller counts as 0.
         """
         new = self._recorded - position if position <= self._recorded else self._recorded
         offsets: dict[int, int] = {}

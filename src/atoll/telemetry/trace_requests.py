@@ -1,8 +1,7 @@
-"""Traces as they are asked for: what ran, and what proxies record meanwhile, for whoever may see it.
+"""Requests for traces: the spans of the trace, and the calls that proxies record, for those who may see them.
 
-What ran is always kept (`telemetry.trace`). What clients ask of their proxies is recorded by these, from when somebody
-begins a recording until it is fetched, and costs nothing else. A recording of an operator is of all sessions, that of a
-user of its own.
+The trace (`telemetry.trace`) is always on. Proxies record their clients' calls from the beginning of a recording until
+it is fetched, and only then. An operator's recording covers all sessions, a user's its own.
 """
 
 from __future__ import annotations
@@ -20,20 +19,17 @@ from atoll.scheduling.tenants import Tenant
 from atoll.telemetry.clocks import Clock, offsets
 from atoll.telemetry.trace import Trace
 
-# A recording that nobody fetches ends after so long.
+# A recording ends after this time if it is not fetched.
 MOST_SECONDS = 600.0
-# Of one tenant, and of all operators together: the oldest ends for one more.
+# Per tenant, and for all operators together. The oldest ends when one more begins.
 MOST_RECORDINGS = 16
-# Spans of one answer for a live view.
-MOST_WATCHED = 2000
-# For proxies to send what they have recorded.
-ANSWER_SECONDS = 2.0
-# Sessions that have ended of which the names are known.
-_MOST_NAMES = 10_000
+MOST_WATCHED = 2000  # spans per answer to a live view
+ANSWER_SECONDS = 2.0  # for proxies to send their recordings
+_MOST_NAMES = 10_000  # of sessions that have ended
 
 
-class Out(Protocol):
-    """Of the controller's outbox, what is needed here."""
+class TraceOutbox(Protocol):
+    """The parts of the controller's outbox that tracing uses."""
 
     def send(self, connection: int, message: Any) -> None: ...
     def to_session(self, session: int, message: Any) -> None: ...
@@ -41,17 +37,17 @@ class Out(Protocol):
 
 @dataclass
 class _Recording:
-    """By `viewer`, or by an operator where that is None."""
+    """A recording for `viewer`, or for an operator if that is None."""
 
     viewer: Tenant | None
     began: float
     ends: float
-    told: set[int] = field(default_factory=set)  # sessions that record for it
+    told: set[int] = field(default_factory=set)  # sessions whose proxies record for it
 
 
 @dataclass
 class _Answer:
-    """To a request for a trace that waits for proxies."""
+    """The answer to a request for a trace, which waits for proxies."""
 
     connection: int
     request: m.TraceRequest
@@ -64,10 +60,10 @@ class _Answer:
 
 
 class Tracing:
-    """Answers requests for traces. `ping()` has all hosts read their clocks. Pure, like all of the controller."""
+    """Answers requests for traces. `ping()` makes all hosts read their clocks. Pure."""
 
     def __init__(
-        self, trace: Trace, sessions: Mapping[int, Session], outbox: Out, ping: Callable[[float], None]
+        self, trace: Trace, sessions: Mapping[int, Session], outbox: TraceOutbox, ping: Callable[[float], None]
     ) -> None:
         self._trace = trace
         self._sessions = sessions
@@ -77,7 +73,7 @@ class Tracing:
         self._answers: dict[int, _Answer] = {}
         self._next = 1
         self._clocks: dict[int, Clock] = {}  # of proxies, by session
-        self._ended: dict[int, tuple[Tenant, SessionName]] = {}  # sessions, the oldest first
+        self._ended: dict[int, tuple[Tenant, SessionName]] = {}  # sessions, oldest first
 
     # ---- clocks
 
@@ -96,7 +92,7 @@ class Tracing:
     # ---- requests
 
     def begin(self, connection: int, request: m.RecordRequest, viewer: Tenant | None, now: float) -> None:
-        """Proxies record from now on. The reply has a number for the recording, and the position of the trace."""
+        """Begin a recording: proxies record from now on. The reply has its number and the trace's position."""
         own = [number for number, each in self._recordings.items() if each.viewer is viewer]
         if len(own) >= MOST_RECORDINGS:
             self._stop(own[0])
@@ -109,16 +105,16 @@ class Tracing:
         self._outbox.send(connection, m.RecordReply(number, self._trace.position))
 
     def answer(self, connection: int, request: m.TraceRequest, viewer: Tenant | None, now: float) -> None:
-        """One reply: at once, unless what proxies have recorded is asked for."""
-        if request.most > 0:  # of a live view
+        """Send one reply, immediately unless the request includes the calls that proxies recorded."""
+        if request.most > 0:  # a live view
             new, position = self._trace.after(max(0, request.after), min(request.most, MOST_WATCHED))
             self._outbox.send(
                 connection, m.TraceReply(msgspec.msgpack.encode(TraceRecord(self._own(new, viewer))), position)
             )
             return
         recording = self._recordings.get(request.recording)
-        if recording is None or recording.viewer is not viewer:  # also of another tenant's
-            missing = ["what clients did: the recording has ended"] if request.recording else []
+        if recording is None or recording.viewer is not viewer:  # or it belongs to another tenant
+            missing = ["calls of clients: the recording has ended"] if request.recording else []
             self._reply(_Answer(connection, request, viewer, now, set(), missing=missing))
             return
         number = self._next
@@ -134,20 +130,20 @@ class Tracing:
         self._reply_if_complete(number, answer)
 
     def calls_recorded(self, session: int, message: m.CallsRecorded, now: float) -> None:
-        """A proxy answers `SendCalls`."""
+        """Process a proxy's answer to `SendCalls`."""
         self.proxy_answered(session, message, now)
         answer = self._answers.get(message.request)
         if answer is None or session not in answer.awaited:
             return
         answer.awaited.discard(session)
         if len(message.calls) > m.MOST_CALL_BYTES:
-            answer.missing.append(f"what the client of session {session} did: it is too much")
+            answer.missing.append(f"calls of the client of session {session}: too many bytes")
         else:
             answer.calls[session] = SessionCalls(session, message.calls)
         self._reply_if_complete(message.request, answer)
 
     def session_closed(self, session: Session) -> None:
-        """Its name is kept for a while. Nobody waits for it any more."""
+        """Keep the session's name for a while, and stop waiting for its proxy."""
         number = session.number
         self._ended[number] = (session.tenant, _name(session))
         if len(self._ended) > _MOST_NAMES:
@@ -159,7 +155,7 @@ class Tracing:
         self._clocks.pop(number, None)
 
     def tick(self, now: float) -> None:
-        """Once a second: sessions that are new record, too; what takes too long ends."""
+        """Make new sessions record, and end recordings and requests that exceed their time. Called once a second."""
         for number, recording in list(self._recordings.items()):
             if now > recording.ends:
                 self._stop(number)
@@ -168,14 +164,14 @@ class Tracing:
         for number, answer in list(self._answers.items()):
             if now > answer.until:
                 for session in sorted(answer.awaited):
-                    answer.missing.append(f"what the client of session {session} did: its proxy did not answer")
+                    answer.missing.append(f"calls of the client of session {session}: its proxy did not answer")
                 answer.awaited.clear()
                 self._reply_if_complete(number, answer)
 
     # ---- proxies
 
     def _tell(self, now: float) -> None:
-        """Has the proxies record that do not, each until its last recording ends by itself."""
+        """Start recording in proxies that do not record yet, each until its recording ends."""
         for recording in self._recordings.values():
             for number, session in self._sessions.items():
                 if number not in recording.told and recording.viewer in (None, session.tenant):
@@ -183,7 +179,7 @@ class Tracing:
                     self._outbox.to_session(number, m.RecordCalls(round(recording.ends - now, 3)))
 
     def _stop(self, number: int) -> None:
-        """The recording ends, and with the last one of a proxy it records no more."""
+        """End a recording. Proxies that serve no other recording stop recording."""
         recording = self._recordings.pop(number)
         others = {session for each in self._recordings.values() for session in each.told}
         for session in sorted(recording.told - others):
@@ -212,7 +208,7 @@ class Tracing:
         )
 
     def _with_clock(self, calls: SessionCalls, seconds: float) -> SessionCalls:
-        """The proxy has read its clock just now, when it sent them."""
+        """Add clock offsets. The proxy read its clock when it sent the calls."""
         table, error = offsets(self._clocks.get(calls.session, Clock()), seconds)
         return msgspec.structs.replace(calls, offsets=table, error=error)
 
@@ -225,7 +221,7 @@ class Tracing:
                 yield self._ended[number][1]
 
     def _own(self, spans: list[Span], viewer: Tenant | None) -> list[Span]:
-        """Of a viewer that is no operator, its own sessions' alone, also of those that have ended."""
+        """Return the spans that the viewer may see: a tenant's own, including those of sessions that have ended."""
         if viewer is None:
             return spans
         own = {session.number for session in self._sessions.values() if session.tenant is viewer}

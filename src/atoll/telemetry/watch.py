@@ -1,7 +1,7 @@
-"""A cluster over time: the last snapshot, what changed since the one before, and the time line. Pure: reports come in.
+"""A cluster over time: the last snapshot, the rates since the one before, and the time line. Pure.
 
-`Source` is the seam to a cluster: whoever shows one (`atoll web`, `atoll top`, `atoll metrics`) has one of them, with
-one identity, and sees what that may see.
+`Source` is the interface to a cluster. Each display (`atoll web`, `atoll top`, `atoll metrics`) has one source with one
+identity, and sees what that identity may see.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from atoll.telemetry.timeline import TimeLine
 
 
 class Source(Protocol):
-    """Asks one cluster. All methods raise AtollError (ConnectError where nobody answers), and never block the loop."""
+    """A connection to one cluster. All methods raise AtollError, and never block the event loop."""
 
     @property
     def name(self) -> str:
-        """The cluster, for people."""
+        """The name of the cluster, for people."""
 
     async def report(self) -> bytes:
-        """Its report now."""
+        """Return the current report."""
 
     async def spans(self, position: int, most: int) -> tuple[list[Span], int]:
-        """The newest `most` spans after this position, and the position for the next call. The first is 0."""
+        """Return the newest `most` spans after `position`, and the position for the next call. Begin with 0."""
 
     async def drain(self, island: int) -> str:
-        """Returns a sentence when it is done, as the following do. Raises StatusError where it is refused."""
+        """Drain an island, and return a sentence for people, as the methods below do. Raises StatusError if refused."""
 
     async def add_island(self, like: int) -> str: ...
     async def end_session(self, session: int) -> str: ...
@@ -38,30 +38,30 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Rates:
-    """Of an interval, by the second."""
+    """Rates per second, over an interval of `seconds`."""
 
     seconds: float = 0.0
-    gangs: float = 0.0  # that were started
+    gangs: float = 0.0  # started gangs
     messages: float = 0.0
     bytes_moved: float = 0.0
-    controller: float = 0.0  # cores
+    controller: float = 0.0  # CPU seconds per second
 
 
 class Watch:
-    """Follows one cluster. `update` and `add_spans` take what it says, at `now` by the reader's clock."""
+    """Follows one cluster. `update` and `add_spans` take its data; `now` is the reader's clock."""
 
     def __init__(self) -> None:
         self.snapshot = Snapshot()
         self.time_line = TimeLine()
         self.rates = Rates()
-        self.shares: dict[str, float] = {}  # of the device time of the last interval, by tenant
-        self.position = 0  # of the spans
+        self.shares: dict[str, float] = {}  # of the last interval's device time, per tenant
+        self.position = 0  # after the last spans
         self.updates = 0
-        self.problem = ""  # why there is no newer snapshot
+        self.problem = ""  # why the snapshot is not current
         self._at = 0.0
 
     def update(self, report: bytes, now: float) -> None:
-        """A new report. Raises msgspec.MsgspecError for what is none."""
+        """Take a new report. Raises msgspec.MsgspecError if it is invalid."""
         before, after = self.snapshot, read_snapshot(report)
         seconds = after.seconds - before.seconds
         if self.updates and seconds > 0:
@@ -74,7 +74,7 @@ class Watch:
         self._at = now
 
     def fail(self, problem: str) -> None:
-        """The cluster cannot be asked now."""
+        """Note why the cluster does not answer."""
         self.problem, self.rates = problem, Rates()
 
     def add_spans(self, spans: list[Span], position: int, now: float) -> None:
@@ -82,11 +82,11 @@ class Watch:
         self.time_line.add(spans, now)
 
     def seconds_ago(self, seconds: float) -> float:
-        """How long before the snapshot something happened, by the controller's clock."""
+        """Return how long before the snapshot the controller's clock showed `seconds`."""
         return max(0.0, self.snapshot.seconds - seconds)
 
     def wall_time(self, seconds: float, now: float, wall: float) -> float:
-        """When something happened by the clock on the wall, which shows `wall` at `now`."""
+        """Return the wall-clock time of `seconds` of the controller's clock. The wall clock shows `wall` at `now`."""
         return wall - (now - self._at) - self.seconds_ago(seconds)
 
     def _compare(self, before: Snapshot, after: Snapshot, seconds: float) -> None:
@@ -118,7 +118,7 @@ def _moved(snapshot: Snapshot) -> int:
 
 
 def quantile(histogram: HistogramView, part: float) -> float:
-    """The bound below which that part of what was observed is, in seconds; 0 where nothing was."""
+    """Return the bucket bound below which the fraction `part` of the observations lies, in seconds; 0 without any."""
     left = histogram.count * part
     if not left:
         return 0.0

@@ -21,7 +21,7 @@ from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.scheduling.estimates import expectations
 from atoll.scheduling.tenants import Tenant
-from atoll.telemetry.consistency_checks import Checks
+from atoll.telemetry.consistency import Checks
 from atoll.telemetry.report import ReportSource, report
 from atoll.telemetry.trace_requests import Tracing
 

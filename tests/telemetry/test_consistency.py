@@ -9,8 +9,7 @@ import pytest
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
-from atoll.telemetry.consistency import contradictions
-from atoll.telemetry.consistency_checks import CHECK_SECONDS
+from atoll.telemetry.consistency import CHECK_SECONDS, contradictions
 from tests.controller.play import Play
 
 
@@ -90,7 +89,7 @@ def test_a_host_that_does_not_answer_is_named(play):
 @pytest.mark.parametrize(
     ("held", "text"),
     [
-        ({10: False}, "the proxy of session 1 has nothing of 1 arrays (11) that it has not released"),
+        ({10: False}, "the proxy of session 1 lacks 1 arrays (11) that it has not released"),
         (
             {10: False, 11: False, 12: False},
             "the proxy of session 1 has 1 arrays (12) that the controller does not know",
@@ -154,11 +153,11 @@ def spoil_tenant(controller: Any) -> None:
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (spoil_ledger, "bytes in use on device 0 of host 0, and buffers and gangs hold"),
-        (spoil_entry, "bytes of arrays, and has"),
+        (spoil_ledger, "bytes in use on device 0 of host 0, but buffers and gangs hold"),
+        (spoil_entry, "bytes of arrays, but has"),
         (spoil_uses, "array 10 of session 1 is needed by -1 gangs"),
-        (spoil_gangs, "segments in flight, and has 0 gangs"),
-        (spoil_tenant, "counts 0 sessions, and has 1"),
+        (spoil_gangs, "segments in flight, but has 0 gangs"),
+        (spoil_tenant, "counts 0 sessions, but has 1"),
     ],
 )
 def test_a_controller_that_contradicts_itself_says_so(play, spoil, text):
