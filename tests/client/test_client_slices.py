@@ -13,12 +13,12 @@ from atoll.client.client_slices import VirtualDeviceSet
 @pytest.mark.parametrize(
     ("slice_request", "text"),
     [
-        ({}, "say one of devices="),
-        ({"devices": 2, "tpu_devices": 2}, "say one of devices="),
+        ({}, "expected exactly one of devices="),
+        ({"devices": 2, "tpu_devices": 2}, "expected exactly one of devices="),
         ({"devices": 0}, "a slice of 0 devices"),
         ({"devices": -1}, "a slice of -1 devices"),
         ({"devices": 1 << 40}, "a slice of 1099511627776 devices"),
-        ({"devices": 3, "shape": (2, 2)}, r"3 devices have no shape \(2, 2\)"),
+        ({"devices": 3, "shape": (2, 2)}, r"3 devices do not fit the shape \(2, 2\)"),
         ({"shape": ()}, "one to three dimensions"),
         ({"shape": (1, 1, 1, 2)}, "one to three dimensions"),
         ({"shape": (-2, -2)}, "one device or more"),

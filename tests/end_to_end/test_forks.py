@@ -71,7 +71,7 @@ if not child:
             call()
             print(name, "was done", flush=True)
         except Exception as error:
-            if "start it by multiprocessing's spawn or forkserver" not in str(error):
+            if "use multiprocessing's spawn or forkserver" not in str(error):
                 print(name, error, flush=True)
     print("all refused", flush=True)
     sys.exit()

@@ -53,4 +53,4 @@ def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_
     script.assert_gone()
     said = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
     assert len(said) == 2, script.errors()
-    assert all("is gone (killed by SIGKILL)" in line and "clear_backends()" in line for line in said)
+    assert all("has ended (killed by SIGKILL)" in line and "clear_backends()" in line for line in said)

@@ -184,7 +184,7 @@ def test_without_its_proxy_a_script_can_have_another_and_goes_on_with_what_it_ha
     assert script.line() == "kill", script.errors()
     script.processes()["atoll.ifrt.proxy_main"].kill()
     deadline = time.monotonic() + START_SECONDS
-    while "is gone (killed by SIGKILL)" not in script.errors():
+    while "has ended (killed by SIGKILL)" not in script.errors():
         assert time.monotonic() < deadline, script.errors()
         time.sleep(0.05)
     assert "clear_backends()" in script.errors()

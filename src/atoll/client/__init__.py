@@ -1,1 +1,1 @@
-"""In the user's process: the backend plug-in for JAX, and what starts or finds a cluster for it."""
+"""The client in the user's process: the backend plug-in for JAX, which starts or finds a cluster."""

@@ -1,4 +1,4 @@
-"""JAX's client for a cluster: jaxlib's own IFRT proxy client, connected to a proxy that is started for it."""
+"""JAX's client for a cluster: jaxlib's IFRT proxy client, connected to a proxy that this process starts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ import time
 import weakref
 from typing import Any, Protocol
 
-from atoll.client.client_settings import Settings
 from atoll.client.client_slices import forget_slices
 from atoll.client.forks import ForkGuard
 from atoll.client.jax_patches import host_callbacks
 from atoll.client.jax_patches import install as install_patches
 from atoll.client.log_filter import filtered_stderr
-from atoll.client.processes import ClientProcesses
+from atoll.client.processes import ClientProcesses, Settings
 from atoll.cluster.processes.timer_slack import relaxed
 from atoll.errors import BackendError
 from atoll.security.join_token import JoinToken
 
-# From this size on, arrays reach the proxy through files in shared memory.
-_LARGE_TRANSFER_BYTES = 256 * 1024
+_LARGE_TRANSFER_BYTES = 256 * 1024  # arrays of this size or more reach the proxy through files in shared memory
 _CONNECT_SECONDS = 30
-# How long jaxlib's client may take to report that its connection has ended.
-_LAST_MESSAGES_SECONDS = 0.2
+_LAST_MESSAGES_SECONDS = 0.2  # time for jaxlib's client to report that its connection has ended
 
 
 class Cache(Protocol):
-    """Something that is only valid while a client lives."""
+    """A cache whose contents are valid only while one client lives."""
 
     def clear_cache(self) -> None: ...
 
@@ -42,30 +39,27 @@ _leaving = False  # this process is ending
 
 
 def choose(settings: Settings | None) -> None:
-    """What the next client connects to; None: as the environment says."""
+    """Set the cluster to which the next client connects. None stands for the environment's."""
     global _chosen
     _chosen = settings
 
 
 def cluster() -> tuple[str, str, JoinToken | None] | None:
-    """The address of the controller that this process uses, its token, and the join token where there is one.
-
-    None where JAX does not run on Atoll.
-    """
+    """Return the controller's address, the token and the join token (if any), or None if JAX does not run on Atoll."""
     return None if _processes is None else (_processes.controller, _processes.token, _processes.join)
 
 
 def clear_with_client(cache: Cache) -> None:
-    """Has the cache cleared when a client begins or ends. Does not keep the cache alive."""
+    """Clear the cache whenever a client starts or ends. Does not keep the cache alive."""
     _caches.add(cache)
 
 
 def make_client() -> Any:
-    """Starts what is needed and connects. Called by JAX when it makes its backends.
+    """Start the client's processes and connect. JAX calls this when it creates its backends.
 
-    JAX does so again where an exit handler computes after JAX's own has dropped the backends. The arrays of such a
-    handler are of the first client, so it gets that one. Raises BackendError in one of several processes of a
-    distributed JAX.
+    JAX calls this again if an exit handler computes after JAX's own exit handler has dropped the backends. The arrays
+    of such a handler belong to the first client, so this returns the first client. Raise BackendError in a process of a
+    distributed JAX program.
     """
     global _processes, _client
     if _leaving:
@@ -78,7 +72,7 @@ def make_client() -> Any:
     os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] = "true"
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"] = str(_processes.transfer_directory)
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"] = str(_LARGE_TRANSFER_BYTES)
-    # jaxlib's client reads its environment when it first connects.
+    # jaxlib's client reads these variables when it first connects.
     from jax.extend.backend import ifrt_proxy
 
     install_patches()
@@ -88,16 +82,16 @@ def make_client() -> Any:
     with filtered_stderr(), relaxed(), _fork_guard().connecting() as clients:
         client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
         clients.append(client)
-    # Its destructor would report the end of the connection as if it were an error. The process's end closes it too.
+    # Never destroy the client: its destructor reports the end of the connection as an error.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
     _client = client
     return client
 
 
 def add_local_cpu() -> None:
-    """Gives JAX its local CPU as `cpu` beside Atoll, where the user's platforms leave it out.
+    """Add the local CPU backend `cpu` to JAX if the user's platforms leave it out.
 
-    Callbacks, dlpack and what stays at home need it. Called while JAX makes its backends, once Atoll's is made.
+    Callbacks, dlpack and arrays in this process need it. Call this while JAX creates its backends, after Atoll's.
     """
     import jax
     from jax._src import xla_bridge
@@ -109,9 +103,9 @@ def add_local_cpu() -> None:
 def add_platform(client: Any) -> None:
     """Register Atoll's client also under the name of its devices' platform, such as "cuda".
 
-    JAX looks a platform up by that name where it lowers for a GPU, and scripts do in `jax.devices("gpu")` and
-    `jit(..., backend="tpu")`. CPU devices keep to "atoll", since "cpu" is the script's own. Called while JAX makes its
-    backends.
+    JAX looks up that name when it lowers for a GPU, and scripts use it in `jax.devices("gpu")` and
+    `jit(..., backend="tpu")`. A cluster of CPUs is only available as "atoll", since "cpu" is the script's own CPU. Call
+    this while JAX creates its backends.
     """
     from jax._src import xla_bridge
 
@@ -125,8 +119,8 @@ def _check_alone() -> None:
     state = distributed.global_state
     if state.num_processes > 1:
         raise BackendError(
-            f"jax.distributed.initialize has made this process {state.process_id} of {state.num_processes}, and Atoll "
-            "has one controller: one process of yours uses the devices of all hosts. Run the script once, without "
+            f"jax.distributed.initialize has made this process {state.process_id} of {state.num_processes}, but with "
+            "Atoll one process uses the devices of all hosts. Run the script once, without "
             "jax.distributed.initialize; `atoll up --islands ISLANDSxHOSTSxDEVICES` starts the hosts' processes"
         )
 
@@ -137,11 +131,11 @@ def _fork_guard() -> ForkGuard:
 
 
 def _abandon() -> None:
-    """In a child made by fork: processes, directories and channels are its parent's, and nothing here may end them."""
+    """Forget the client in a forked child, without ending the processes, directories and channels of the parent."""
     global _processes, _client
     atexit.unregister(_leave)
     _processes = _client = None
-    _caches.clear()  # to clear them would shut down sockets of the parent
+    _caches.clear()  # clear_cache() would shut down sockets of the parent
 
 
 def _leave() -> None:
@@ -152,13 +146,13 @@ def _leave() -> None:
 
 
 def losses() -> int:
-    """How often this client's cluster has failed hosts, and what was stored on them."""
+    """Return how many times the cluster of this client has lost hosts with the arrays that they stored."""
     processes = _processes
     return processes.losses() if processes is not None else 0
 
 
 def _users_cache() -> str:
-    """The directory in which the user has JAX keep compiled programs, or "": the workers keep them there."""
+    """Return the directory of JAX's compilation cache, or "". The workers store their compiled programs there."""
     import jax
 
     directory = jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
@@ -166,7 +160,7 @@ def _users_cache() -> str:
 
 
 def disconnect() -> None:
-    """Ends this client's processes, if there are any."""
+    """End this client's processes, if there are any."""
     global _processes, _client
     for cache in list(_caches):
         cache.clear_cache()

@@ -1,7 +1,7 @@
-"""Virtual devices and slices, for user programs: `make_virtual_device_set` (paper, figure 2 and section 4.1).
+"""Virtual devices and slices for user programs: `make_virtual_device_set` (paper, figure 2 and section 4.1).
 
-The request for a slice travels as a plugin program, which is the one way that JAX's client has for requests of this
-kind. The reply is an executable whose devices are those of the slice; the slice lives as long as the executable does.
+The client requests a slice by a plugin program, since IFRT has no request for slices. The reply is an executable on the
+devices of the slice; the slice lives as long as the executable.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from atoll.cluster.slice_requests import MAGIC, MAX_DEVICES, SliceInfo, SliceReq
 from atoll.errors import BackendError, SliceError
 from atoll.quantities import parse_bytes
 
-# Slices live until they are released, or their session ends: their devices may be in use without them.
+# Keeps slices alive until they are released or the session ends: scripts may keep only the devices of a slice.
 _live: dict[Slice, Any] = {}
 
 
 class Slice:
-    """Devices of one island, mapped one to one onto physical ones. Made by `VirtualDeviceSet.add_slice`.
+    """Virtual devices of one island, each on a different physical device. Created by `VirtualDeviceSet.add_slice`.
 
         with devices_set.add_slice(shape=(2, 2)) as s:
             x = jax.device_put(x, NamedSharding(s.mesh(("x", "y")), PartitionSpec("x", "y")))
 
-    `devices` are `jax.Device`s, in the row-major order of `shape`, for `jax.sharding.Mesh`, `jax.pmap(devices=...)`,
-    `jax.device_put`. Two slices of a session have no device in common. `island` is the devices' `slice_index`. As a
-    context manager a slice is released at the end of the block.
+    `devices` are `jax.Device`s in the row-major order of `shape`, for `jax.sharding.Mesh`, `jax.pmap(devices=...)` and
+    `jax.device_put`. Two slices of a session have no device in common. `island` is the `slice_index` of the devices. As
+    a context manager, a slice is released at the end of the block.
     """
 
     def __init__(self, loaded: Any) -> None:
@@ -44,7 +44,7 @@ class Slice:
 
     @property
     def tpus(self) -> list[Any]:
-        """`devices`, by the paper's name."""
+        """`devices`, under the paper's name."""
         return self.devices
 
     @property
@@ -53,7 +53,10 @@ class Slice:
         return self.devices
 
     def mesh(self, axis_names: str | Sequence[str]) -> Any:
-        """A `jax.sharding.Mesh` of the slice's shape. Raises SliceError unless there is a name for each dimension."""
+        """Return a `jax.sharding.Mesh` of the slice's shape.
+
+        Raise SliceError if the number of names differs from the number of dimensions.
+        """
         import numpy as np
         from jax.sharding import Mesh
 
@@ -67,7 +70,7 @@ class Slice:
         return self not in _live
 
     def release(self) -> None:
-        """The devices may be put into other slices from now on. They can still be used, and arrays on them stay."""
+        """Allow other slices to have the devices. The devices remain usable, and arrays on them stay."""
         _live.pop(self, None)
 
     def __enter__(self) -> Self:
@@ -84,7 +87,7 @@ class Slice:
 
 
 class VirtualDeviceSet:
-    """The slices that a program has asked for. Made by `make_virtual_device_set`."""
+    """The slices that a program has requested. Created by `make_virtual_device_set`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -92,7 +95,7 @@ class VirtualDeviceSet:
 
     @property
     def slices(self) -> list[Slice]:
-        """Those that have not been released."""
+        """The slices that have not been released."""
         return [each for each in self._slices if not each.is_released]
 
     def add_slice(
@@ -108,41 +111,43 @@ class VirtualDeviceSet:
         memory_per_device: int | str = 0,
         exclusive: bool = False,
     ) -> Slice:
-        """Asks for devices of one island.
+        """Request devices of one island.
 
             s = devices_set.add_slice(devices=4)
             s = devices_set.add_slice(shape=(2, 2), other_island_than=s, memory_per_device="8GiB")
 
         Args:
-          devices: how many. `tpu_devices`, the paper's name, and `gpu_devices` say which type, too, where the cluster
-            has TPUs or GPUs; on one of CPUs they are but another name. One of the three, or `shape`, is needed.
-          shape: a contiguous mesh in the topology of an island, of one to three dimensions.
-          kind: of the devices, as JAX names them: a platform such as "cpu", or a `device_kind`; or as the cluster's own
-            file names those of an island.
-          same_island_as, other_island_than: slices of this program.
-          memory_per_device: that has to be free on each now, in bytes or as text such as "8GiB".
-          exclusive: devices that no other session has anything on, nor gets while the slice lives.
+          devices: Number of devices. `tpu_devices`, the paper's name, and `gpu_devices` also select the type of device
+            on a cluster with TPUs or GPUs; on a cluster of CPUs they mean the same as `devices`. Pass one of the three,
+            or `shape`.
+          shape: Shape of a contiguous mesh in the topology of an island, of one to three dimensions.
+          kind: Kind of the devices: a platform such as "cpu" or a `device_kind` of JAX, or the name that the cluster
+            file gives to an island's devices.
+          same_island_as, other_island_than: Slices of this program.
+          memory_per_device: Memory that must be free on each device now, in bytes or as text such as "8GiB".
+          exclusive: Whether to take only devices on which no other session has arrays or slices, and to keep other
+            sessions off them while the slice lives.
 
-        Returns the slice at once. Nothing on its devices is moved or waited for.
+        Returns the slice immediately. Nothing on its devices is moved.
 
         Raises:
-          jax.errors.JaxRuntimeError: there is no such slice (RESOURCE_EXHAUSTED); the message says what is free.
-          atoll.SliceError: the arguments contradict each other, or a slice among them has been released.
+          jax.errors.JaxRuntimeError: No such slice is free (RESOURCE_EXHAUSTED). The message says what is free.
+          atoll.SliceError: The arguments contradict each other, or one of the given slices has been released.
         """
         given = [count for count in (devices, tpu_devices, gpu_devices) if count is not None]
         if len(given) > 1 or not (given or shape is not None):
-            raise SliceError("say one of devices=, tpu_devices= and gpu_devices=, or shape=")
+            raise SliceError("expected exactly one of devices=, tpu_devices= and gpu_devices=, or shape=")
         dims = tuple(operator.index(size) for size in shape) if shape is not None else ()
         count = operator.index(given[0]) if given else math.prod(dims)
         if (shape is not None and not dims) or min(dims, default=1) < 1 or len(dims) > 3:
             raise SliceError(f"a slice has one to three dimensions of one device or more, not {dims}")
         if dims and math.prod(dims) != count:
-            raise SliceError(f"{count} devices have no shape {dims}")
+            raise SliceError(f"{count} devices do not fit the shape {dims}")
         if not 1 <= count <= MAX_DEVICES:
-            raise SliceError(f"a slice of {count} devices")
+            raise SliceError(f"a slice of {count} devices: expected 1 to {MAX_DEVICES} devices")
         memory = _bytes(memory_per_device)
         if not 0 <= memory <= 1 << 60:
-            raise SliceError(f"memory_per_device is {memory} bytes")
+            raise SliceError(f"memory_per_device is {memory} bytes: expected 0 to 1 EiB")
         slice_request = SliceRequest(
             count,
             dims,
@@ -159,27 +164,27 @@ class VirtualDeviceSet:
 
 
 def make_virtual_device_set() -> VirtualDeviceSet:
-    """Where a program asks for slices of its cluster (paper, figure 2).
+    """Return a set with which a program requests slices of its cluster (paper, figure 2).
 
         devices_set = atoll.make_virtual_device_set()
         a = devices_set.add_slice(devices=4)
         b = devices_set.add_slice(devices=4, other_island_than=a)
 
-    Raises atoll.BackendError where JAX does not run on Atoll in this process.
+    Raise atoll.BackendError if JAX does not run on Atoll in this process.
     """
     import jax
 
     client = jax.devices()[0].client
     if not is_atoll(client):
         raise BackendError(
-            f"virtual devices need Atoll, and this program's JAX runs on {client.platform} by itself: "
-            "start it with JAX_PLATFORMS=atoll, or use atoll.connect()"
+            f"virtual devices need Atoll, but JAX runs on {client.platform} in this process: "
+            "start the script with JAX_PLATFORMS=atoll, or call atoll.connect()"
         )
     return VirtualDeviceSet(client)
 
 
 def forget_slices() -> None:
-    """The client's session has ended, and all slices with it."""
+    """Release all slices, because the client's session has ended."""
     _live.clear()
 
 
@@ -194,5 +199,5 @@ def _numbers(slices: Slice | Iterable[Slice]) -> tuple[int, ...]:
     several = (slices,) if isinstance(slices, Slice) else tuple(slices)
     for each in several:
         if each.is_released:
-            raise SliceError(f"{each} has been released, so it has no island that another slice could share or avoid")
+            raise SliceError(f"{each} has been released: same_island_as and other_island_than need live slices")
     return tuple(each.number for each in several)

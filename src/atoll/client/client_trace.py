@@ -1,4 +1,4 @@
-"""`atoll.trace`: what the cluster ran while a piece of Python ran."""
+"""`atoll.trace`: records what the cluster runs during a block of Python."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from atoll.wire.address import parse_address
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
-    """Traces what the cluster runs during the block, for all its sessions, or for a user's own. For example::
+    """Trace what the cluster runs during the block, for all sessions that the user may see. For example::
 
         with atoll.trace("step.json") as spans:
             jax.block_until_ready(train_step(state, batch))
         milliseconds = sum(span.ended - span.started for span in spans) / 1e6
 
-    Gives a list that is filled with `Span`s when the block ends; only what has ended by then is in it. With `path`, a
-    file of Chrome's trace events is written, which https://ui.perfetto.dev opens: a row for each device, and what
-    sessions waited for, and their clients asked, during ten minutes at most.
+    The list is filled when the block ends, with a `Span` for each computation and transfer that has ended by then. The
+    cluster keeps the last 100,000 spans. Times are nanoseconds of the controller's clock.
 
-    The cluster keeps the last 100,000 spans. Their times are nanoseconds of the controller's clock.
+    With `path`, this also writes a file of Chrome trace events, which https://ui.perfetto.dev opens: a row per device,
+    the requests of clients, and what sessions waited for, during ten minutes at most.
 
     Raises:
       atoll.BackendError: JAX does not run on Atoll in this process.
-      atoll.ConnectError: the controller does not answer.
-      OSError: the file cannot be written. Where its directory does not exist, before the block runs.
+      atoll.ConnectError: The controller does not answer.
+      OSError: The file cannot be written. If its directory does not exist, the block does not run.
     """
     cluster = backend.cluster()
     if cluster is None:
@@ -42,7 +42,7 @@ def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
         )
     file = None if path is None else Path(path).absolute()
     if file is not None and not file.parent.is_dir():
-        raise FileNotFoundError(f"there is no directory {file.parent} for the trace {file.name}")
+        raise FileNotFoundError(f"cannot write the trace {file.name}: the directory {file.parent} does not exist")
     spans: list[Span] = []
     address, token, join = cluster
     where = parse_address(address)

@@ -1,4 +1,4 @@
-"""`atoll.connect`: a cluster for a piece of Python, a notebook for instance."""
+"""`atoll.connect`: runs JAX on a cluster for a block of Python, or in a notebook."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from atoll.client import backend
-from atoll.client.client_settings import Settings
 from atoll.client.plugin import PLATFORM
+from atoll.client.processes import Settings
 from atoll.cluster.settings import DEFAULT_ISLANDS, read_topology
 from atoll.errors import AtollError
 
@@ -18,9 +18,9 @@ _open: ConnectedCluster | None = None
 
 
 class ConnectedCluster:
-    """A cluster that JAX runs on in this process, until `close()`. Made by `connect`.
+    """A cluster on which JAX runs in this process until `close()`. Created by `connect`.
 
-    As a context manager it gives its `devices`, and closes itself at the end of the block.
+    As a context manager, it returns its `devices` and closes at the end of the block.
     """
 
     def __init__(self, devices: list[Any], address: str, on_close: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ class ConnectedCluster:
         return self._on_close is None
 
     def close(self) -> None:
-        """JAX runs on what it ran on before; an embedded cluster ends. Closing again does nothing."""
+        """Restore JAX's previous platforms, and end the cluster if it is embedded. A second call does nothing."""
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
@@ -57,7 +57,7 @@ def connect(
     token: str | None = None,
     join: str | None = None,
 ) -> ConnectedCluster:
-    """Makes JAX in this process run on Atoll, until the cluster is closed.
+    """Make JAX in this process run on Atoll until the cluster is closed.
 
     In a script, for a block:
 
@@ -72,26 +72,26 @@ def connect(
         cluster.close()
 
     Args:
-      address: a running cluster's, as `atoll up` prints it (`unix:/path` or `HOST:PORT`). None: as ATOLL_ADDRESS says,
-        else an embedded cluster, which ends when it is closed or this process ends.
-      islands: the embedded cluster's ISLANDSxHOSTSxDEVICES; everything else about it is as the environment says.
-      token: what the cluster asks of its clients, where it has no join token. None: as ATOLL_TOKEN says.
-      join: the join token of a cluster on TCP, or the file that has it (`atoll up --join-file FILE` writes it); it
-        says where the cluster is, too. None: as ATOLL_JOIN says. This user's own cluster on this machine needs none.
+      address: Address of a running cluster, as printed by `atoll up` (`unix:/path` or `HOST:PORT`). If None, the value
+        of ATOLL_ADDRESS; without that, an embedded cluster, which ends when it is closed or this process ends.
+      islands: ISLANDSxHOSTSxDEVICES of an embedded cluster. The environment has its other settings.
+      token: Token of a cluster without a join token. If None, the value of ATOLL_TOKEN.
+      join: Join token of a cluster on TCP, or a file with it (written by `atoll up --join-file FILE`). It includes the
+        cluster's address. If None, the value of ATOLL_JOIN. Not needed for this user's own cluster on this machine.
 
-    Returns a `ConnectedCluster`, whose `devices` is the list of `jax.Device`. A process has one at a time: connecting
-    closes the one that is open, as when a cell of a notebook is run again.
+    Returns a `ConnectedCluster`, whose `devices` is the list of `jax.Device`. A process has one connection at a time:
+    a new connection closes the previous one, for instance when a cell of a notebook runs again.
 
-    JAX's platforms are "atoll,cpu" meanwhile, and afterwards what they were. Arrays and compiled functions of other
-    backends are lost to JAX on both occasions, as by `jax.extend.backend.clear_backends`; those made meanwhile end with
-    the connection.
+    JAX's platforms are "atoll,cpu" until the cluster is closed, and then the previous ones. Both changes drop the
+    arrays and compiled functions of the other backends, like `jax.extend.backend.clear_backends`. Arrays on the cluster
+    end with the connection.
 
     Raises:
       atoll.AddressError: `address` cannot be parsed.
-      atoll.ConnectError: nobody answers at `address`, or the cluster refuses the connection; AccessError, which is one,
-        where one of the two does not trust the other.
-      atoll.ClusterError: the embedded cluster does not start.
-      atoll.SettingsError: `islands`, or what the environment says, is nothing that a cluster can have.
+      atoll.ConnectError: No process answers at `address`, or the cluster refuses the connection; its subclass
+        AccessError if one side does not trust the other.
+      atoll.ClusterError: The embedded cluster does not start.
+      atoll.SettingsError: `islands` or a setting in the environment is invalid.
     """
     global _open
     import jax
@@ -126,7 +126,7 @@ def connect(
         assert connected is not None
     except RuntimeError as error:
         restore()
-        if isinstance(error.__context__, AtollError):  # of which JAX keeps the text only
+        if isinstance(error.__context__, AtollError):  # JAX's error has only the text of the original
             raise error.__context__ from None
         raise
     except BaseException:

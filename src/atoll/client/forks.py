@@ -1,10 +1,12 @@
-"""A child that was made by fork leaves its parent's cluster alone: its end harms nothing, its calls are refused.
+"""Protects a cluster from forked children of the client's process: a child cannot harm it, and JAX calls raise there.
 
-The child inherits jaxlib's clients with their connection, and none of their threads. Without care, destructors in the
-child write to the parent's connection ("destruct this array"), a poll in the child takes events of the parent's, and
-what waits for a thread waits for ever. So in the child the descriptors of the connection are replaced by dead ones,
-clients, arrays and executables stay for ever (none of their destructors runs), and the functions through which JAX uses
-a client refuse. The invariant: nothing that the child does reaches the cluster, and it waits for no client's threads.
+The child inherits jaxlib's clients with their connection, but not their threads. Without precautions, destructors in
+the child would write to the parent's connection ("destruct this array"), a poll in the child would take events of the
+parent, and calls that wait for a thread would hang. Therefore, in the child, dead descriptors replace those of the
+connection, clients, arrays and executables are never destroyed, and the functions with which JAX uses a client raise
+BackendError.
+
+Invariant: nothing that the child does reaches the cluster, and the child never waits for a client's threads.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from typing import Any
 from atoll.client.jax_patches.patch import Patch, Replacement, install
 from atoll.errors import BackendError
 
-# What a connection consists of, as /proc names it.
+# The kinds of descriptors that a connection consists of, as named in /proc.
 _KINDS = re.compile(r"socket:|anon_inode:\[event(poll|fd)\]")
 
 
 class ForkGuard:
-    """Acts in the children of this process. `on_fork` runs there, too, before all else."""
+    """Cuts forked children of this process off from its clients. In each child, `on_fork` runs first."""
 
     def __init__(self, on_fork: Callable[[], None]) -> None:
         self._on_fork = on_fork
@@ -37,7 +39,7 @@ class ForkGuard:
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[list[Any]]:
-        """Gives a list that takes the client which is made in this block; what the block opens is its connection."""
+        """Record the descriptors that the block opens as a client's connection. Add the client to the yielded list."""
         before = _descriptors()
         yield self._clients
         self._descriptors |= {number: what for number, what in _descriptors().items() if before.get(number) != what}
@@ -67,7 +69,7 @@ def _descriptors() -> dict[int, str]:
 
 
 def _cut(descriptors: dict[int, str]) -> None:
-    """Has these numbers stand for something that leads nowhere, unless they stand for something else by now."""
+    """Replace the descriptors by dead ones, except for numbers that refer to something else by now."""
     ours, theirs = socket.socketpair()
     theirs.close()
     poller = select.epoll()
@@ -82,7 +84,7 @@ def _cut(descriptors: dict[int, str]) -> None:
 
 
 def _refuse(parent: int) -> None:
-    """Has JAX refuse to compile, run, copy, read and wait."""
+    """Make JAX raise BackendError when it compiles, runs, copies, reads or waits."""
     import jax
     from jax._src.lib import _jax
 
@@ -95,14 +97,14 @@ def _refuse(parent: int) -> None:
     each = [Replacement(owner, name, refusing, ()) for owner, names in _REFUSED.items() for name in names]
     refusals = Patch(
         "refusals after a fork",
-        "JAX calls in a child that was made by fork wait for ever, or fail as jaxlib has it",
+        "JAX calls in a forked child hang, or fail with jaxlib's own errors",
         tuple(replacement for replacement in each if not replacement.difference()),
     )
     install((refusals,), jax.__version_info__)
-    _jax.PjitFunctionCache.clear_all()  # calls that take JAX's C++ path look for none of these
+    _jax.PjitFunctionCache.clear_all()  # calls on JAX's C++ path bypass these functions
 
 
-# Through which JAX uses a client, by owner. Those that a version of JAX lacks are left out.
+# The functions with which JAX uses a client, by owner. Functions that a version of JAX lacks are skipped.
 _REFUSED: dict[str, tuple[str, ...]] = {
     "jaxlib._jax:ArrayImpl": (
         "_arrays",
@@ -117,7 +119,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     "jaxlib._jax": ("batched_copy_to_host_async",),
     "jaxlib._jax:Client": ("compile_ifrt_program", "compile_and_load", "deserialize_executable"),
     "jaxlib._jax:LoadedExecutable": ("execute_sharded", "serialize", "cost_analysis", "get_hlo_text", "hlo_modules"),
-    "atoll.programs.launch:ProgramLaunch": ("call",),  # has jaxlib's method since before the fork
+    "atoll.programs.launch:ProgramLaunch": ("call",),  # has looked up jaxlib's method before the fork
     "jaxlib.xla_client": (
         "batched_device_put",
         "batched_copy_array_to_devices_with_sharding",
@@ -128,6 +130,6 @@ _REFUSED: dict[str, tuple[str, ...]] = {
 }
 
 _ADVICE = (
-    "JAX on Atoll cannot be used in a process that was made by fork: the connection to the cluster is that of its "
-    "parent, process {parent}. Give the child NumPy arrays, or start it by multiprocessing's spawn or forkserver"
+    "JAX on Atoll cannot be used in a forked process: the connection to the cluster belongs to its "
+    "parent, process {parent}. Pass NumPy arrays to the child, or use multiprocessing's spawn or forkserver method"
 )

@@ -1,6 +1,6 @@
-"""Everything that programs use of JAX and that is not public, in one place: JAX 0.10 to 0.12 have it under these names.
+"""The private parts of JAX that programs use, under the names of JAX 0.10 to 0.12.
 
-How a trace becomes current, what a jit call carries, and the fast paths of arguments and results.
+They concern the current trace, the contents of jit calls, and the fast paths of arguments and results.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ set_current_trace: Any = core.set_current_trace
 abstractify: Callable[[Any], Any] = core.shaped_abstractify
 default_device: Callable[[], Any] = pxla.get_default_device
 needs_check_special: Callable[[], bool] = dispatch.needs_check_special
-# Whether a copy shares its source's memory, or takes it over.
-CopySemantics: Any = xla_client.ArrayCopySemantics
+CopySemantics: Any = xla_client.ArrayCopySemantics  # whether a copy shares or takes over its source's memory
 
 _REUSE = CopySemantics.REUSE_INPUT
 
 
 def leave_out_of_tracebacks(path: str) -> None:
-    """Frames of this file are not the user's."""
+    """Hide the frames of this file from the user's tracebacks and source lines."""
     source_info_util.register_exclusion(path)
     traceback_util.register_exclusion(path)
 
@@ -51,7 +50,7 @@ leave_out_of_tracebacks(__file__)
 
 
 def line() -> str:
-    """The innermost of the user's lines that runs now, as `file:line:column (function)`."""
+    """Return the innermost line of the user's code on the stack, as `file:line:column (function)`."""
     return str(source_info_util.summarize(source_info_util.current()))
 
 
@@ -62,12 +61,12 @@ def current_trace() -> Any:
 Zero: Any = ad.Zero
 is_undefined_primal: Callable[[Any], bool] = ad.is_undefined_primal
 
-# Of these traces a program has rules: see `programs.transformations`. Others see the calls of its function.
+# The traces for which programs have rules: see `programs.transformations`. Other traces see the calls of the function.
 _WITH_RULES = (ad.JVPTrace, ad.LinearizeTrace, _partial_eval.JaxprTrace, batching.BatchTrace)
 
 
 def is_transforming() -> bool:
-    """Whether what is called now is differentiated or batched by itself; not traced into one computation, as by jit."""
+    """Return whether the current trace differentiates or batches, rather than traces into one computation (jit)."""
     return isinstance(core.trace_ctx.trace, _WITH_RULES)
 
 
@@ -80,7 +79,7 @@ def make_primitive(
     transpose: Callable[..., Any],
     batch: Callable[..., Any],
 ) -> Any:
-    """A primitive of several results with these rules. `inline` does the same by other primitives, for XLA."""
+    """Return a primitive with several results and these rules. `inline` expresses it with other primitives, for XLA."""
     primitive = core.Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(run)
@@ -93,21 +92,21 @@ def make_primitive(
 
 
 def run_now(primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
-    """What eager JAX does for a primitive that no tracer takes part in."""
+    """Run a primitive without tracers, as eager JAX does."""
     return core.eval_trace.process_primitive(primitive, arguments, params)
 
 
 def stage_now(value: Any) -> Any:
-    """The array that eager JAX makes of a host value."""
+    """Return the array that eager JAX makes of a host value."""
     return core.eval_trace.stage_value(value)
 
 
-# Modules whose primitives eager JAX runs as several computations, or as a jit call that they make themselves.
+# Modules with primitives that eager JAX runs as several computations, or that make their own jit call.
 _COMPOSED = ("pjit", "ad_checkpoint", "custom_derivatives", "custom_batching")
 
 
 def run_as_eager_jax(trace: Any, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Has `trace` see the jit calls that eager JAX makes for the primitive."""
+    """Run the primitive under `trace` as the jit calls that eager JAX makes for it."""
     with set_current_trace(trace):
         if getattr(primitive.impl, "__module__", "").rpartition(".")[2] in _COMPOSED:
             return primitive.impl(*arguments, **params)
@@ -115,7 +114,7 @@ def run_as_eager_jax(trace: Any, primitive: Any, arguments: Sequence[Any], param
 
 
 def run_shard_map(trace: Any, primitive: Any, fun: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Has `trace` see one jit call for a shard_map that stands outside of any."""
+    """Run a shard_map that is outside any jit under `trace`, as one jit call."""
     structures: list[Any] = []
 
     def shard_map(*xs: Any) -> list[Any]:
@@ -128,16 +127,16 @@ def run_shard_map(trace: Any, primitive: Any, fun: Any, arguments: Sequence[Any]
     return structures[-1].update(flat)
 
 
-# ---- what a jit call carries
+# ---- the contents of a jit call
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What others can see of a computation besides its results. Mutable arrays that it makes itself are none."""
+    """The side effects of a computation. Changes of mutable arrays that the computation creates do not count."""
 
     some: bool
-    ordered: bool  # with all others that are ordered, from launch to launch
-    references: bool  # to mutable arrays of others
+    ordered: bool  # in the order of launches, with all other ordered effects
+    references: bool  # uses mutable arrays from outside
 
     @classmethod
     def of(cls, jaxpr: Any) -> Effects:
@@ -148,26 +147,26 @@ class Effects:
 
 
 def calls_out(primitive: Any, params: dict[str, Any]) -> bool:
-    """Whether an operation has effects, whatever it is given."""
+    """Return whether an operation has effects for any arguments."""
     if primitive is jit_p:
         return Effects.of(params["jaxpr"]).some
     return primitive.name in ("debug_callback", "debug_print", "io_callback") or bool(params.get("has_side_effect"))
 
 
 def note_effects(devices: Iterable[Any], results: Any) -> None:
-    """Has `jax.effects_barrier` wait for a run on these devices, which was asked for its tokens."""
+    """Make `jax.effects_barrier` wait for the run with these `results`, which include a token, on `devices`."""
     token = results.consume_token().get_token(0)
     for device in devices:
         dispatch.runtime_tokens.set_output_runtime_token(device, token)
 
 
 def uses_references(primitive: Any, arguments: Sequence[Any]) -> bool:
-    """Whether a primitive makes or uses mutable arrays (jax.Ref)."""
+    """Return whether a primitive creates or uses mutable arrays (jax.Ref)."""
     return bool(primitive.ref_primitive) or any(isinstance(each, core.Ref) for each in arguments)
 
 
 def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
-    """A function that evaluates the jaxpr; jit names its module after it."""
+    """Return a function that evaluates the jaxpr. `name` becomes the name of its jit module."""
 
     def run(*arguments: Any) -> Any:
         return tuple(core.jaxpr_as_fun(jaxpr)(*arguments))
@@ -176,12 +175,12 @@ def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
     return run
 
 
-# The name scope of what a program's function does where JAX traces it into one computation.
+# The name scope of a program's function if JAX traces it into one computation.
 PROGRAM_SCOPE = "atoll.program"
 
 
 def has_program(jaxpr: Any) -> bool:
-    """Whether a program's function is in the computation, or the computation in what JAX evaluates of one."""
+    """Return whether the computation contains a program's function, or JAX evaluates it as part of one."""
     if PROGRAM_SCOPE in str(source_info_util.current_name_stack()):
         return True
     return any(
@@ -191,13 +190,13 @@ def has_program(jaxpr: Any) -> bool:
 
 
 def only_operation(jaxpr: Any) -> str | None:
-    """The operation that a computation is, and no jit call; None where it is several."""
+    """Return the name of a computation's only operation; None if it has several, or if the operation is a jit call."""
     eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
     return eqns[0].primitive.name if len(eqns) == 1 and eqns[0].primitive is not jit_p else None
 
 
 def devices_of(sharding: Any) -> tuple[Any, ...] | None:
-    """The devices in the sharding's order; None where it names none."""
+    """Return the devices in the sharding's order, or None if the sharding has no devices."""
     if isinstance(sharding, type(UNSPECIFIED)) or sharding is None:
         return None
     if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
@@ -206,11 +205,11 @@ def devices_of(sharding: Any) -> tuple[Any, ...] | None:
 
 
 def can_compile_resharding(aval: Any, source: Any, target: Any) -> bool:
-    """Whether a computation can give an array with the sharding `source` the sharding `target`.
+    """Return whether a computation can change an array's sharding from `source` to `target`.
 
-    Not where the devices are others, in another order, or of several islands; where the memory is another; nor for what
-    XLA knows as something else, or not at all: keys, strings, parts that are still to be summed. Collectives of several
-    hosts of CPUs end their process over elements of less than a byte (jaxlib 0.10.2).
+    It cannot if the devices differ, have another order or belong to several islands, or if the memory differs. It also
+    cannot for arrays that XLA represents differently or not at all: keys, strings, and parts that still need a sum.
+    For elements of less than a byte, collectives across CPU hosts crash the process (jaxlib 0.10.2).
     """
     devices = devices_of(source)
     if devices is None or len(devices) == 1 or devices != devices_of(target):
@@ -227,27 +226,27 @@ def can_compile_resharding(aval: Any, source: Any, target: Any) -> bool:
 
 
 def by_tiles(sharding: Any, rank: int) -> Any:
-    """The sharding as XLA has it, without a mesh that may be part of an array's type."""
+    """Return XLA's form of the sharding, without a mesh, which would become part of an array's type."""
     hlo = sharding._to_xla_hlo_sharding(rank)
     return GSPMDSharding(sharding._internal_device_list, hlo, memory_kind=sharding.memory_kind)
 
 
 def mesh_devices(mesh: Any) -> tuple[Any, ...] | None:
-    """The devices of a mesh that has some."""
+    """Return the devices of a mesh, or None if it has no devices."""
     if mesh is None or isinstance(mesh, jax.sharding.AbstractMesh) or mesh.empty:
         return None
     return tuple(mesh.devices.flat)
 
 
 def shardings_inside(jaxpr: Any) -> Iterator[Any]:
-    """Those that the computation itself names, for instance in its constraints and shard_maps."""
+    """Yield the shardings with devices inside the computation, for instance of its constraints and shard_maps."""
     for sharding, _ in dispatch.get_intermediate_shardings(getattr(jaxpr, "jaxpr", jaxpr)):
         if devices_of(sharding) is not None:
             yield sharding
 
 
 def only_shard_map(jaxpr: Any) -> tuple[list[Any], list[Any]] | None:
-    """The shardings of the inputs and outputs of a computation that is one shard_map, as pmap's are; else None."""
+    """Return the shardings of the inputs and outputs of a computation that is one shard_map, as pmap's are, or None."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     if len(inner.eqns) != 1 or inner.eqns[0].primitive is not _shard_map.shard_map_p:
         return None
@@ -266,14 +265,14 @@ def only_shard_map(jaxpr: Any) -> tuple[list[Any], list[Any]] | None:
 
 
 def physical(aval: Any, sharding: Any) -> tuple[Any, Any]:
-    """An array's type on devices: for PRNG keys, that of the numbers."""
+    """Return an array's type and sharding on devices: for PRNG keys, those of the numbers."""
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return core.physical_aval(aval), physical_sharding(aval, sharding)
     return aval, sharding
 
 
 def tiles(sharding: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The tile assignment (dimensions, devices) in XLA's form; None for an array that is whole on each device."""
+    """Return the tile assignment (dimensions, devices) in XLA's form, or None if each device has the whole array."""
     hlo = sharding._to_xla_hlo_sharding(rank)
     if hlo.is_replicated() or hlo.is_maximal():
         return None
@@ -283,28 +282,28 @@ def tiles(sharding: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] |
 
 
 def check_deleted(arrays: Sequence[Any]) -> None:
-    """Raises JAX's error for one that is deleted."""
+    """Raise JAX's error if an array is deleted."""
     for each in arrays:
         each._check_if_deleted()
 
 
 def check_special(name: str, arrays: Sequence[Any]) -> None:
-    """Raises FloatingPointError where the user has asked for it (jax_debug_nans, jax_debug_infs)."""
+    """Raise FloatingPointError for values that the user has forbidden (jax_debug_nans, jax_debug_infs)."""
     try:
         dispatch.check_special(name, arrays)
     except api_util.InternalFloatingPointError as error:
         raise FloatingPointError(
-            f"program {name!r} returns {error.ty}; without atoll.program, JAX finds the operation that makes it"
+            f"program {name!r} returns {error.ty}. Run the function without atoll.program to find the operation"
         ) from None
 
 
 def in_memory(sharding: Any, space: Any) -> Any:
-    """The sharding in a `jax.memory.Space`."""
+    """Return the sharding in a `jax.memory.Space`."""
     return sharding.with_memory_kind(core.mem_space_to_kind(space))
 
 
 def primal(array: Any) -> Any:
-    """The array itself, of one that stands under derivatives."""
+    """Return the array under a differentiation tracer."""
     while isinstance(array, core.Tracer) and hasattr(array, "primal"):
         array = array.primal
     return array
@@ -315,24 +314,24 @@ def is_committed(array: Any) -> bool:
 
 
 def buffer(array: Any) -> Any:
-    """What jaxlib takes as an argument: the numbers behind a key, else the array itself."""
+    """Return the array that jaxlib takes as an argument: the numbers of a PRNG key, otherwise the array itself."""
     return array if type(array) is Array else getattr(array, "_base_array", array)
 
 
 def put(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
-    """Arrays of host values, with these shardings; without the checks of `jax.device_put`."""
+    """Return arrays of the host values with these shardings, without the checks of `jax.device_put`."""
     count = len(values)
     arrays: Sequence[Any] = pxla.shard_args(shardings, [None] * count, [_REUSE] * count, values)
     return arrays
 
 
 def plain(aval: Any) -> Any:
-    """The type without a mesh all of whose axes are automatic: arrays of equal shape and dtype are then of one type."""
+    """Return the type without its mesh if all axes are automatic, so that equal shapes and dtypes give equal types."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
     return aval if mesh is None or mesh.empty or not mesh.are_all_axes_auto else aval.update(sharding=None)
 
 
 def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
-    """Makes a `jax.Array` of what jaxlib returns, of the type that eager JAX gives it."""
+    """Return a function that makes a `jax.Array` of jaxlib's result, with the type that eager JAX gives it."""
     aval = core.update_aval_with_sharding(aval, sharding)
     return pxla.global_aval_to_result_handler(aval, sharding, committed)

@@ -1,8 +1,8 @@
-"""Filters standard error: jaxlib's client logs ordinary events as if they were errors.
+"""Filters standard error, because jaxlib's client logs ordinary events as errors.
 
-Its C++ half writes to file descriptor 2 at log levels that JAX leaves on: that a local channel is not encrypted, and
-that the connection has ended, with a stack trace, also when this process has ended it. Inside `filtered_stderr`, those
-messages are left out and all others pass.
+Its C++ code writes to file descriptor 2, at log levels that JAX leaves on: that a local channel is not encrypted, and,
+with a stack trace, that the connection has ended, even if this process has closed it. `filtered_stderr` drops those
+messages and passes on all others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ORDINARY = re.compile(
     rb"|Failed to delete host buffer: UNAVAILABLE"
     rb"|Batched response from ifrt proxy server"
 )
-# More lines of such a message, from JAX 0.12 on.
+# Further lines of such a message, since JAX 0.12.
 _MORE = re.compile(rb"=== Source Location Trace|external/|; Stack trace:")
 _OUR_OWN = b"atoll: "
 _TRACE_ENDS = b"*** End stack trace ***"
@@ -30,11 +30,11 @@ _TRACE_ENDS = b"*** End stack trace ***"
 
 @contextlib.contextmanager
 def filtered_stderr() -> Iterator[None]:
-    """Filters what this process writes to descriptor 2 until the block ends."""
+    """Filter what this process writes to descriptor 2 until the block ends."""
     try:
         sys.stderr.flush()
         original = os.dup(2)
-    except (OSError, AttributeError, ValueError):  # no standard error, or one that is no file
+    except (OSError, AttributeError, ValueError):  # standard error is missing, or not a file
         yield
         return
     readable, writable = os.pipe()
@@ -63,6 +63,6 @@ def _pump(readable: int, original: int) -> None:
             elif _ORDINARY.search(line) or (dropped and _MORE.match(line)):
                 tracing = b"*** Begin stack trace" in line
                 dropped = True
-            elif not (dropped and line == b"\n"):  # the end of the message that was dropped
+            elif not (dropped and line == b"\n"):  # an empty line ends a dropped message
                 dropped = False
                 os.write(original, line)

@@ -1,12 +1,13 @@
-"""The entry point through which JAX finds Atoll; named in pyproject.toml, called by JAX at its first use.
+"""The entry point of the JAX plug-in, named in pyproject.toml. JAX calls it at its first use.
 
-A script that does not ask for Atoll must not notice that it is installed. JAX tries every registered factory unless
-JAX_PLATFORMS (or `jax_platforms`) names the platforms to use. So this one makes a client only where that is set, which
-then names Atoll, and fails quietly otherwise.
+Atoll must not affect scripts that do not use it. If JAX_PLATFORMS (or `jax_platforms`) is not set, JAX tries every
+registered factory. Therefore Atoll's factory fails quietly in that case; otherwise the platforms name Atoll.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 PLATFORM = "atoll"
@@ -15,25 +16,59 @@ _GOOGLES_PLATFORM = "proxy"
 
 
 def initialize() -> None:
-    """Registers the platform `atoll`; looks after clients of `atoll proxy`. Called by JAX."""
+    """Register the platform `atoll`, and prepare JAX for clients of `atoll proxy`. JAX calls this."""
     import jax
     from jax._src.xla_bridge import register_backend_factory  # `jax.extend` would import Pallas in every script
 
     register_backend_factory(PLATFORM, _make_client, priority=_PRIORITY, fail_quietly=True)
     if _GOOGLES_PLATFORM in str(jax.config.jax_platforms).split(","):
-        from atoll.client import proxy_clients
-
-        proxy_clients.patch_google_proxy_client()
+        _patch_google_proxy_client()
 
 
 def _make_client() -> Any:
     import jax
 
     if not jax.config.jax_platforms:
-        raise RuntimeError("this script does not ask for it: set JAX_PLATFORMS=atoll (or atoll,cpu)")
+        raise RuntimeError("this script does not use Atoll: to use it, set JAX_PLATFORMS=atoll (or atoll,cpu)")
     from atoll.client.backend import add_local_cpu, add_platform, make_client
 
     client = make_client()
     add_local_cpu()
     add_platform(client)
     return client
+
+
+def _patch_google_proxy_client() -> None:
+    """Prepare JAX for the clients that Google's `pathwaysutils` (platform "proxy") connects to an `atoll proxy`.
+
+    Such a client gets the same patches of JAX as Atoll's own client, so that callbacks work. Clients of other servers
+    are not changed. A second call does nothing.
+    """
+    from jax.extend.backend import ifrt_proxy
+
+    from atoll.client.plugin_programs import is_atoll
+
+    connect = ifrt_proxy.get_client
+    if hasattr(connect, "__wrapped__"):
+        return
+
+    @functools.wraps(connect)
+    def get_client(address: str, *arguments: Any, **named: Any) -> Any:
+        client = connect(address, *arguments, **named)
+        if is_atoll(client):
+            _prepare(address)
+        return client
+
+    ifrt_proxy.get_client = get_client
+
+
+def _prepare(address: str) -> None:
+    from atoll.client.backend import add_local_cpu
+    from atoll.client.jax_patches import host_callbacks, install
+    from atoll.errors import AddressError
+    from atoll.wire.address import parse_address
+
+    install()
+    with contextlib.suppress(AddressError):  # a gRPC target without a host
+        host_callbacks.TABLE.proxy = parse_address(address)
+    add_local_cpu()

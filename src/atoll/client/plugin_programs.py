@@ -1,6 +1,6 @@
-"""IFRT's plugin programs: the one way in which JAX's client sends a server anything but XLA programs.
+"""Requests to Atoll as IFRT plugin programs, the only way for JAX's client to send other requests than IFRT's.
 
-The reply is a loaded executable, whatever it stands for.
+The reply is always a loaded executable.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _ATOLL = "proxy/atoll"  # jaxlib's name for a client of our proxy
 
 
 def is_atoll(client: Any) -> bool:
-    """Whether a JAX client's server is Atoll."""
+    """Return whether a JAX client's server is Atoll."""
     return bool(client.runtime_type == _ATOLL)
 
 
 def submit(client: Any, payload: bytes) -> Any:
-    """The executable that the server makes of this. Raises jax.errors.JaxRuntimeError with the server's refusal."""
+    """Send `payload` and return the server's executable. Raise jax.errors.JaxRuntimeError if the server refuses."""
     from jax.extend.ifrt_programs import ifrt_programs
 
     plugin: Any = ifrt_programs
@@ -27,5 +27,5 @@ def submit(client: Any, payload: bytes) -> Any:
 
 
 def ask(client: Any, question: Question) -> bytes:
-    """The answer to a question of Atoll's own. Raises jax.errors.JaxRuntimeError with the server's refusal."""
+    """Return the server's answer to `question`. Raise jax.errors.JaxRuntimeError if the server refuses."""
     return bytes(submit(client, write_question(question)).fingerprint)

@@ -1,7 +1,7 @@
-"""The processes that belong to a client: its proxy, and its cluster where that is embedded.
+"""The processes of a client: its proxy and, if the cluster is embedded, the cluster.
 
-They are children of this process in sessions of their own, so that Ctrl-C reaches the script and not them; and
-they watch this process, so that they end with it however it ends.
+They are children of this process in process sessions of their own, so that Ctrl-C reaches only the script. They watch
+this process and end when it ends, for any reason.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.client.client_settings import Settings, script_name
+from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_directories import (
@@ -28,6 +29,7 @@ from atoll.cluster.processes.client_directories import (
 from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process_runtime import PYTHON_ENVIRONMENT_VARIABLE
+from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions, make_directory
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
@@ -38,18 +40,37 @@ from atoll.operate.joining import reach
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.security.join_token import JOIN_VARIABLE
 
-_ROOM_BYTES = 1 << 30  # for large arrays on their way to the proxy
+_ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The cluster of a client: at `address`, or at the address in `join`, or an embedded cluster if both are ""."""
+
+    address: str
+    token: str
+    cluster: ClusterSettings
+    join: str = ""  # the join token, or a file with it
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Read ATOLL_ADDRESS, ATOLL_TOKEN, ATOLL_JOIN and the cluster's settings. Raise ClusterError if invalid."""
+        return cls(
+            os.environ.get("ATOLL_ADDRESS", ""),
+            os.environ.get(DEFAULT_TOKEN_VARIABLE, ""),
+            settings_from_environment(),
+            os.environ.get(JOIN_VARIABLE, ""),
+        )
 
 
 class ClientProcesses:
-    """A proxy, and perhaps a cluster. Raises AtollError from the constructor where they do not start.
+    """A proxy and possibly a cluster. The constructor raises AtollError if they do not start.
 
-    `cache_directory` is where the user wants the embedded cluster to keep compiled programs; ATOLL_CACHE_DIR goes
-    first.
+    An embedded cluster stores compiled programs in `cache_directory`, unless ATOLL_CACHE_DIR is set.
     """
 
     def __init__(self, settings: Settings, cache_directory: str = "") -> None:
-        # Before anything is made for them.
+        # Check everything before creating directories and processes.
         reached = reach(settings.address, settings.join) if settings.address or settings.join else None
         if reached is None:
             check_settings(settings.cluster)
@@ -63,7 +84,7 @@ class ClientProcesses:
         self._children: list[Child] = []
         self._ending = threading.Lock()
         self._is_ending = False
-        self._proxy: Child | None = None  # until it is known how it has ended
+        self._proxy: Child | None = None  # None again after this object has seen its exit status
         self.token = settings.token
         self.join = reached.join if reached is not None else None
         self._environment = {DEFAULT_TOKEN_VARIABLE: self.token, JOIN_VARIABLE: str(self.join or "")}
@@ -74,7 +95,7 @@ class ClientProcesses:
                 self.controller = engine.address
             else:
                 self.controller = str(reached.address)
-            # The proxy starts while the cluster does.
+            # Start the proxy while the cluster starts.
             proxy = self._start_proxy(60.0 if engine is not None else 5.0)
             if engine is not None:
                 engine.wait_until_up()
@@ -98,7 +119,7 @@ class ClientProcesses:
             cache_directory=default_cache_directory(cache_directory),
             client_directories=(str(self.transfer_directory), str(self._directory)),
         )
-        # Its Python on the hosts is the same user's as this process.
+        # The Python processes on the hosts belong to the same user as this process.
         everything = {PYTHON_ENVIRONMENT_VARIABLE: os.environ.get(PYTHON_ENVIRONMENT_VARIABLE, "*")}
         engine = EngineProcess(options, "the embedded cluster", environment=self._environment | everything)
         self._children.append(engine)
@@ -109,7 +130,7 @@ class ClientProcesses:
         return engine
 
     def _start_proxy(self, patience: float) -> Child:
-        """`patience`: for how many seconds it tries to reach the controller."""
+        """Start the proxy, which tries to reach the controller for `patience` seconds."""
         options = ProxyOptions(
             f"unix:{self._directory}/proxy.sock",
             self.controller,
@@ -126,14 +147,14 @@ class ClientProcesses:
         return proxy
 
     def losses(self) -> int:
-        """Return how often hosts of the cluster have failed, with what they stored, as far as the proxy knows."""
+        """Return how many times, as far as the proxy knows, the cluster has lost hosts with the arrays on them."""
         try:
             return os.stat(self._losses).st_size
-        except OSError:  # the proxy has ended, and removed it
+        except OSError:  # the proxy has ended and has removed the file
             return 0
 
     def leave(self) -> None:
-        """This process ends: the others see that for themselves, and clean up, unless they have ended before it."""
+        """Leave the processes to end by themselves, because this process ends. Clean up if one has already ended."""
         self._end()
         ended = any(child.process.poll() is not None for child in self._children)
         for child in self._children:
@@ -142,37 +163,37 @@ class ClientProcesses:
             self._remove_directories()
 
     def close(self) -> None:
-        """Ends the processes and removes what they leave."""
+        """End the processes and remove their directories."""
         self._end()
         for child in reversed(self._children):
             child.end()
-        self._look_after_proxy()  # it may have been on its way out
+        self._look_after_proxy()  # it may have been about to exit
         self._remove_directories()
 
     def _end(self) -> None:
-        """What ends from now on ends because this process wants it."""
+        """Treat the exit of a process as expected from now on."""
         with self._ending:
             self._look_after_proxy()
             self._is_ending = True
 
     def _proxy_ended(self) -> None:
-        """Nothing takes large arrays out of the shared memory any more, however many the client still puts there."""
+        """Remove the directory for large arrays: the client may still write there, but the proxy no longer reads."""
         with self._ending:
-            if not self._is_ending:  # otherwise the next client of this process may have the directory already
+            if not self._is_ending:  # otherwise the next client of this process may already use the directory
                 shutil.rmtree(self.transfer_directory, ignore_errors=True)
                 self._look_after_proxy()
 
     def _look_after_proxy(self) -> None:
-        """Where it was killed, the text of JAX's errors is jaxlib's own: what to do is said here."""
+        """If the proxy was killed, print what to do, since the errors that JAX raises then do not say it."""
         status = None if self._proxy is None else self._proxy.process.poll()
         if status is None:
             return
         self._proxy = None
         if status == -signal.SIGKILL:
             text = (
-                f"atoll: the proxy of this process is gone ({describe_exit(status)}), and its session and arrays with "
-                "it. To go on from a checkpoint here, call jax.extend.backend.clear_backends(): JAX then connects "
-                "anew. Or start the script again\n"
+                f"atoll: the proxy of this process has ended ({describe_exit(status)}), with its session and arrays. "
+                "To continue from a checkpoint in this process, call jax.extend.backend.clear_backends(): JAX then "
+                "connects again. Or start the script again\n"
             )
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -182,22 +203,28 @@ class ClientProcesses:
 
 
 def _shared_memory() -> Path:
-    """Return the directory for large arrays on their way to the proxy: shared memory, if enough of it is free.
+    """Return a directory for large arrays on their way to the proxy: shared memory, if enough of it is free.
 
-    jaxlib's client ends its process when it cannot write there. Containers often have 64 MiB of shared memory.
+    jaxlib's client ends its process if it cannot write there. Containers often have only 64 MiB of shared memory.
     """
     places = [place for place in transfer_bases() if os.access(place, os.W_OK)]
     return place_with_room(places, {place: shutil.disk_usage(place).free for place in places})
 
 
 def place_with_room(places: Sequence[Path], free: Mapping[Path, int]) -> Path:
-    """Return the first place with `_ROOM_BYTES` free, or the one with the most."""
+    """Return the first place with `_ROOM_BYTES` free, or the place with the most free space."""
     return next((each for each in places if free[each] >= _ROOM_BYTES), max(places, key=lambda each: free[each]))
 
 
 def _error(name: str, message: str, address: str) -> AtollError:
-    """The exception for an error that the proxy reports; says what to start."""
+    """Return the exception for an error that the proxy reports. Its message says what to start."""
     kind = error_kind(name) or ClusterError
     if address and kind is ConnectError and message.startswith("cannot reach"):
-        message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to get one of your own"
+        message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to use an embedded cluster"
     return kind(message)
+
+
+def script_name() -> str:
+    """Return the file name of this process's script, or "python", for status displays."""
+    first = sys.argv[0] if sys.argv and sys.argv[0] else "python"
+    return "python" if first in ("-c", "-m") else Path(first).name

@@ -15,7 +15,7 @@ from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib.mlir.dialects import hlo
 
-from atoll.client.jax_patches import host_callbacks, send_and_receive
+from atoll.client.jax_patches import host_callbacks
 from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.client_callbacks import Held, Signature, stubs
 from atoll.errors import StatusError
@@ -30,10 +30,10 @@ Lower = Callable[..., tuple[bytes, list[SendAndReceive]]]
 @pytest.fixture
 def lower(monkeypatch: pytest.MonkeyPatch) -> Lower:
     """Lowers a function as where Atoll's workers have TPUs: the program as a worker gets it, and its callables."""
-    (replacement,) = send_and_receive.PATCH.replacements
+    (replacement,) = host_callbacks.SEND_AND_RECEIVE_PATCH.replacements
     patched = replacement.wrap(getattr(_jax.Client, replacement.name))
     monkeypatch.setattr(_jax.Client, replacement.name, patched)
-    monkeypatch.setattr(send_and_receive, "is_atoll", lambda client: True)
+    monkeypatch.setattr(host_callbacks, "is_atoll", lambda client: True)
     monkeypatch.setattr(mlir.ModuleContext, "get_backend", lambda context: jax.local_devices()[0].client)
 
     def lower(function: Callable[..., Any], *arguments: Any) -> tuple[bytes, list[SendAndReceive]]:
@@ -159,7 +159,7 @@ def test_channels_that_are_not_the_programs_are_refused(lower: Lower, change: An
 
 
 def test_other_clients_make_their_callbacks_themselves():
-    (replacement,) = send_and_receive.PATCH.replacements
+    (replacement,) = host_callbacks.SEND_AND_RECEIVE_PATCH.replacements
     patched = replacement.wrap(lambda *given: given)
     client = SimpleNamespace(runtime_type="tpu")
     assert patched(client, print, [], [], [1], [2], None) == (client, print, [], [], [1], [2], None)

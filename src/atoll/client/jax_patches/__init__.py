@@ -1,26 +1,22 @@
-"""What Atoll changes of JAX in the user's process: the table of patches. `patch` has the contract, each patch its file.
+"""Atoll's changes of JAX in the user's process: the table of patches. `patch` documents what a patch is.
 
-Only a process that uses Atoll is changed: the patches are put in place when its client is made, once for all.
+Only processes that use Atoll are changed: creating Atoll's client installs the patches, once per process.
 """
 
 from __future__ import annotations
 
 from atoll.client.jax_patches import (
-    buffer_pointers,
     colocated_python,
     compile_time_callbacks,
-    cost_analysis,
     device_put_resharding,
     dlpack,
     host_callbacks,
+    introspection,
     many_threads,
-    memory_stats,
-    module_transformations,
     newer_operations,
     other_clients,
     patch,
     profiler,
-    send_and_receive,
     serialized_executables,
     several_meshes,
     strided_arrays,
@@ -33,17 +29,17 @@ PATCHES: tuple[Patch, ...] = (
     other_clients.PATCH,
     device_put_resharding.PATCH,
     dlpack.PATCH,
-    buffer_pointers.PATCH,
-    cost_analysis.PATCH,
-    memory_stats.PATCH,
+    introspection.ADDRESS_PATCH,
+    introspection.MEMORY_PATCH,
+    introspection.COST_PATCH,
     serialized_executables.PATCH,
     transfer_server.PATCH,
     newer_operations.PATCH,
     host_callbacks.PATCH,
-    send_and_receive.PATCH,
+    host_callbacks.SEND_AND_RECEIVE_PATCH,
     compile_time_callbacks.PATCH,
-    module_transformations.PATCH,
-    module_transformations.CLIENT_PATCH,
+    compile_time_callbacks.MODULE_PATCH,
+    compile_time_callbacks.CLIENT_PATCH,
     colocated_python.PATCH,
     profiler.PATCH,
     profiler.EXPORT_PATCH,
@@ -55,7 +51,7 @@ _installed: tuple[Patch, ...] | None = None
 
 
 def install() -> tuple[Patch, ...]:
-    """Puts the patches in place, the first time that it is called; returns those that are."""
+    """Install the patches at the first call. Return the installed patches."""
     global _installed
     if _installed is None:
         import jax

@@ -1,7 +1,7 @@
-"""What functions of colocated Python bring along of the user's process: its path, directory and configuration of JAX.
+"""Sends the script's module path, directory and JAX configuration with each function of colocated Python.
 
-jaxlib makes programs of the pickled function alone. It is a pickle that nobody opens on its way; the settings stand
-before it: see `protocol.messages.python_messages`.
+jaxlib makes a program of the pickled function only. No process on its way unpickles it, so the settings precede the
+pickle: see `protocol.messages.python_messages`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.protocol.messages.python_messages import ClientSettings, with_settings
 
-# What is the process's own, or about the devices of this one.
+# Settings that concern only this process and its devices.
 _NOT_FOR_HOSTS = (
     "jax_platforms",
     "jax_platform_name",
@@ -39,7 +39,7 @@ def _with_settings(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settings() -> ClientSettings:
-    """Those of this process, now."""
+    """Return the current settings of this process."""
     import jax
 
     path = tuple(os.path.abspath(each) for each in sys.path)
@@ -53,7 +53,7 @@ def settings() -> ClientSettings:
 
 PATCH = Patch(
     name="settings of colocated Python",
-    lifts="functions of colocated Python find the user's modules only where a host's own path has them",
+    lifts="functions of colocated Python find the user's modules only if they are on the host's own path",
     replacements=(
         Replacement(
             "jaxlib._jax:ifrt_programs",

@@ -1,8 +1,12 @@
-"""Lets XLA call the user's Python while it compiles: `custom_partitioning`, `jax.debug.inspect_array_sharding`.
+"""Lets XLA call the user's Python while a host compiles a program.
 
-JAX puts a key into the program, which stands for something of this process: the address of a function, or the number of
-an object. A worker has neither. So what each key stands for is kept in the table of callables, and the keys go along
-with their numbers in an option of the compile request, which the proxy takes out again. The program is not changed.
+`custom_partitioning` and `jax.debug.inspect_array_sharding` put a key into the program, which identifies an object of
+this process: the address of a function, or a number. A worker does not have that object. Therefore this process keeps a
+callable for each key in the table of callables, and sends the keys and the callables' numbers in an option of the
+compile request, which the proxy removes again. The program is not changed.
+
+The transformations of HLO modules that the user has registered with JAX (`jax.extend.xla`) work in the same way: JAX
+registers them with this process's compiler and clients, but hosts compile programs for Atoll.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from atoll.client.jax_patches.host_callbacks import TABLE
-from atoll.client.jax_patches.module_transformations import transformations
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import invalid
@@ -22,6 +25,7 @@ from atoll.host_services.calls.client_compile_calls import CompilingThread, Deci
 from atoll.protocol.compile_calls import (
     CUSTOM_PARTITIONING,
     INSPECT_SHARDING,
+    TRANSFORMATION,
     CompileAnswer,
     CompileCall,
     Infer,
@@ -33,9 +37,9 @@ from atoll.protocol.compile_calls import (
 from atoll.protocol.compile_options import COMPILE_CALLS_OPTION
 from atoll.protocol.translation.xla_objects import portable_artifact, sharding_from_bytes, sharding_to_bytes
 
-# What is shown a sharding, by what stands for it in programs. JAX keeps it as long as these.
+# The callbacks of `inspect_array_sharding` by their keys. JAX keeps a callback as long as its programs.
 _inspections: WeakValueDictionary[bytes, Any] = WeakValueDictionary()
-# JAX's functions that answer XLA, by their names.
+# JAX's functions that answer XLA, by name.
 _rules: dict[str, Callable[..., Any]] = {}
 
 
@@ -62,7 +66,7 @@ def _serving(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     def backend_compile_and_load(
         backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any
     ) -> Any:
-        decisions = _decisions(module) | transformations(backend.platform) if is_atoll(backend) else {}
+        decisions = _decisions(module) | _transformations(backend.platform) if is_atoll(backend) else {}
         if not decisions:
             return compile_and_load(backend, module, devices, options, *others, **named)
         thread = CompilingThread()
@@ -89,12 +93,12 @@ def _announced(options: Any, first: int, keys: Sequence[bytes]) -> Iterator[None
 
 
 def _decisions(module: Any) -> dict[bytes, Decide]:
-    """What the program's custom calls call, by their keys."""
+    """Return the functions that answer the program's custom calls, by key."""
     from jax._src import custom_partitioning
     from jax._src.lib.mlir import ir
 
     partitionings = custom_partitioning._sharding_callbacks
-    if not _inspections and not partitionings:  # as for most programs, which need not be searched
+    if not _inspections and not partitionings:  # the common case: no need to search the program
         return {}
     found: dict[bytes, Decide] = {}
 
@@ -106,7 +110,7 @@ def _decisions(module: Any) -> dict[bytes, Decide]:
             return ir.WalkResult.ADVANCE
         key = bytes(operation.attributes["backend_config"].value_bytes)
         callback = _inspections.get(key) if target == INSPECT_SHARDING else partitionings.get(key)
-        if callback is not None:  # else it is another process's, and refused where it is compiled
+        if callback is not None:  # otherwise the key is of another process, and the worker refuses it
             found[key] = _inspecting(callback) if target == INSPECT_SHARDING else _partitioning(key, callback)
         return ir.WalkResult.ADVANCE
 
@@ -114,13 +118,10 @@ def _decisions(module: Any) -> dict[bytes, Decide]:
     return found
 
 
-# ---- answers
-
-
 def _inspecting(callback: Callable[[Any], Any]) -> Decide:
     def decide(call: CompileCall) -> CompileAnswer:
         if not isinstance(call, Inspect):
-            raise invalid("a sharding that is to be inspected was asked for")
+            raise invalid("the callback of inspect_array_sharding received a request of another kind")
         callback(sharding_from_bytes(call.sharding))
         return CompileAnswer()
 
@@ -128,7 +129,7 @@ def _inspecting(callback: Callable[[Any], Any]) -> Decide:
 
 
 def _partitioning(key: bytes, kept: Any) -> Decide:
-    """By JAX's own rules, which find by `key` what is `kept` as long as they may be called."""
+    """Answer with JAX's rules, which look up `kept` by `key`. The closure keeps it alive."""
 
     def decide(call: CompileCall) -> CompileAnswer:
         _ = kept
@@ -136,7 +137,7 @@ def _partitioning(key: bytes, kept: Any) -> Decide:
             propagate = _rules["_custom_partitioning_propagate_user_sharding"]
             return CompileAnswer(sharding_to_bytes(propagate(*reversed(_value(call.result)), key)))
         if isinstance(call, Inspect | Transform):
-            raise invalid("a custom partitioning was given a sharding to inspect, or a module")
+            raise invalid("a custom partitioning received a sharding to inspect, or a module")
         operands = [_value(each) for each in call.operands]
         shapes, shardings = [shape for shape, _ in operands], [sharding for _, sharding in operands]
         result, result_sharding = _value(call.result)
@@ -158,9 +159,70 @@ def _value(value: Value) -> tuple[Any, Any]:
     return xla_client.Shape(value.shape), None if value.sharding is None else sharding_from_bytes(value.sharding)
 
 
+_Callback = Callable[[bytes], bytes | None]
+_Registered = dict[tuple[int, str], _Callback]  # by stage and name, in the order in which XLA calls them
+
+_for_cpus: _Registered = {}
+_for_clients: _Registered = {}  # registered with Atoll's client
+
+
+def _transformations(platform: str) -> dict[bytes, Decide]:
+    """Return the transformations for Atoll's devices of `platform`, by key."""
+    registered = _for_cpus | _for_clients if platform == "cpu" else _for_clients
+    return {
+        b"%s:%d:%s" % (TRANSFORMATION, stage, name.encode()): _transforming(callback)
+        for (stage, name), callback in registered.items()
+    }
+
+
+def _transforming(callback: _Callback) -> Decide:
+    def decide(call: CompileCall) -> CompileAnswer:
+        if not isinstance(call, Transform):
+            raise invalid("a transformation of modules received a request of another kind")
+        return CompileAnswer(program=callback(call.module) or b"")
+
+    return decide
+
+
+def _registering(register: Callable[..., Any]) -> Callable[..., Any]:
+    def register_xla_transform(name: str, stage: int, callback: _Callback) -> Any:
+        done = register(name, stage, callback)
+        _for_cpus[stage, name] = callback
+        return done
+
+    return register_xla_transform
+
+
+def _registering_for_clients(register: Callable[..., Any]) -> Callable[..., Any]:
+    def register_xla_transform_c_api(client: Any, name: str, stage: int, callback: _Callback) -> Any:
+        if not is_atoll(client):
+            return register(client, name, stage, callback)
+        _for_clients[stage, name] = callback
+        return None
+
+    return register_xla_transform_c_api
+
+
+def _clearing(clear: Callable[..., bool]) -> Callable[..., bool]:
+    def clear_xla_transform(name: str, stage: int) -> bool:
+        _for_cpus.pop((stage, name), None)
+        return clear(name, stage)
+
+    return clear_xla_transform
+
+
+def _clearing_for_clients(clear: Callable[..., bool]) -> Callable[..., bool]:
+    def clear_xla_transform_c_api(client: Any, name: str, stage: int) -> bool:
+        if not is_atoll(client):
+            return clear(client, name, stage)
+        return _for_clients.pop((stage, name), None) is not None
+
+    return clear_xla_transform_c_api
+
+
 PATCH = Patch(
     name="callbacks at compile time",
-    lifts="custom_partitioning and jax.debug.inspect_array_sharding inside of jit are refused",
+    lifts="custom_partitioning and jax.debug.inspect_array_sharding inside jit are refused",
     replacements=(
         Replacement("jaxlib.xla_client", "encode_inspect_sharding_callback", _recording, ("arg",)),
         Replacement(
@@ -188,4 +250,32 @@ PATCH = Patch(
             ("backend", "module", "executable_devices", "options"),
         ),
     ),
+)
+
+_LIFTS = "programs on Atoll ignore the transformations of jax.extend.xla.register_hlo_module_transformation"
+
+MODULE_PATCH = Patch(
+    name="transformations of modules",
+    lifts=_LIFTS,
+    replacements=(
+        Replacement("jaxlib._xla", "register_xla_transform", _registering, ("name", "stage", "callback")),
+        Replacement("jaxlib._xla", "clear_xla_transform", _clearing, ("name", "stage")),
+    ),
+)
+
+# For transformations that are registered before a client exists, or for devices other than CPUs. Later versions of JAX
+# create all clients first, and support clients of other devices only from PjRt plug-ins.
+CLIENT_PATCH = Patch(
+    name="transformations of modules for clients",
+    lifts=_LIFTS,
+    replacements=(
+        Replacement(
+            "jaxlib._xla",
+            "register_xla_transform_c_api",
+            _registering_for_clients,
+            ("client", "name", "stage", "callback"),
+        ),
+        Replacement("jaxlib._xla", "clear_xla_transform_c_api", _clearing_for_clients, ("client", "name", "stage")),
+    ),
+    before=(0, 11),
 )

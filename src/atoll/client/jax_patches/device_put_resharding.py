@@ -1,14 +1,13 @@
-"""Lets an array that is put onto another sharding of devices of the cluster get there without this process.
+"""Reshards arrays on the cluster in `jax.device_put`, instead of through this process.
 
-Where no shard is what a device is to have, `jax.device_put` reads the whole array into the process and sends it out
-again, also on stock JAX. On Atoll, both ways are a network away. So on the same devices a compiled computation
-reshards, as inside of a jit, and to others a program does; nothing waits for the array.
+If the shards of the new sharding differ from the existing ones, `jax.device_put` reads the whole array into the process
+and sends it again, also in stock JAX. With Atoll, both directions cross a network. Therefore a compiled computation
+reshards on the same devices, as in a jit, and a program reshards to other devices. Both return before the array exists.
 
-An array on one device JAX cuts there, into parts that it copies: the device has it twice. Where the parts go to other
-islands, a program sends them as they are cut.
+JAX splits an array on one device there, and then copies the parts, so the device holds the array twice. If the parts go
+to another island, a program sends them directly.
 
-What is small goes JAX's way on a CPU: that takes less than the collectives of a computation, which is also to be
-compiled first.
+On CPUs, small arrays still use JAX's own path, which is faster than to compile and run a computation.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import ProgramError
 
-# From here on, where the devices are CPUs.
-CPU_LEAST_BYTES = 4 << 20
-# Computations that are kept.
-_MOST_KEPT = 1024
+CPU_LEAST_BYTES = 4 << 20  # smallest array that is resharded on the cluster, if its devices are CPUs
+_MOST_KEPT = 1024  # computations
 
 
 def _on_the_cluster(through_the_process: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,11 +73,11 @@ def _is_for_the_cluster(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool
         return False
     if source[0].client is not target[0].client:
         return False
-    if jax.config.jax_disable_jit or internals.needs_check_special():  # no computation is to run, or each is looked at
+    if jax.config.jax_disable_jit or internals.needs_check_special():  # the user forbids or checks computations
         return False
     if x.nbytes < CPU_LEAST_BYTES and target[0].platform == "cpu":
         return False
-    # Where shards are what devices are to have, JAX copies these from device to device.
+    # If existing shards are those of the new sharding, JAX copies them from device to device.
     here = set(map(str, x.sharding.devices_indices_map(x.shape).values()))
     return not here.issuperset(map(str, indices))
 
@@ -103,7 +100,7 @@ def _program(target: Any) -> Callable[[Any], Any]:
     def reshard(x: Any) -> Any:
         return jax.device_put(x, target)
 
-    # Through `atoll`, which imports packages above this one at their first use.
+    # `atoll` imports packages above this one at their first use.
     program: Callable[[Any], Any] = importlib.import_module("atoll").program(reshard)
     return program
 
@@ -114,7 +111,7 @@ def _reshard(x: Any) -> Any:
 
 PATCH = Patch(
     name="resharding",
-    lifts="arrays that get another sharding are read into this process, and sent out again",
+    lifts="device_put to another sharding reads arrays into this process and sends them again",
     replacements=(
         Replacement(
             "jax._src.array",

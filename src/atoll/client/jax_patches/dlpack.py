@@ -1,12 +1,12 @@
-"""Exports and imports arrays by dlpack, as copies: Atoll's arrays are in the memory of other processes.
+"""Exports and imports arrays by dlpack, as copies, because Atoll's arrays are in the memory of other processes.
 
-`torch.from_dlpack(x)`, `torch.tensor(x)`, `np.from_dlpack(x)`, TensorFlow and others ask an array where it is and for
-its memory. The answer is a copy on the local CPU, whatever the devices are. The consumer owns it: what it writes there
-changes no JAX array. One that insists on not copying gets a BufferError, as the array API standard has it.
+`torch.from_dlpack(x)`, `torch.tensor(x)`, `np.from_dlpack(x)`, TensorFlow and others ask for an array's device and
+memory. They get a copy on the local CPU, for every kind of device. The consumer owns the copy: writes to it do not
+change any JAX array. If the consumer forbids copies, it gets a BufferError, as in the array API standard.
 
-`jnp.from_dlpack` gives an array on JAX's default device, as stock JAX on one CPU does, but uncommitted, so that it goes
-where it is used with others; an array of JAX's stays on its device. One from elsewhere that must not be copied stays on
-the local CPU.
+`jnp.from_dlpack` returns an array on JAX's default device, like stock JAX on one CPU, but uncommitted, so that it can
+be used with arrays on other devices. A JAX array stays on its device. An external array that must not be copied stays
+on the local CPU.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from atoll.client.jax_patches.other_clients import client_of, host_copies
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 
-_CPU = 0  # the local device's number, for jaxlib and for consumers
+_CPU = 0  # number of the local device, for jaxlib and for consumers
 
 
 def _is_remote(array: Any) -> bool:
-    """Whether it is on one device of Atoll. JAX refuses those on several by itself."""
+    """Return whether the array is on one device of Atoll. JAX itself refuses arrays on several devices."""
     return len(array.sharding.device_set) == 1 and is_atoll(client_of(array))
 
 
@@ -38,10 +38,10 @@ def _exporting(export: Callable[..., Any]) -> Callable[..., Any]:
             return export(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
         if copy is not None and not copy:
             raise BufferError(
-                "this array is on Atoll, in the memory of another process: dlpack can only export a copy, and "
-                "copy=False forbids it. Leave copy out, or pass copy=True"
+                "this array is on Atoll, in the memory of another process: dlpack can only export a copy, but "
+                "copy=False forbids it. Omit copy, or pass copy=True"
             )
-        # Of its own: what JAX keeps of the array must not change with what the consumer writes.
+        # The consumer may write to its copy, so the copy must not share memory with JAX's cached value.
         contents = np.array(host_copies(self)[0])
         with jax.ensure_compile_time_eval():  # also while JAX traces
             local = jax.device_put(contents, jax.devices("cpu")[_CPU])

@@ -1,26 +1,28 @@
-"""Lets programs call back into the user's Python.
+"""Lets programs on a cluster call back into the user's Python.
 
-JAX gives the compiler a program's callables; jaxlib's IFRT proxy client refuses to send them. So they are taken out
-just before that, kept in this process under numbers (`host_services/calls/callback_table.py`), and the numbers go along
-in an option of the compile request, which the proxy takes out again.
+JAX passes a program's callables to the compiler, but jaxlib's IFRT proxy client refuses to send them. The patch removes
+them from the compile request, keeps them in this process under numbers (`host_services/calls/callback_table.py`), and
+sends the numbers in an option of the request, which the proxy removes again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from atoll.client.jax_patches.patch import Patch, Replacement
-from atoll.client.jax_patches.user_contexts import Caller, settings
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.host_services.calls.callback_buffers import on_arrays
 from atoll.host_services.calls.callback_table import CallbackTable
 from atoll.host_services.calls.hlo_host_transfers import SendAndReceive
 from atoll.host_services.calls.python_custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
 from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION
+from atoll.protocol.messages import HostChannels
 
 TABLE = CallbackTable(submit)
 _WITH_BUFFERS = "jax._src.buffer_callback"
@@ -56,13 +58,13 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _channels(host_callbacks: Sequence[Any]) -> list[tuple[str, str]]:
-    """On TPUs, the option with the channels of each."""
+    """Return the option with the channels of each callback, for TPUs."""
     channels = [each.channels for each in host_callbacks if isinstance(each, SendAndReceive)]
     return [(CHANNELS_OPTION, msgspec.json.encode(channels).decode())] if channels else []
 
 
 def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:
-    """The callables; those to which JAX gives buffers as such that take and return arrays, as the module says."""
+    """Return the callables; wrap those that JAX calls with buffers, so that they take and return arrays."""
     from jax._src.lib.mlir import ir
 
     callbacks = list(host_callbacks)
@@ -79,11 +81,15 @@ def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:
     return callbacks
 
 
-# On one CPU device a program with callbacks runs inside of the call, as in stock JAX: what it prints comes before what
-# the script prints next, and what a callback raises is raised there. On all other devices the script goes on meanwhile.
+# On one CPU device, a program with callbacks runs during the call, as in stock JAX: its output appears before the
+# script's next output, and the call raises the callbacks' exceptions. On all other devices the call does not wait.
+#
+# Stock JAX also runs these callbacks on the thread of the caller: they see the meshes, the default device and all other
+# settings that the thread has set using `with`. With Atoll they run on other threads while the caller waits, but get
+# the caller's settings. If two threads call one executable at the same time, the callbacks of both get the settings of
+# the later caller.
 
-
-# By the executable, which cannot be referenced weakly; its callables keep them.
+# Keyed by the executable's id: executables do not support weak references. The executable's callables keep the callers.
 _callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
 
 
@@ -95,7 +101,7 @@ def _runs_in_the_call(executable: Any) -> bool:
 
 
 def _with_settings(add_tokens: Callable[..., Any]) -> Callable[..., Any]:
-    """Before the call."""
+    """Record the thread's settings before the call."""
 
     def _add_tokens_to_inputs(executable: Any, input_bufs: Any) -> Any:
         if _runs_in_the_call(executable) and (caller := _callers.get(id(executable.xla_executable))) is not None:
@@ -115,7 +121,7 @@ def _waiting(handle_tokens: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_past_the_wait(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
-    """JAX's C++ path for calls does not wait."""
+    """Keep these calls off JAX's C++ path, which does not wait."""
 
     def _get_fastpath_data(executable: Any, out_tree: Any, args_flat: Any, *others: Any, **options: Any) -> Any:
         if _runs_in_the_call(getattr(executable, "unsafe_call", None)):
@@ -123,6 +129,83 @@ def _not_past_the_wait(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
         return fastpath_data(executable, out_tree, args_flat, *others, **options)
 
     return _get_fastpath_data
+
+
+# The thread-local part of JAX's configuration: (setting, value).
+Settings = tuple[tuple[Any, Any], ...]
+
+
+@cache
+def _all_settings() -> tuple[Any, ...]:
+    from jax._src import config
+
+    return tuple(each for each in vars(config).values() if isinstance(each, config.config_ext.Config))
+
+
+def settings() -> Settings:
+    """Return the settings of this thread."""
+    from jax._src import config
+
+    unset = config.config_ext.unset
+    own = ((each, each.get_local()) for each in _all_settings())
+    return tuple((each, value) for each, value in own if value is not unset)
+
+
+@contextlib.contextmanager
+def within(chosen: Settings) -> Iterator[None]:
+    """Apply `chosen` to this thread during the block."""
+    before = [(each, _set(each, value)) for each, value in chosen]
+    try:
+        yield
+    finally:
+        for each, value in reversed(before):
+            _set(each, value)
+
+
+def _set(setting: Any, value: Any) -> Any:
+    """Set `setting` for this thread; return its previous value."""
+    from jax._src import config
+
+    before = setting.swap_local(value)
+    if (hook := getattr(setting, "_update_thread_local_hook", None)) is not None:
+        hook(None if value is config.config_ext.unset else value)
+    return before
+
+
+class Caller:
+    """The settings of the thread that called an executable last."""
+
+    def __init__(self) -> None:
+        self.settings: Settings = ()
+
+    def bind(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(callback)
+        def call(*arguments: Any) -> Any:
+            chosen = self.settings
+            if not chosen:
+                return callback(*arguments)
+            with within(chosen):
+                return callback(*arguments)
+
+        return call
+
+
+def _with_channels(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Support callbacks of programs for TPUs. Untested on a TPU.
+
+    For TPUs, JAX lowers a callback to sends and receives and has the client make one callable of them, which jaxlib's
+    IFRT proxy client refuses. This makes a callable that `backend_compile_and_load` above removes from the request.
+    """
+
+    def make_python_callback_from_host_send_and_recv(
+        client: Any, callable: Any, operands: Any, results: Any, sends: Any, receives: Any, *others: Any
+    ) -> Any:
+        if not is_atoll(client):
+            return make(client, callable, operands, results, sends, receives, *others)
+        dtypes = tuple(each.numpy_dtype() for each in results)
+        return SendAndReceive(callable, HostChannels(tuple(sends), tuple(receives)), dtypes)
+
+    return make_python_callback_from_host_send_and_recv
 
 
 PATCH = Patch(
@@ -148,5 +231,14 @@ PATCH = Patch(
             ("self", "token_bufs", "sharded_token"),
         ),
         Replacement("jax._src.pjit", "_get_fastpath_data", _not_past_the_wait, ("executable", "out_tree", "args_flat")),
+    ),
+)
+
+_EXPECTED = ("self", "callable", "operand_shapes", "result_shapes", "send_channel_ids", "recv_channel_ids")
+SEND_AND_RECEIVE_PATCH = Patch(
+    name="send and receive",
+    lifts="callbacks of programs on TPUs are refused",
+    replacements=(
+        Replacement("jaxlib._jax:Client", "make_python_callback_from_host_send_and_recv", _with_channels, _EXPECTED),
     ),
 )

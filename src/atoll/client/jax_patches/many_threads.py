@@ -30,7 +30,7 @@ class SwitchInterval:
 
     def adapt(self, threads: int) -> None:
         wanted = max(_USUAL, threads * _PER_THREAD)
-        # With many threads the number changes all the time: do not follow each of them.
+        # With many threads the number changes often: ignore small changes.
         if wanted == self._set or _USUAL < wanted < self._set < 2 * wanted:
             return
         if abs(sys.getswitchinterval() - self._set) < _USUAL / 100:  # otherwise the user has set it

@@ -1,10 +1,10 @@
-"""Lets programs have operations that are younger than what jaxlib's client writes.
+"""Supports programs with operations that are newer than the StableHLO version that jaxlib's client writes.
 
-jaxlib's IFRT proxy client writes each program in the StableHLO of twelve weeks before its release, whatever version the
-server speaks (`GetDefaultStablehloVersion` in XLA's `hlo_program_serdes.cc`), and refuses others:
-"Failed to serialize StableHLO to plugin version". Such a program is written here, in the version that this jaxlib has,
-and travels as an option beside an empty module. A proxy takes it out (`executables/compile_requests.py`); workers of an
-older jaxlib say which version they lack. A client that does not have this plug-in keeps jaxlib's refusal.
+jaxlib's IFRT proxy client writes each program in the StableHLO version of twelve weeks before its release, whatever the
+server supports (`GetDefaultStablehloVersion` in XLA's `hlo_program_serdes.cc`), and refuses programs with newer
+operations: "Failed to serialize StableHLO to plugin version". This patch writes such a program in the version of this
+jaxlib, and sends it in an option of a compile request for an empty module. The proxy restores the program
+(`executables/compile_requests.py`). Workers with an older jaxlib report the version that they lack.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _second_try(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _carried(module: Any, options: Any) -> tuple[Any, Any]:
-    """An empty module of the same name, and the options with the whole program among them."""
+    """Return an empty module of the same name, and options that include the whole program."""
     from jax._src.lib import _jax, xla_client
     from jax._src.lib.mlir import ir
     from jax._src.lib.mlir.dialects import hlo

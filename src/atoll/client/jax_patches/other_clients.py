@@ -1,13 +1,12 @@
-"""Arrays between Atoll and the process's other clients, such as the local CPU: by way of host memory.
+"""Copies arrays between Atoll and the process's other clients, such as the local CPU, through host memory.
 
-Each of jaxlib's clients copies among its own devices only. JAX's own rules decide what is copied where: `device_put`
-copies, a jit call takes uncommitted arrays to its devices and refuses committed ones. This only makes the copies that
-these rules ask for possible. A copy from Atoll waits for its values, since a local array cannot be promised; one to
-Atoll does not.
+Each client of jaxlib copies only among its own devices. JAX's rules for copies do not change: `device_put` copies, and
+a jit call copies uncommitted arrays to its devices and refuses committed ones. This patch makes those copies possible.
+A copy from Atoll waits for its values, since jaxlib's local arrays cannot be futures. A copy to Atoll does not wait.
 
-JAX's Python code makes its copies with two functions of jaxlib. Its C++ fast path for jit calls makes copies by itself:
-a call with arguments of another client does not get that path. (It is looked up by the arguments' shardings, so other
-calls of the same function keep it.)
+JAX's Python code copies with two functions of jaxlib. JAX's C++ fast path for jit calls copies by itself, so calls with
+arguments of another client do not use that path. JAX looks up the path by the arguments' shardings, so other calls of
+the same function still use it.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from atoll.client.plugin_programs import is_atoll
 
 
 def client_of(array: Any) -> Any:
-    """The client of an array of jaxlib's; None for anything else."""
+    """Return the client of a jaxlib array, or None for other objects."""
     device_list = getattr(getattr(array, "sharding", None), "_internal_device_list", None)
     return device_list[0].client if device_list else None
 
 
 def _is_foreign(array: Any, client: Any) -> bool:
-    """Whether one of the two is Atoll's, and the other is not."""
+    """Return whether the array and `client` belong to different clients, one of which is Atoll's."""
     own = client_of(array)
     return own is not None and own is not client and (is_atoll(own) or is_atoll(client))
 
 
 def host_copies(array: Any) -> list[np.ndarray[Any, Any]]:
-    """The values of its shards, in the order of its devices; equal ones are read once.
+    """Return the values of the shards, in the order of the devices. Equal shards are read once.
 
-    This is a step of a copy between devices, so JAX's guard of transfers to the host has no say in it.
+    This is a step of a copy between devices, so JAX's guard of transfers to the host does not apply.
     """
     return _reading(array)()
 
 
 def _reading(array: Any) -> Callable[[], list[np.ndarray[Any, Any]]]:
-    """Starts to read the shards of an array; what is returned waits for them."""
+    """Start to read the shards of an array; return a function that waits for their values."""
     import jax
 
     array._check_if_deleted()
@@ -70,7 +69,7 @@ def _through_the_host(copy: Callable[..., Any]) -> Callable[..., Any]:
 
     def one(array: Any, devices: Any, sharding: Any, semantics: Any) -> Any:
         try:
-            return copy([array], [devices], [sharding], [semantics])[0]  # JAX's transfer guard speaks here
+            return copy([array], [devices], [sharding], [semantics])[0]  # raises if JAX's transfer guard forbids it
         except Exception as error:
             if not any(text in str(error) for text in _REFUSALS):
                 raise
@@ -97,7 +96,7 @@ def _through_the_host(copy: Callable[..., Any]) -> Callable[..., Any]:
     return batched_copy_array_to_devices_with_sharding
 
 
-# What the clients say: jaxlib's proxy client, and the others of it.
+# The errors of jaxlib's proxy client, and of its other clients about the proxy client.
 _REFUSALS = (
     "CopyArrays only supports devices that are instances of",
     "The destination device is owned by a non-PjRt-compatible client",
@@ -110,7 +109,7 @@ def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if devices:
             client = devices[0].client
-            foreign = {id(x): x for x in xs if _is_foreign(x, client)}  # a replicated one is there many times
+            foreign = {id(x): x for x in xs if _is_foreign(x, client)}  # `xs` repeats a replicated array
             if foreign:
                 reading = {number: _reading(x) for number, x in foreign.items()}
                 values = {number: read()[0] for number, read in reading.items()}
@@ -125,7 +124,7 @@ def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
 
 def _any_foreign(arguments: Iterable[Any], executable: Any) -> bool:
     client = executable.client
-    # Behind a key are the numbers.
+    # The numbers of a PRNG key are in its `_base_array`.
     return any(_is_foreign(getattr(each, "_base_array", each), client) for each in arguments)
 
 
@@ -140,7 +139,7 @@ def _only_for_own_arguments(fastpath_data: Callable[..., Any]) -> Callable[..., 
 
 
 def _compiled_for_own_arguments(pjit: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls of what was compiled ahead of time: those have no Python function."""
+    """Handle calls of functions that were compiled ahead of time, which have no Python function."""
     import jax
 
     def make(function_name: Any, fun: Any, cache_miss: Any, *others: Any, **options: Any) -> Any:
@@ -160,8 +159,8 @@ def _compiled_for_own_arguments(pjit: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="other clients",
-    lifts="CopyArrays only supports devices that are instances of xla::ifrt::proxy::Device (and, the other way, The "
-    "destination device is owned by a non-PjRt-compatible client)",
+    lifts="CopyArrays only supports devices that are instances of xla::ifrt::proxy::Device (in the other direction: "
+    "The destination device is owned by a non-PjRt-compatible client)",
     replacements=(
         Replacement(
             "jaxlib.xla_client",

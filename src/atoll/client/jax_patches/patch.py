@@ -1,11 +1,11 @@
-"""What a patch of JAX is, and how it is put in place.
+"""Patches of JAX in the user's process, and their installation.
 
-A patch lifts one refusal of jaxlib's IFRT proxy client, in the user's process: the client refuses before any message is
-sent, so no server could. Each is one file of this package with a constant `PATCH`, and one line of the table in
-`__init__`. The invariant: arrays, devices and clients that are not Atoll's get exactly what JAX would do without it.
+A patch lifts one limitation of jaxlib's IFRT proxy client. The client refuses before it sends a message, so a server
+cannot lift it. Each patch is a constant of a file in this package and a line of the table in `__init__`. Invariant: for
+arrays, devices and clients that are not Atoll's, JAX behaves exactly as without the patch.
 
-A patch replaces names of JAX or jaxlib. Before it does, it is tested whether each is there with the parameters that the
-patch expects. Where one is not, the whole patch is left out, with a warning, and the refusal stands.
+A patch replaces names of JAX or jaxlib. Before that, a self-test checks that each name exists with the parameters that
+the patch expects. If not, the whole patch is left out with a warning, and the limitation remains.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Replacement:
-    """One name of a function or property, and what stands in its place.
+    """The replacement of one function or property of JAX or jaxlib.
 
-    `owner` is a module, or a class of one: "jaxlib._jax:Device". `parameters` are those that the original must have,
-    in this order and first, by name; jaxlib's functions number those that have none (arg0, arg1; a method's first is
-    self). `wrap` makes the new function of the original, which it calls for all that is not Atoll's; called once.
-
-    `copies` are the modules whose users look the name up, possibly before the patch is installed: the original function
-    itself is redirected for them.
+    Args:
+      owner: A module, or a class in a module: "jaxlib._jax:Device".
+      name: The name in `owner`.
+      wrap: Called once with the original function; returns the new function. The new function calls the original for
+        everything that is not Atoll's.
+      parameters: Names of the first parameters that the original must have, in order. Unnamed parameters of jaxlib's
+        functions are numbered (arg0, arg1; the first parameter of a method is self).
+      copies: Modules from which scripts import the function, possibly before the patch is installed. If there are any,
+        the original function object is redirected to the new function.
     """
 
     owner: str
@@ -47,7 +50,7 @@ class Replacement:
         return f"{self.owner.replace(':', '.')}.{self.name}"
 
     def difference(self) -> str:
-        """What is not as expected; "" where all is."""
+        """Describe how JAX differs from what the replacement expects, or return ""."""
         try:
             original = getattr(self._resolve(), self.name)
         except (ImportError, AttributeError) as error:
@@ -75,10 +78,11 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Patch:
-    """A refusal of jaxlib's client, and the replacements that lift it, all of them or none.
+    """Replacements that lift one limitation of jaxlib's client. Either all of them are installed or none.
 
-    `lifts` is the refusal in the client's words, or what happens without the patch; it ends the warning "the patch is
-    left out". `since` and `before` bound the JAX versions for which it was written: in others it is left out silently.
+    `lifts` is the client's error message, or describes what happens without the patch; it is part of the warning about
+    a patch that is left out. `since` and `before` bound the JAX versions of the patch: with other versions, it is left
+    out silently.
     """
 
     name: str
@@ -88,20 +92,20 @@ class Patch:
     before: tuple[int, ...] = (0, 13)
 
     def difference(self) -> str:
-        """What of JAX is not as the patch expects; "" where all is. The self-test."""
+        """Describe how JAX differs from what the patch expects, or return "". This is the self-test."""
         return "; ".join(filter(None, (each.difference() for each in self.replacements)))
 
 
 def install(patches: Sequence[Patch], version: tuple[int, ...]) -> tuple[Patch, ...]:
-    """Puts those of the patches in place that hold for this version of JAX and pass their self-test; returns them."""
+    """Install and return the patches that are for this version of JAX and pass their self-test."""
     done = []
     for patch in patches:
         if not patch.since <= version < patch.before:
             continue
         if difference := patch.difference():
             warnings.warn(
-                f"Atoll leaves its patch {patch.name!r} of JAX {'.'.join(map(str, version))} out: {difference}. "
-                f"So this stands: {patch.lifts}",
+                f"Atoll does not install its patch {patch.name!r} of JAX {'.'.join(map(str, version))}: {difference}. "
+                f"This limitation remains: {patch.lifts}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -113,12 +117,12 @@ def install(patches: Sequence[Patch], version: tuple[int, ...]) -> tuple[Patch, 
 
 
 def _function(found: Any) -> Any:
-    """What a name stands for; of a property, its getter."""
+    """Return the getter of a property, or the function itself."""
     return found.fget if isinstance(found, property) else found
 
 
 def parameters(function: Any) -> tuple[str, ...]:
-    """The names of a function's parameters; of an overloaded one of jaxlib's, those of the first form."""
+    """Return the names of a function's parameters; for an overloaded jaxlib function, those of the first overload."""
     function = inspect.unwrap(_function(function))
     if signatures := getattr(function, "__nb_signature__", None):
         return _parameters_of_text(str(signatures[0][0]))
@@ -129,9 +133,9 @@ def parameters(function: Any) -> tuple[str, ...]:
 
 
 def _parameters_of_text(signature: str) -> tuple[str, ...]:
-    """Those of "def name(self, a: Sequence[int], b: bool = \\0, /) -> list[Array]"."""
+    """Parse the parameters of a text such as "def name(self, a: Sequence[int], b: bool = \\0, /) -> list[Array]"."""
     flat, count = signature, 1
-    while count:  # types in brackets have commas of their own
+    while count:  # remove brackets, since types in them contain commas
         flat, count = re.subn(r"\[[^][]*\]", "", flat)
     names = (each.partition(":")[0].strip() for each in flat.partition("(")[2].partition(")")[0].split(","))
     return tuple(name for name in names if name.isidentifier())

@@ -1,9 +1,9 @@
-"""Has `jax.profiler` record what the cluster's hosts do, beside what this process does.
+"""Makes `jax.profiler` record the cluster's hosts in addition to this process.
 
-jaxlib's profiler sees the process that it is in. So each session of it starts one on the hosts, too, and what they
-have recorded comes into the script's log directory: one file a host, beside the script's own, which TensorBoard shows
-as hosts of one run. A session on one host has one file for both, as stock JAX has. The bytes come as calls of a
-callable, in parts (`session/host_profiles.py`).
+jaxlib's profiler records only its own process. Therefore each profiler session also starts one on the hosts, whose
+profiles are then written to the script's log directory: one file per host, beside the script's own, which TensorBoard
+shows as hosts of one run. For a cluster with one host there is one file for both, as in stock JAX. The profiles arrive
+in parts, as calls of a callable (`session/host_profiles.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def _with_hosts(session_class: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _client() -> Any:
-    """Atoll's, if JAX has made it. Not that of the platform "proxy": there pathwaysutils starts the hosts' profiles."""
+    """Return Atoll's client if JAX has created it, or None.
+
+    Skip the client of the platform "proxy": pathwaysutils starts the hosts' profiles for it.
+    """
     from jax._src import xla_bridge
 
     if not xla_bridge.backends_are_initialized():
@@ -71,14 +74,14 @@ def _with_files_of_hosts(export: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="profiler",
-    lifts="jax.profiler records this process alone, and nothing of the devices",
+    lifts="jax.profiler records only this process, and not the devices",
     replacements=(Replacement("jaxlib._profiler", "ProfilerSession", _with_hosts, ()),),
 )
 
-# Until JAX 0.12, a session of jaxlib's exports by itself.
+# Before JAX 0.12, jaxlib's profiler session exports the files by itself.
 EXPORT_PATCH = Patch(
     name="exported profiles",
-    lifts="the log directory has no profiles of the hosts",
+    lifts="the log directory lacks the profiles of the hosts",
     replacements=(
         Replacement(
             "jax._src.profiler",

@@ -1,8 +1,8 @@
-"""Redirects a function of JAX for those who hold it already.
+"""Redirects a function object of JAX, for scripts that already hold a reference to it.
 
-A script may look a function up before Atoll's client exists: `from jax.dlpack import from_dlpack`, or a call whose
-argument makes the client, `start_transfer_server(jax.devices()[0].client)`. Replacing the name in its module is too
-late for such a script. So the function object itself is changed to call the replacement.
+A script may look up a function before Atoll's client exists: `from jax.dlpack import from_dlpack`, or a call whose
+argument creates the client, `start_transfer_server(jax.devices()[0].client)`. Replacing the name in its module is too
+late for such a script. Therefore the function object itself is changed to call the replacement.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-_TYPE_VECTORCALL_OFFSET = 56  # of PyTypeObject.tp_vectorcall_offset, in CPython 3.8 and later
+_TYPE_VECTORCALL_OFFSET = 56  # offset of PyTypeObject.tp_vectorcall_offset, in CPython 3.8 and later
 _HAS_VECTORCALL = 1 << 11  # in tp_flags
-_COUNT_MASK = (1 << (8 * ctypes.sizeof(ctypes.c_size_t) - 1)) - 1  # all but PY_VECTORCALL_ARGUMENTS_OFFSET
+_COUNT_MASK = (1 << (8 * ctypes.sizeof(ctypes.c_size_t) - 1)) - 1  # without PY_VECTORCALL_ARGUMENTS_OFFSET
 _Vectorcall = ctypes.PYFUNCTYPE(
     ctypes.py_object, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_void_p
 )
-_kept: list[Any] = []  # what redirected functions refer to, for as long as the process lives
+_kept: list[Any] = []  # objects that redirected functions refer to; never freed
 
 
 class FailedCall:
-    """The result of a redirected native function that raised. Its first use raises the error.
+    """The result of a redirected native function that raised. Its first use raises the exception.
 
-    Such a function is called from C, through which no Python exception passes.
+    C code calls such a function, and a Python exception cannot pass through it.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -37,10 +37,10 @@ class FailedCall:
 
 
 def redirect(function: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
-    """Have `function` call `wrap(original)` from now on, whoever holds it. Returns `wrap(original)`.
+    """Redirect the function object to `wrap(original)`, and return `wrap(original)`.
 
-    `original` does what the function did. A function that cannot be changed, such as one with a closure, is left as it
-    is, and only the result is new.
+    `original` behaves as the function did before. A function that cannot be changed, for instance one with a closure,
+    is not changed; then only callers of the returned function get the new behavior.
     """
     if type(function) is FunctionType and not function.__code__.co_freevars:
         return _redirect_python(function, wrap)
@@ -61,7 +61,7 @@ def _redirect_python(function: FunctionType, wrap: Callable[..., Callable[..., A
     exec(f"def redirected(*args, **kwargs): return {name}(*args, **kwargs)", scope)
     function.__code__ = scope["redirected"].__code__.replace(co_name=function.__name__)
     function.__defaults__ = function.__kwdefaults__ = None
-    function.__wrapped__ = original  # type: ignore[attr-defined]  # its signature is shown
+    function.__wrapped__ = original  # type: ignore[attr-defined]  # for inspect.signature
     return new
 
 
@@ -80,7 +80,7 @@ def _knows_layout(function: Any) -> bool:
 
 
 def _offset(function: Any) -> int:
-    """Of the pointer to the C function in an object of this type."""
+    """Return the offset of the pointer to the C function in objects of the function's type."""
     return ctypes.c_ssize_t.from_address(id(type(function)) + _TYPE_VECTORCALL_OFFSET).value
 
 

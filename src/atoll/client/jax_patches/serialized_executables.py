@@ -1,9 +1,9 @@
-"""Lets executables be serialized and loaded: `jax.experimental.serialize_executable`, JAX's persistent cache.
+"""Supports serialized executables: `jax.experimental.serialize_executable` and JAX's persistent cache.
 
-The serialized form is what the executable was compiled from: its program, options and devices, which the proxy keeps.
-So loading compiles again, on whatever cluster there is then; the workers' own cache may have the result. It is portable
-between clusters and versions of XLA, as far as StableHLO is. A program whose callbacks are functions of this process
-cannot be loaded elsewhere; JAX does not serialize those.
+The serialized form consists of the program, options and devices from which the executable was compiled. The proxy keeps
+them. Loading compiles again, on the current cluster; the workers' own cache may have the result. The form is as
+portable between clusters and versions of XLA as StableHLO. A program with callbacks into this process cannot be loaded
+in another process; JAX does not serialize such programs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def _compiling(deserialize: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, serialized: bytes, executable_devices: Any, compile_options: Any = None, host_callbacks: Any = ()
     ) -> Any:
         if not is_atoll(self):
-            callbacks = (host_callbacks,) if host_callbacks else ()  # one form of the original takes none
+            callbacks = (host_callbacks,) if host_callbacks else ()  # an overload of the original takes none
             return deserialize(self, serialized, executable_devices, compile_options, *callbacks)
         if not serialized.startswith(_MAGIC):
-            raise BackendError("this executable was not serialized on Atoll: compile and serialize the function here")
+            raise BackendError("this executable was not serialized on Atoll: compile and serialize it on Atoll")
         source = msgspec.msgpack.decode(serialized[len(_MAGIC) :], type=CompiledSource)
         return _compile(self, source, executable_devices, compile_options, host_callbacks)
 
@@ -50,7 +50,10 @@ def _compiling(deserialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(client: Any, source: CompiledSource, devices: Any, compile_options: Any, host_callbacks: Any) -> Any:
-    """With `compile_options`, as JAX's cache gives them, for these devices; else for those that the source names."""
+    """Compile `source` for `devices` with `compile_options`, as JAX's cache passes them.
+
+    If `compile_options` is None, use the options and the device numbers of the source.
+    """
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax, xla_client
@@ -64,7 +67,7 @@ def _compile(client: Any, source: CompiledSource, devices: Any, compile_options:
     context = mlir.make_ir_context()
     with context:
         module = _jax.mlir.deserialize_portable_artifact(source.program, context)
-        if "sym_name" not in module.operation.attributes:  # JAX asks for it
+        if "sym_name" not in module.operation.attributes:  # JAX reads it
             module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
         return compiler.backend_compile_and_load(client, module, devices, compile_options, host_callbacks)
 
@@ -76,12 +79,12 @@ def _devices_of(source: CompiledSource, devices: Any) -> Any:
     numbers = [device for row in source.assignment for device in row]
     missing = sorted(set(numbers) - set(by_number))
     if missing:
-        raise BackendError(f"this executable was compiled for devices {numbers}, and devices {missing} are not there")
+        raise BackendError(f"this executable was compiled for devices {numbers}, but devices {missing} do not exist")
     return xla_client.DeviceList(tuple(by_number[number] for number in numbers))
 
 
 class _Serializing:
-    """A client as JAX's cache sees it. The server denies that executables can be serialized: by itself, it cannot."""
+    """A client that reports support for serialization to JAX's cache. The server itself reports that it has none."""
 
     supports_executable_serialization = True
 

@@ -1,8 +1,8 @@
 """Lets `jax.jit` and JAX's transformations take programs (`atoll.program`) that are on several meshes of a cluster.
 
-A computation that XLA compiles is on one set of devices. Where JAX finds that one has a program in it and is on
-several, all that was traced is made a program, and run. What JAX can compile, it compiles; what has no program in it,
-it refuses.
+XLA compiles a computation for one set of devices. If JAX finds several sets of devices in a computation that contains a
+program, this patch makes a program of the whole computation and runs it. JAX compiles all other computations as usual,
+or refuses them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 
-# Programs that are kept; JAX keeps as many of its own traces, and more.
-_MOST_KEPT = 256
+_MOST_KEPT = 256  # programs; JAX keeps at least as many of its own traces
 
 
 def _or_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,12 +57,12 @@ def _program(
         return _put(call(*_put(arguments, in_shardings)), out_shardings)
 
     run.__name__ = run.__qualname__ = name
-    # Through `atoll`, which imports packages above this one at their first use.
+    # `atoll` imports packages above this one at their first use.
     return importlib.import_module("atoll").program(run, donate_argnums=donated)
 
 
 def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Where the user's jit said that they be."""
+    """Put the arrays onto the shardings that the user's jit specifies."""
     import jax
 
     from atoll.client import jax_internals as internals

@@ -1,9 +1,8 @@
-"""Lets `jax.device_put` take NumPy arrays of any strides.
+"""Lets `jax.device_put` take NumPy arrays with any strides.
 
-jaxlib's IFRT proxy client refuses strides below 1, which x[::-1] and np.broadcast_to have; every other client of jaxlib
-copies such an array. So it is copied here, just before jaxlib's one function through which JAX sends host memory. (The
-fast path of `jax.jit` does not use that function. There jaxlib refuses the array, and JAX falls back to the function by
-itself.)
+jaxlib's IFRT proxy client refuses strides below 1, as in x[::-1] and np.broadcast_to. All other clients of jaxlib copy
+such an array. This patch copies it before it calls the function of jaxlib with which JAX sends host memory. The fast
+path of `jax.jit` does not use that function: there jaxlib refuses the array, and JAX then calls the function.
 """
 
 from __future__ import annotations

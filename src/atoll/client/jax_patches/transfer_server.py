@@ -1,6 +1,6 @@
-"""Refuses `jax.experimental.transfer.start_transfer_server`, which would end the process.
+"""Refuses `jax.experimental.transfer.start_transfer_server`, which would crash the process.
 
-jaxlib takes every client there for one of its own with devices in this process, and reads what is not there.
+jaxlib assumes that the client's devices are in this process, and reads invalid memory if they are not.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ def _refused_on_atoll(start: Callable[..., Any]) -> Callable[..., Any]:
     def start_transfer_server(client: Any, *others: Any, **options: Any) -> Any:
         if is_atoll(client):
             raise BackendError(
-                "a transfer server sends from the devices of its own process, and Atoll's devices are in others. On "
-                "one cluster jax.device_put moves arrays between all hosts and islands; to send them elsewhere, start "
-                "the server for a local device: start_transfer_server(jax.devices('cpu')[0].client)"
+                "a transfer server sends from the devices of its own process, but Atoll's devices are in other "
+                "processes. Within a cluster, use jax.device_put, which copies arrays between all hosts and islands. "
+                "To send arrays elsewhere, start the server for a local device: "
+                "start_transfer_server(jax.devices('cpu')[0].client)"
             )
         return start(client, *others, **options)
 

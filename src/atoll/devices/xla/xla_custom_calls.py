@@ -190,7 +190,7 @@ def _write_address(frame: CallFrame) -> None:
 def register_address_call() -> None:
     """Register the custom call that returns the address of an array in a CPU device's memory.
 
-    `client/jax_patches/buffer_pointers.py` launches a program with this call. So the query is ordered like any other
+    `client/jax_patches/introspection.py` launches a program with this call. So the query is ordered like any other
     launch, and needs no message.
     """
     register(ADDRESS_CALL, _write_address)

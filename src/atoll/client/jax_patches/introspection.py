@@ -1,0 +1,86 @@
+"""Makes introspection work for Atoll's arrays, devices and modules: addresses, memory statistics and cost estimates.
+
+jaxlib supports these only for devices of the script's process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from atoll.client.jax_patches.other_clients import client_of
+from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.plugin_programs import ask, is_atoll
+from atoll.protocol.questions import ADDRESS_CALL, MemoryQuestion
+
+
+def _worker_pointer(pointer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the address in the worker's memory, for arrays on one CPU device.
+
+    The script cannot read from that address. As with stock JAX, equal addresses mean the same memory: scripts compare
+    them to find out whether an array was copied, or whether a donated array's memory was reused.
+    """
+    import jax
+
+    def unsafe_buffer_pointer(self: Any) -> int:
+        client = client_of(self)
+        if client is None or not is_atoll(client) or len(self.sharding.device_set) > 1 or client.platform != "cpu":
+            return int(pointer(self))
+        self._check_if_deleted()
+        # Must work while JAX traces, and is not a transfer of the user's.
+        with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+            return int(np.asarray(_address_call()(self)).view(np.uint64)[0])
+
+    return unsafe_buffer_pointer
+
+
+@cache
+def _address_call() -> Any:
+    import jax
+
+    return jax.jit(jax.ffi.ffi_call(ADDRESS_CALL, jax.ShapeDtypeStruct((2,), np.uint32)))
+
+
+def _cluster_memory(stats: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the controller's statistics of the device, for all sessions, and those of the platform if it has any."""
+
+    def memory_stats(self: Any) -> Any:
+        if not is_atoll(self.client):
+            return stats(self)
+        return json.loads(ask(self.client, MemoryQuestion(self.id)))
+
+    return memory_stats
+
+
+def _local_cpu_cost(analyse: Callable[..., Any]) -> Callable[..., Any]:
+    """Estimate costs with the local CPU's client, for `jit(f).lower(x).cost_analysis()` and flax's `tabulate`.
+
+    The estimate is of the program before compilation, so it is the same for every client.
+    """
+    import jax
+
+    def hlo_module_cost_analysis(client: Any, module: Any) -> Any:
+        return analyse(jax.devices("cpu")[0].client if is_atoll(client) else client, module)
+
+    return hlo_module_cost_analysis
+
+
+ADDRESS_PATCH = Patch(
+    name="addresses",
+    lifts="This operation is implemented for a PjRt-compatible backend only",
+    replacements=(Replacement("jaxlib._jax:ArrayImpl", "unsafe_buffer_pointer", _worker_pointer, ("self",)),),
+)
+MEMORY_PATCH = Patch(
+    name="memory statistics",
+    lifts="MemoryStats is only supported for addressable PjRt devices",
+    replacements=(Replacement("jaxlib._jax:Device", "memory_stats", _cluster_memory, ("self",)),),
+)
+COST_PATCH = Patch(
+    name="cost analysis",
+    lifts="This operation is implemented for a PjRt-compatible backend only",
+    replacements=(Replacement("jaxlib._jax", "hlo_module_cost_analysis", _local_cpu_cost, ("arg0", "arg1")),),
+)
