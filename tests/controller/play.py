@@ -66,6 +66,7 @@ class Cluster:
     def event(self, event: e.AnyEvent) -> list[a.AnyAction]:
         self.events[type(event).__name__] += 1
         actions = self.controller.handle(event)
+        self.controller.launcher.validate()
         self.actions.extend(actions)
         self.closed.extend(action for action in actions if isinstance(action, a.Close))
         self._timers.extend(action for action in actions if isinstance(action, a.SetTimer))

@@ -262,7 +262,7 @@ def test_the_end_of_a_session_drops_its_deferred_nodes(launches: Launches):
     launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1)
     assert launches.started() == [1]
-    assert [node.number for node in launches.scheduler.drop_session(1)] == [2]
+    assert [each.node.number for each in launches.scheduler.drop_session(1)] == [2]
     launches.end(1)
     assert launches.started() == []
     assert launches.scheduler.nodes(0) == []

@@ -59,6 +59,7 @@ from atoll.scheduling.long_gangs import LongGangs
 from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
+from atoll.scheduling.spilled_arrays import SpilledArray
 from atoll.scheduling.usage import Meter
 from atoll.security.tokens import Tokens
 from atoll.telemetry.consistency import Checks
@@ -162,6 +163,8 @@ class Controller:
             self.sessions,
             self._outbox,
             self._drop_program,
+            self._restore_spilled,
+            self._drop_spilled,
             self.quarantine,
             self.offenses,
             self._state.rates,
@@ -205,8 +208,6 @@ class Controller:
         self._queries = Queries(state, _location, self.memory)
         own = InternalPrograms(self.programs, self.launcher, self._outbox)
         spiller = self._spiller = ArraySpiller(self.sessions, self.resources, self.launcher, own, self._outbox)
-        self.launcher.restore = spiller.restore
-        self.launcher.buffers.on_spilled_freed = spiller.drop
         self.migrations = Migrations(
             self.resources, self._compilation, self._queries, self.launcher, self.programs, own, spiller, self._outbox
         )
@@ -450,6 +451,12 @@ class Controller:
 
     def _drop_program(self, program: RegisteredProgram) -> None:
         self.programs.drop(program)
+
+    def _restore_spilled(self, session: Session, handles: list[int]) -> None:
+        self._spiller.restore(session, handles)
+
+    def _drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
+        self._spiller.drop(session, spilled)
 
 
 def _location(session: Session, device: int) -> DeviceLocation:

@@ -40,18 +40,19 @@ class PartLauncher(Protocol):
         whole's results, and its nodes are in no line yet. `part_ended` is called at its end.
         """
 
-    def settle(self, session: Session, handle: int, error: Status | None) -> None: ...
-
-    def unuse(self, session: Session, handles: Sequence[int]) -> None:
-        """One use less of each of these."""
-
-    def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None: ...
-
     def end_credits(self, session: Session, credits: int) -> None:
-        """A launch that took these has ended."""
+        """Return the credits of a launch that has ended."""
 
     def drop_if_idle(self, program: RegisteredProgram) -> None:
-        """One that waits for the program less."""
+        """Drop a released program if no gang waits that needs it."""
+
+
+class Buffers(Protocol):
+    """What frees and settles the buffers of sessions."""
+
+    def settle(self, session: Session, handle: int, error: Status | None) -> None: ...
+    def unuse(self, session: Session, handles: Sequence[int]) -> None: ...
+    def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None: ...
 
 
 class ControlFlowRuns:
@@ -63,6 +64,7 @@ class ControlFlowRuns:
         resources: ResourceManager,
         quarantine: Quarantine,
         dependencies: DependencyTracker[GangRun],
+        buffers: Buffers,
         parts: PartLauncher,
         next_age: Callable[[], int],
     ) -> None:
@@ -70,6 +72,7 @@ class ControlFlowRuns:
         self._resources = resources
         self._quarantine = quarantine
         self._dependencies = dependencies
+        self._buffers = buffers
         self._parts = parts
         self._next_age = next_age
         self._next_handle = m.FIRST_INTERNAL_HANDLE  # of what a loop carries
@@ -225,7 +228,7 @@ class ControlFlowRuns:
         session.has_errors = True
         session.directory.fail(whole.results, status)
         for handle in whole.results:
-            self._parts.settle(session, handle, status)
+            self._buffers.settle(session, handle, status)
         self._forget(session, whole)
         self._dependencies.resolve(whole.dependency)
         self._parts.end_credits(session, whole.credits)
@@ -240,14 +243,14 @@ class ControlFlowRuns:
 
     def _forget(self, session: Session, whole: ControlFlowRun) -> None:
         """Its arrays are its no more."""
-        self._parts.unuse(session, whole.arguments + whole.results)
+        self._buffers.unuse(session, whole.arguments + whole.results)
         self._drop_carried(session, whole, whole.carried)
 
     def _drop_carried(self, session: Session, whole: ControlFlowRun, handles: tuple[int, ...]) -> None:
         """The loop needs these no more, unless they are what it began with."""
         if isinstance(whole.node, m.RegisterLoop) and handles != whole.arguments[whole.node.constants :]:
-            self._parts.release(session, handles, delete=False)
-            self._parts.unuse(session, handles)
+            self._buffers.release(session, handles, delete=False)
+            self._buffers.unuse(session, handles)
 
     def _mint(self) -> int:
         self._next_handle += 1

@@ -11,6 +11,7 @@ from atoll.dependencies.large_plans import LargePlans
 from atoll.errors import Status
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.dispatch_units import Unit
+from atoll.scheduling.gang_states import GangState
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.queued_nodes import Gang, QueuedNode
 from atoll.scheduling.reservations import Reservations
@@ -28,13 +29,14 @@ class DelegatedRun:
     gangs: dict[int, Gang[GangRun]]  # by island
     ending: int  # those of them that have not ended
     limits: dict[int, int] | None = None  # by island: the segments that run, once it was revoked
-    held: set[int] = field(default_factory=set)  # islands to start on once these are known
-    returned: list[Gang[GangRun]] = field(default_factory=list)  # that have ended since
     exclusive_ns: dict[int, int] = field(default_factory=dict)  # by island: of devices, before it was revoked there
 
     def has_ended(self, island: int) -> bool:
-        run = self.gangs[island].run
-        return run.started and not run.hosts_left
+        return not self.gangs[island].run.hosts_left
+
+    def gangs_in(self, state: GangState) -> list[Gang[GangRun]]:
+        """Return the gangs in this state, in the order of their islands."""
+        return [gang for _, gang in sorted(self.gangs.items()) if gang.state is state]
 
     def share(self, islands: Iterable[int]) -> None:
         """Others want what it has: what it takes of devices from now on is charged to its session."""
@@ -87,25 +89,33 @@ class Launching(Protocol):
     in_flight: dict[int, Gang[GangRun]]  # by sequence
     large_plans: LargePlans
 
-    def reserve_numbers(self, count: int = 1) -> int:
-        """The first of so many sequence numbers."""
-
-    def number_feeds(self, program: RegisteredProgram) -> int:
-        """The first of the numbers of its feeds between hosts."""
-
-    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
-        """Of a node that is launched by itself; its gangs have the numbers from `first` on."""
-
     def enqueue(self, node: QueuedNode[GangRun]) -> None: ...
 
     def gang_left(self, gang: Gang[GangRun]) -> None:
-        """It needs its program no more."""
-
-    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
-        """Nor its buffers."""
+        """Note that a gang has started, or was dropped."""
 
     def fail(self, launch: Launch, status: Status) -> None:
-        """What of it has not started will not."""
+        """Fail a launch: drop its gangs that have not started."""
 
     def gang_ended(self, launch: Launch) -> None:
-        """One of the launch's."""
+        """Count a gang of the launch that has ended, or that was dropped."""
+
+
+class Builder(Protocol):
+    """What makes the records of launches."""
+
+    def reserve_numbers(self, count: int = 1) -> int:
+        """Reserve sequence numbers for gangs. Return the first."""
+
+    def reserve_feeds(self, program: RegisteredProgram) -> int:
+        """Reserve numbers for the program's feeds between hosts. Return the first."""
+
+    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
+        """Make the node of a dispatch unit. Its gangs have the numbers from `first` on."""
+
+
+class Buffers(Protocol):
+    """What frees the buffers of sessions."""
+
+    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
+        """Note that a gang keeps none of its buffers from being freed any more."""

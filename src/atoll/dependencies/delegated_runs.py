@@ -23,9 +23,10 @@ from typing import Any
 from atoll.cluster.resources import ResourceManager
 from atoll.dependencies.delegated_charges import DelegatedCharges
 from atoll.dependencies.delegated_programs import DelegatedProgram, IslandPart, delegated_program
-from atoll.dependencies.delegated_run import DelegatedRun, Launching, Revocation
+from atoll.dependencies.delegated_run import Buffers, Builder, DelegatedRun, Launching, Revocation
 from atoll.errors import Status, invalid
 from atoll.protocol import messages as m
+from atoll.scheduling.gang_states import GangState
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.queued_nodes import Gang, QueuedNode
@@ -46,6 +47,8 @@ class DelegatedRuns:
     def __init__(
         self,
         launching: Launching,
+        builder: Builder,
+        buffers: Buffers,
         resources: ResourceManager,
         sessions: Mapping[int, Session],
         to_host: Callable[[int, Any], None],
@@ -54,6 +57,8 @@ class DelegatedRuns:
         exclusive_after: float | None,
     ) -> None:
         self._launching = launching
+        self._builder = builder
+        self._buffers = buffers
         self._resources = resources
         self._sessions = sessions
         self._to_host = to_host
@@ -90,7 +95,7 @@ class DelegatedRuns:
 
     def line_up(self, session: Session, launch: Launch, program: DelegatedProgram) -> None:
         """Enqueue one node for all of the launch, and note the buffers that it needs."""
-        first = self._launching.reserve_numbers(program.gangs)
+        first = self._builder.reserve_numbers(program.gangs)
         node: QueuedNode[GangRun] = QueuedNode(
             first, session.number, tenant=session.tenant, since=launch.seconds, is_delegated=True
         )
@@ -138,7 +143,6 @@ class DelegatedRuns:
             self._launch_rest(run, dict.fromkeys(run.gangs, 0))
             self._scheduler.drop(node)
             for gang in node.gangs:
-                gang.run.started = True
                 self._end(gang)
         return may
 
@@ -155,7 +159,7 @@ class DelegatedRuns:
         """A run there has ended: the one behind it has all of its memory for itself."""
         for run in self._runs.values():
             gang = run.gangs.get(island)
-            if gang is None or (gang.node.dropped and not gang.run.started):  # its session has closed
+            if gang is None:
                 continue
             if run.launch.session == session and gang.keeps_order and not run.has_ended(island):
                 whole, will_run = run.program.parts[island].whole, run.limits is None or run.limits[island]
@@ -175,13 +179,15 @@ class DelegatedRuns:
     def start(self, gang: Gang[GangRun]) -> None:
         """The gang's island has room."""
         run = self._runs[gang.node.number]
+        if gang.state is GangState.COMMITTED:
+            gang.enter(GangState.HELD)
         if run.limits is None and gang.node.session in self._revocations:
-            run.held.add(gang.island)
             return
         limit = len(run.program.parts[gang.island].gangs) if run.limits is None else run.limits[gang.island]
         if not limit:
             self._is_over(run, gang)
             return
+        gang.enter(GangState.GRANTED)
         launch, (host,) = run.launch, gang.run.spec.hosts
         plan = launch.program.plans[host]
         launch.hosts_started[host] = gang.sequence
@@ -216,7 +222,7 @@ class DelegatedRuns:
             run
             for run in self._runs.values()
             if run.launch.session == session and run.launch.error is None and run.limits is None
-            if next(iter(run.gangs.values())).node.committed
+            if next(iter(run.gangs.values())).state >= GangState.COMMITTED
         ]
         for run in runs:
             run.share(run.gangs)
@@ -228,8 +234,7 @@ class DelegatedRuns:
 
     def _under_way(self, gang: Gang[GangRun]) -> set[int]:
         """Its hosts that have been sent it, and have not ended it."""
-        is_there = gang.run.started and gang.run.launch.hosts_started.get(gang.hosts[0]) == gang.sequence
-        return gang.run.hosts_left if is_there else set()
+        return gang.run.hosts_left if gang.state is GangState.GRANTED else set()
 
     def runs_revoked(self, host: int, message: m.RunsRevoked) -> None:
         """Handle the answer of a host, which starts no more segments by itself."""
@@ -257,16 +262,15 @@ class DelegatedRuns:
             run, session = self._runs[launch.nodes[0].number], launch.session
             gang = run.gangs[island]
             if run.limits is not None:
-                if gang.run.started:
+                if gang.state in (GangState.HELD, GangState.GRANTED):
                     self._is_over(run, gang)
                 continue
             revocation = self._revocations.get(session) or self._revoke(session)
             revocation.lost[run.first] = status
-            if gang.run.started:
-                run.held.discard(island)
+            if gang.state in (GangState.HELD, GangState.GRANTED):
                 gang.run.hosts_left.clear()
                 self._leave(run, gang)
-                run.returned.append(gang)
+                gang.enter(GangState.REVOKED)
 
     def hosts_failed(self, hosts: set[int]) -> None:
         """They answer no more."""
@@ -296,9 +300,8 @@ class DelegatedRuns:
         for run in runs:
             if run.first in revocation.lost:
                 self._renew_feeds(run, revocation.lost[run.first])
-            for island in sorted(run.held):
-                self.start(run.gangs[island])
-            run.held.clear()
+            for gang in run.gangs_in(GangState.HELD):
+                self.start(gang)
 
     def _limits_of(self, runs: Sequence[DelegatedRun], revocation: Revocation) -> dict[int, dict[int, int]]:
         """Return up to where each island runs by itself, for each run by its number."""
@@ -307,7 +310,7 @@ class DelegatedRuns:
         for run in reversed(runs):
             limits = found[run.first] = dict[int, int]()
             for island, gang in run.gangs.items():
-                is_all = (run.has_ended(island) and gang not in run.returned) or island in begun
+                is_all = (run.has_ended(island) and gang.state is not GangState.REVOKED) or island in begun
                 count, started = len(run.program.parts[island].gangs), revocation.started.get(gang.sequence, 0)
                 limits[island] = count if is_all else min(max(0, started), count)
             run.program.close(limits)
@@ -319,7 +322,7 @@ class DelegatedRuns:
         for gang in run.gangs.values():
             for host, feeds in gang.run.incoming():
                 self._to_host(host, m.FailFeeds(run.launch.session, feeds, status))
-        run.launch.host_feeds = self._launching.number_feeds(run.launch.program)
+        run.launch.host_feeds = self._builder.reserve_feeds(run.launch.program)
 
     def _limit(self, runs: list[DelegatedRun], session: int) -> None:
         """Tells hosts that wait for it up to which segments they go on by themselves."""
@@ -341,7 +344,7 @@ class DelegatedRuns:
         launch, session = run.launch, self._sessions[run.launch.session]
         launch.nodes, launch.is_delegated = [], False
         for first, unit in units:
-            self._launching.make_node(session, launch, unit, run.first, first)
+            self._builder.make_node(session, launch, unit, run.first, first)
         for node in launch.nodes:
             self._launching.enqueue(node)
 
@@ -374,8 +377,8 @@ class DelegatedRuns:
         part = run.program.parts[gang.island]
         self._memory.run_through(gang, part.gangs[: run.limits[gang.island]])
         self._grow(gang.island, run.launch.session)
-        run.returned.append(gang)
-        if len(run.returned) == run.ending:
+        gang.enter(GangState.REVOKED)
+        if len(run.gangs_in(GangState.REVOKED)) == run.ending:
             self._launch_rest(run, run.limits)
             self.give_up(run)
 
@@ -391,8 +394,7 @@ class DelegatedRuns:
 
     def give_up(self, run: DelegatedRun) -> None:
         """What has been returned is over, without anything else."""
-        returned, run.returned = run.returned, []
-        for gang in returned:
+        for gang in run.gangs_in(GangState.REVOKED):
             self._end(gang)
 
     def finish(self, gang: Gang[GangRun]) -> None:
@@ -401,10 +403,13 @@ class DelegatedRuns:
             self._is_over(self._runs[gang.node.number], gang)
 
     def _end(self, gang: Gang[GangRun]) -> None:
+        if gang.keeps_order:
+            gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
+            self._scheduler.delegated_run_ended(gang)
         session = self._sessions.get(gang.run.launch.session)
         self._launching.gang_left(gang)
         if session is not None:
-            self._launching.drop_uses(session, gang)
+            self._buffers.drop_uses(session, gang)
         self.over(gang)
         self._launching.gang_ended(gang.run.launch)
 
@@ -412,7 +417,6 @@ class DelegatedRuns:
         """The gang has ended, or never starts, or its rest is in line."""
         run = self._runs[gang.node.number]
         run.ending -= 1
-        self._scheduler.delegated_run_ended(gang)
         self._grow(gang.island, run.launch.session)
         if not run.ending:
             del self._runs[gang.node.number]
@@ -439,17 +443,15 @@ class DelegatedRuns:
                     self._to_host(host, m.DropRun(launch.session, gang.sequence))
         if launch.session not in self._revocations:
             self._limit([each for each in others if each.launch.error is None], launch.session)
-        for island in sorted(run.held):
-            self._is_over(run, run.gangs[island])
-        run.held.clear()
+        for gang in run.gangs_in(GangState.HELD):
+            self._is_over(run, gang)
         self.give_up(run)
 
     def session_closed(self, session: int) -> list[Gang[GangRun]]:
         """Its hosts drop what they have not started of it. Returns what is in flight."""
         runs = [run for run in self._runs.values() if run.launch.session == session]
         for run in runs:
-            for island in sorted(run.held):
-                self._is_over(run, run.gangs[island])
-            run.held.clear()
+            for gang in run.gangs_in(GangState.HELD):
+                self._is_over(run, gang)
             self.give_up(run)
         return [gang for run in runs for gang in run.gangs.values() if gang.sequence in self._in_flight]

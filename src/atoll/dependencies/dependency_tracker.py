@@ -165,7 +165,7 @@ class DependencyTracker(Generic[Payload]):
                 continue
             dependency.is_enqueued = True
             for node in dependency.nodes:
-                if not node.dropped:
+                if node.is_pending:
                     self._enqueue(node)
             _release(dependency.on_enqueued, ready)
             if dependency.host_call is None:

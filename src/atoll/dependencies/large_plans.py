@@ -69,5 +69,5 @@ class LargePlans:
                 if not missing:
                     del self._missing[plan]
         for node in self._scheduler.nodes(island):
-            if not node.committed:
+            if node.is_pending:
                 self.hold(node.gangs[0].run.launch.program.number, node)

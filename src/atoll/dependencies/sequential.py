@@ -87,7 +87,7 @@ class SequentialDispatch(Generic[Payload]):
         for session, own in by_session.items():
             line = self._next.setdefault(session, deque())
             current = self._current.get(session)
-            if current is not None and not current.committed:
+            if current is not None and current.is_pending:
                 self._scheduler.lacks(current, Reason.OWN)
                 del self._current[session], self._unstarted[current.number]
                 own.append(current)
@@ -106,7 +106,7 @@ class SequentialDispatch(Generic[Payload]):
         line = self._next.get(session)
         while line:
             following = line.popleft()
-            if not following.dropped:
+            if following.is_pending:
                 self._begin(following)
                 self._scheduler.arrived(following)
                 return

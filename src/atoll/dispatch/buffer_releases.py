@@ -21,10 +21,12 @@ from atoll.scheduling.spilled_arrays import SpilledArray
 class BufferReleases:
     """Releases, deletes, and settles the buffers of sessions."""
 
-    def __init__(self, memory: Reservations, outbox: Outbox) -> None:
+    def __init__(
+        self, memory: Reservations, outbox: Outbox, on_spilled_freed: Callable[[Session, SpilledArray], None]
+    ) -> None:
         self._memory = memory
         self._outbox = outbox
-        self.on_spilled_freed: Callable[[Session, SpilledArray], None]  # to be set
+        self._on_spilled_freed = on_spilled_freed
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
         """The client needs the handles no more; with `delete`, nobody may use their memory either."""
@@ -65,6 +67,6 @@ class BufferReleases:
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
         self._memory.release(entry)
         if entry.spilled is not None:
-            self.on_spilled_freed(session, entry.spilled)
+            self._on_spilled_freed(session, entry.spilled)
             entry.spilled = None
         self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)

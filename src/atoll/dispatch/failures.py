@@ -11,6 +11,7 @@ from atoll.dispatch.survivors import Survivors
 from atoll.errors import Status
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.feeds import Key
+from atoll.scheduling.gang_states import GangState
 from atoll.scheduling.launch_checks import gang_problem
 from atoll.scheduling.offenses import Running
 from atoll.scheduling.queued_nodes import Gang, HostCallKind, QueuedNode
@@ -97,7 +98,7 @@ class Failures:
 
     def _launches_of(self, island: int) -> list[Launch]:
         """Return the launches that wait for the island or were sent there, in the order in which they came."""
-        nodes = {each.number: each for each in self._scheduler.nodes(island) if not each.dropped}
+        nodes = {each.number: each for each in self._scheduler.nodes(island)}
         found = {
             gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.island == island
         }
@@ -108,7 +109,7 @@ class Failures:
     def _committed(self) -> list[Gang[GangRun]]:
         """Gangs that have their places in the order, and have not started."""
         nodes = (node for island in self._resources.islands for node in self._scheduler.nodes(island))
-        return [gang for node in nodes if node.committed for gang in node.gangs if not gang.run.started]
+        return [gang for node in nodes for gang in node.gangs if gang.state is GangState.COMMITTED]
 
     def fail_doomed(self) -> None:
         """Launches in line fail now where an input of theirs is lost."""
@@ -143,12 +144,12 @@ class Failures:
     def _waiting(self) -> list[QueuedNode[GangRun]]:
         """Return the nodes of which some gang has not started, in the order of their launches."""
         nodes = {each.number: each for island in self._resources.islands for each in self._scheduler.nodes(island)}
-        return [node for _, node in sorted(nodes.items()) if not node.dropped]
+        return [node for _, node in sorted(nodes.items())]
 
     def fail_waiting(self, island: int, status: Status) -> None:
         """Launches in line that need the island fail."""
         for node in self._scheduler.nodes(island):
-            if not node.dropped:
+            if node.gangs:
                 self._launcher.fail(node.gangs[0].run.launch, status)
         self._scheduler.remove_island(island)
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from atoll.dispatch.launch_builder import LaunchBuilder
 from atoll.protocol import messages as m
 from atoll.scheduling.dispatch_units import Unit
-from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.queued_nodes import QueuedNode
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session
@@ -28,15 +28,6 @@ LARGE_NODES = 256
 
 class Parts(Protocol):
     """The parts of a launch's beginning and end; `Launcher` has them."""
-
-    def make_entries(self, session: Session, launch: Launch, traceback_id: int, values: Sequence[int]) -> None:
-        """Make the entries of these values."""
-
-    def may_join(self, session: Session, program: RegisteredProgram) -> bool:
-        """Return whether short nodes of a launch are joined."""
-
-    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int) -> None:
-        """Append the node of a unit to those of the launch."""
 
     def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
         """Note that all nodes are made. Return whether they join their lines now."""
@@ -70,9 +61,16 @@ class _End:
 class LargeLaunches:
     """Large launches that begin, and that have ended."""
 
-    def __init__(self, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], parts: Parts) -> None:
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        scheduler: Scheduler[GangRun],
+        builder: LaunchBuilder,
+        parts: Parts,
+    ) -> None:
         self._sessions = sessions
         self._scheduler = scheduler
+        self._builder = builder
         self._parts = parts
         self._beginning: Turns[_Beginning] = Turns()  # at most one of each session
         self._ended: Turns[_End] = Turns()
@@ -105,34 +103,34 @@ class LargeLaunches:
             self._ended.take(number)
 
     def _is_in_line(self, each: _Beginning, steps: int) -> bool:
-        session, launch, parts = each.session, each.launch, self._parts
+        session, launch, builder = each.session, each.launch, self._builder
         if launch.error is not None:  # meanwhile, and its nodes were dropped
             return True
         if each.values < len(launch.program.values):
             first = launch.program.arguments + each.values
             each.values = min(each.values + 2 * steps, len(launch.program.values))
             stop = launch.program.arguments + each.values
-            parts.make_entries(session, launch, each.message.traceback_id, range(first, stop))
+            builder.make_entries(session, launch, each.message.traceback_id, range(first, stop))
             return False
-        builder = launch.program.units
+        units = launch.program.units
         if each.units is None:
-            if builder.form(steps):
-                each.units = builder.units(may_join=parts.may_join(session, launch.program))
+            if units.form(steps):
+                each.units = units.units(may_join=builder.may_join(session, launch.program))
             return False
         if each.joined is None:
             made = len(launch.nodes)
             for unit in each.units[made : made + steps]:
-                parts.make_node(session, launch, unit, -1)
+                builder.make_node(session, launch, unit, -1)
                 self._scheduler.defer(launch.nodes[-1], own=True)
             if len(launch.nodes) == len(each.units):
                 each.joined = 0
-                return not parts.begin_lines(session, launch, each.units)
+                return not self._parts.begin_lines(session, launch, each.units)
             return False
         some = launch.nodes[each.joined : each.joined + steps]
         each.joined += len(some)
         for node in some:
-            if not node.dropped:
-                parts.enqueue(node)
+            if node.is_pending:
+                self._parts.enqueue(node)
         return each.joined >= len(launch.nodes)
 
     def _is_cleared(self, each: _End, steps: int) -> bool:

@@ -60,7 +60,7 @@ class Survivors:
     def judge(self, launches: Iterable[Launch]) -> None:
         """Decide which of these launches survive. An earlier launch of a session comes before a later one."""
         for launch in launches:
-            was_sent = any(node.committed or gang.run.started for node in launch.nodes for gang in node.gangs)
+            was_sent = any(not node.is_pending for node in launch.nodes)
             was_sent = was_sent or bool(launch.hosts_started)
             reason = self._loss(launch, was_sent)
             if reason:
@@ -115,7 +115,7 @@ class Survivors:
             return "it was sent there, and depends on Python or on data"
         for gang in (gang for node in launch.nodes for gang in node.gangs):
             left = gang.run.hosts_left
-            if gang.run.started and (
+            if not gang.is_unsent and (
                 gang.sequence in self._running or gang.sequence not in self._in_flight or len(left) < len(gang.hosts)
             ):
                 return "it had started there"

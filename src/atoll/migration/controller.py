@@ -49,6 +49,13 @@ class Launches(Protocol):
 
     def fail(self, launch: Launch, status: Status) -> None: ...
 
+    @property
+    def buffers(self) -> Buffers: ...
+
+
+class Buffers(Protocol):
+    """Frees the buffers of sessions."""
+
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None: ...
 
 

@@ -98,7 +98,7 @@ class DeviceCopies:
             entry = session.directory.entries.get(handle)
             if entry is not None and not entry.consumed:  # otherwise the client has released it meanwhile
                 self._kept[handle] = entry
-                self._launches.release(session, (handle,), delete=False)
+                self._launches.buffers.release(session, (handle,), delete=False)
         self._out.flush_frees()  # hosts must drop the old array before another takes its handle
 
     def arrive(self, session: Session) -> None:
@@ -121,7 +121,7 @@ class DeviceCopies:
         self._end(session)
 
     def _end(self, session: Session) -> None:
-        self._launches.release(session, tuple(self._copies.values()), delete=False)
+        self._launches.buffers.release(session, tuple(self._copies.values()), delete=False)
         for number in self._programs.values():
             self._internal.drop(session, number)
 

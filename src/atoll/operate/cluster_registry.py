@@ -1,13 +1,12 @@
-"""The clusters of this user on this machine: their addresses and processes.
+"""The clusters of this user on this machine: where they listen, and which processes they are.
 
-A standing cluster (`atoll up`) has a directory with its name in the user's runtime directory. The directory holds its
-record and its sockets, and its engine removes the directory at the end. So a directory whose engine has exited belongs
-to a cluster that was killed, and the next `atoll` command removes it.
+A cluster that stays (`atoll up`) has a directory in the user's runtime directory, named as the cluster is. Its record
+and its sockets are there, and its engine removes the directory in the end. So a directory whose engine has ended
+belongs to a cluster that was killed, and the next `atoll` command removes it.
 
-An embedded cluster (of a script, or of `atoll proxy`) has its record in its own directory, which is removed when it
-ends.
+An embedded cluster (of a script, or of `atoll proxy`) has its record in its own directory, which goes when it ends.
 
-Invariant: the directory of a standing cluster exists without a record only while the runtime directory is locked.
+Invariant: the directory of a cluster that stays exists without a record only while the runtime directory is locked.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.cluster.directories import registry_directory, sockets_base
 from atoll.cluster.processes.process_table import began, session_of, this_machine
+from atoll.engines.engine_options import registry_directory, sockets_base
 from atoll.errors import ClusterError
 from atoll.wire.address import parse_address
 
@@ -38,10 +37,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 
 
 class ClusterRecord(msgspec.Struct, frozen=True):
-    """A cluster. `pid` is its engine's, and `began` the start time of that process in ticks of the machine's clock.
+    """A cluster. `pid` is its engine's, `began` when that process started, in ticks of the machine's clock.
 
-    `owner` is the process with which an embedded cluster ends, and `label` its name for people; they are 0 and "" for a
-    standing cluster.
+    `owner` is the process with which an embedded cluster ends, and `label` what a person calls that process; 0 and ""
+    for a cluster that stays.
     """
 
     name: str
@@ -53,40 +52,40 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     began: int
     owner: int = 0
     label: str = ""
-    machine: str = ""  # the machine of the processes; "": this one
-    ray: str = ""  # the address of its Ray cluster; `pid` is then that of the command that started it
+    machine: str = ""  # whose processes these are; "": this one's
+    ray: str = ""  # the Ray cluster on which it runs; `pid` is then that of the command that started it
 
     @property
     def is_here(self) -> bool:
-        """Whether the cluster is on this machine. Machines may share the directory, but not the meaning of pids."""
+        """Whether it is a cluster of this machine: others may share the directory, and their pids mean nothing here."""
         return self.machine in ("", this_machine())
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine runs. A cluster on Ray counts as alive unless its address refuses connections."""
+        """Whether the engine still runs; one that is elsewhere, and cannot be asked now, may."""
         return began(self.pid) == self.began or (bool(self.ray) and not _refuses(self.address))
 
     @property
     def title(self) -> str:
-        """Its name, and its label if it is embedded."""
+        """Its name, and whose it is where it is embedded."""
         return f"{self.name} ({self.label})" if self.label else self.name
 
     def pids(self) -> list[int]:
-        """Return the cluster's processes on this machine, which are all in the session that the engine leads."""
+        """The cluster's processes that still run here: all are in the session that the engine leads."""
         if self.ray:
             return []
         if began(self.pid) not in (None, self.began):
-            return []  # the pid was reused, so the old session has ended
+            return []  # another process has this number now, so nothing is left of the old session
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and session_of(int(entry)) == self.pid]
 
     def terminate(self) -> None:
-        """Ask the engine to end the cluster."""
+        """Asks its engine to end it."""
         if not self.ray and began(self.pid) == self.began:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> list[int]:
-        """Kill the remaining processes and remove the directory. Returns the pids."""
+        """Ends by force what still runs, and removes the directory; returns the pids."""
         pids = self.pids()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -96,45 +95,43 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
 
 def runtime_directory() -> Path:
-    """Return this user's directory for standing clusters, in $XDG_RUNTIME_DIR or the system's temporary directory.
+    """This user's directory for clusters that stay: in $XDG_RUNTIME_DIR or the system's temporary directory.
 
-    Creates the directory. Raises ClusterError if another user can read or write it.
+    Makes it. Raises ClusterError where another user could write to it or read it.
     """
     directory = registry_directory()
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise ClusterError(
-            f"{directory} must be your own directory with mode 0700: remove it, or fix its owner and mode"
-        )
+        raise ClusterError(f"{directory} must be a directory of your own with mode 0700: remove it, or repair it")
     return directory
 
 
 class ClusterRegistry:
-    """The standing clusters, by name."""
+    """The clusters that stay, by name."""
 
     def __init__(self) -> None:
         self.root = runtime_directory()
 
     def directory(self, name: str) -> Path:
-        """Return the directory of the cluster with this name. Raises ClusterError for an invalid name."""
+        """Where the cluster of that name keeps its sockets. Raises ClusterError for an impossible name."""
         if not _NAME.fullmatch(name):
-            raise ClusterError(f"invalid cluster name {name!r}: expected up to 32 letters, digits and any of _.-")
+            raise ClusterError(f"{name!r} is no cluster's name: expected up to 32 letters, digits and any of _.-")
         return self.root / name
 
     def address(self, name: str) -> str:
-        """Return the default address of the cluster with this name."""
+        """Where the cluster of that name listens unless another address was chosen for it."""
         return f"unix:{self.directory(name)}/controller.sock"
 
     def all(self) -> list[ClusterRecord]:
-        """Return the running clusters. Removes the remains of clusters that were killed."""
+        """Those that are up. Removes what is left of those that were killed."""
         with self.locked():
             return self.live()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other `atoll` commands of this user from starting clusters or cleaning up, inside the block."""
+        """Keeps other `atoll` commands of this user from starting or cleaning, inside the block."""
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -143,7 +140,7 @@ class ClusterRegistry:
             os.close(descriptor)
 
     def live(self) -> list[ClusterRecord]:
-        """As `all`, for a caller that holds the lock."""
+        """As `all`; the caller holds the lock."""
         found = []
         for directory in sorted(self.root.iterdir()):
             record = _read(directory)
@@ -158,13 +155,13 @@ class ClusterRegistry:
         return found
 
     def register(self, name: str, address: str, islands: str, platform: str, pid: int, ray: str = "") -> ClusterRecord:
-        """Write the record of the cluster whose engine is `pid` to its directory. The caller holds the lock.
+        """Writes the record of the cluster whose engine is `pid` to its directory; the caller holds the lock.
 
-        Raises ClusterError if the engine has already exited.
+        Raises ClusterError where the engine has ended already.
         """
         directory, started = self.directory(name), began(pid)
         if started is None:
-            raise ClusterError("the cluster ended immediately")
+            raise ClusterError("the cluster ended at once")
         record = ClusterRecord(
             name, address, islands, platform, str(directory), pid, started, machine=this_machine(), ray=ray
         )
@@ -173,9 +170,9 @@ class ClusterRegistry:
 
 
 def register_embedded(directory: Path, address: str, islands: str, platform: str, pid: int, label: str) -> None:
-    """Record the embedded cluster of this process, whose engine is `pid`, in the cluster's own `directory`.
+    """Records the embedded cluster of this process, whose engine is `pid`, in `directory`, which goes with it.
 
-    Does nothing if the engine has already exited; the code that waits for the engine reports the reason.
+    Does nothing where the engine has ended already: who waits for it learns why.
     """
     owner, started = os.getpid(), began(pid)
     if started is not None:
@@ -186,11 +183,11 @@ def register_embedded(directory: Path, address: str, islands: str, platform: str
 
 
 def embedded_clusters() -> list[ClusterRecord]:
-    """Return this user's running embedded clusters."""
+    """The embedded clusters of this user that are up."""
     found = []
     for file in sorted(sockets_base().glob(f"atoll-*/{_FILE}")):
         with contextlib.suppress(OSError):
-            if file.parent.stat().st_uid != os.getuid():  # a record decides to which address the token is sent
+            if file.parent.stat().st_uid != os.getuid():  # a record says where to send the token
                 continue
             record = _read(file.parent)
             if record is not None and record.is_here and record.owner and record.is_alive:
@@ -199,7 +196,7 @@ def embedded_clusters() -> list[ClusterRecord]:
 
 
 def _refuses(address: str) -> bool:
-    """Return whether the machine responds and nothing listens at the address."""
+    """Whether the machine is there, and nothing listens at that address."""
     where = parse_address(address)
     try:
         socket.create_connection((where.host, where.port), _ASK_SECONDS).close()
@@ -211,7 +208,7 @@ def _refuses(address: str) -> bool:
 
 
 def _write(record: ClusterRecord) -> None:
-    """Write the record so that a reader finds a complete file or none."""
+    """A reader finds all of the file, or none."""
     file = Path(record.directory) / _FILE
     partial = file.with_suffix(".partial")
     partial.write_bytes(msgspec.json.encode(record))

@@ -1,4 +1,4 @@
-"""A proxy for clients without Atoll: those that use Google's `pathwaysutils`."""
+"""A proxy for clients that know nothing of Atoll: those of Google's `pathwaysutils`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.cluster.directories import default_cache_directory, make_directory
+from atoll.cluster.directories import default_cache_directory
 from atoll.cluster.processes.child import Child, wait_for_any
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.engine_options import EngineOptions
+from atoll.engines.engine_options import EngineOptions, make_directory
 from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
-from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
+from atoll.ifrt.proxy_options import ProxyOptions, Ready
+from atoll.ifrt.start_proxy import start_proxy
 from atoll.operate.cluster_registry import register_embedded
 from atoll.security.join_token import JOIN_VARIABLE, JoinToken
 from atoll.wire.address import Address
@@ -29,11 +30,11 @@ def run_proxy(
     join: JoinToken | None = None,
     fail_on_loss: bool = False,
 ) -> None:
-    """Run a proxy until it exits or a signal raises an exception here, and end all processes that this call started.
+    """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
 
-    `cluster` is an address, with a join token for TLS; "" starts a cluster with these `settings`, which ends with the
-    proxy. With `fail_on_loss`, clients do not wait for failed islands. `on_up(address)` is called once the proxy
-    listens. Raises AtollError if a process fails to start or exits early.
+    `cluster` is an address, with a join token for TLS; "" starts a cluster of these `settings`, which ends with the
+    proxy. With `fail_on_loss` its clients do not wait for failed islands. `on_up(address)` is called once the proxy
+    listens. Raises AtollError where something does not start, or ends early.
     """
     children: list[Child] = []
     directory: Path | None = None
@@ -58,7 +59,7 @@ def run_proxy(
             raise _error(ready, listen)
         on_up(ready.address)
         ended = wait_for_any(children)
-        raise ClusterError(f"{ended.who} has exited; see its messages above")
+        raise ClusterError(f"{ended.who} has ended; its messages are above")
     finally:
         for child in reversed(children):
             child.end()

@@ -111,7 +111,7 @@ class MemoryWaits:
             if each.claims
             and each.node.session != node.session
             and each.node.tenant.settings.priority >= node.tenant.settings.priority
-            and not each.node.dropped
+            and each.node.is_pending
         }
         return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
 
@@ -125,7 +125,7 @@ class MemoryWaits:
     def is_wanted(self, tenant: Tenant) -> bool:
         """Whether something of a tenant with a higher priority waits for memory."""
         priority = tenant.settings.priority
-        return any(each.tenant.settings.priority > priority and not each.dropped for each in self.waiting)
+        return any(each.tenant.settings.priority > priority and each.is_pending for each in self.waiting)
 
     def holders(self, device: HostDevice) -> list[str]:
         """The sessions that hold memory of the device, as anybody may read of them."""
@@ -133,7 +133,7 @@ class MemoryWaits:
 
     def is_waiting(self, session: int) -> bool:
         """Whether something of the session waits for memory."""
-        return any(node.session == session and not node.dropped for node in self.waiting)
+        return any(node.session == session and node.is_pending for node in self.waiting)
 
     # ---- now and then
 
@@ -141,7 +141,7 @@ class MemoryWaits:
         """Gangs that get no memory however long they wait, each with the error for it. To be asked now and then."""
         found = []
         for node, waiting in list(self.waiting.items()):
-            if node.dropped:
+            if not node.is_pending:
                 del self.waiting[node]
             elif self._is_hopeless(waiting):
                 if self._may_be_relieved(waiting, is_last=True):
@@ -156,7 +156,7 @@ class MemoryWaits:
     def seek_relief(self) -> None:
         """Who has waited for memory for a while, which what runs has not freed, may be helped."""
         for waiting in list(self.waiting.values()):
-            if not waiting.node.dropped and self.now - waiting.node.since >= RELIEF_SECONDS:
+            if waiting.node.is_pending and self.now - waiting.node.since >= RELIEF_SECONDS:
                 self._may_be_relieved(waiting, is_last=False)
 
     def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:

@@ -1,12 +1,16 @@
-"""Define the nodes of launches that wait in line, and the gangs that they start."""
+"""Define the nodes of launches that wait in line, and the gangs that they start.
+
+See `gang_states` for the states of a gang.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
+from atoll.scheduling.gang_states import LEGAL, GangState
 from atoll.scheduling.reasons import Reason, Waited
 from atoll.scheduling.tenants import Tenant
 
@@ -36,9 +40,6 @@ class QueuedNode(Generic[Payload]):
     tenant: Tenant = NOBODY
     gangs: tuple[Gang[Payload], ...] = ()
     behind: int = 0  # in how many lines it is not at the head
-    committed: bool = False
-    dropped: bool = False
-    is_deferred: bool = False  # it is in no line yet; set by `dependencies.dependency_tracker`
     is_delegated: bool = False  # it is all of its launch: see `delegated_runs`
     dependency: Dependency[Payload] | None = None
     age: int = -1
@@ -46,10 +47,37 @@ class QueuedNode(Generic[Payload]):
     reason: Reason = Reason.ORDER
     lacks: Reason = Reason.BYTES  # what is `missing`
     waited: list[tuple[Reason, float]] | None = None  # what it waited for before, and for how many seconds
+    committed_at: float = -1.0  # by the controller's clock
 
     def __post_init__(self) -> None:
         if self.age < 0:
             self.age = self.number
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its gangs may still get their places in the order: it is not committed, and was not dropped."""
+        gangs = self.gangs
+        return bool(gangs) and gangs[0].state < GangState.COMMITTED
+
+    @property
+    def is_in_line(self) -> bool:
+        """Whether it is in the lines of its session."""
+        return bool(self.gangs) and GangState.WAITING <= self.gangs[0].state <= GangState.READY
+
+    @property
+    def committed(self) -> bool:
+        """Whether its gangs got their places in the order. For policies; some of them may have ended since."""
+        return any(GangState.COMMITTED <= gang.state <= GangState.FAILED for gang in self.gangs)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether none of it waits any more, and none of it has started or will. For policies."""
+        return all(gang.state is GangState.DROPPED for gang in self.gangs)
+
+    def enter(self, state: GangState) -> None:
+        """Change the state of all of its gangs."""
+        for gang in self.gangs:
+            gang.enter(state)
 
     def end(self) -> None:
         """Drop the references to the gangs, none of which will start. A dropped node may still be in line.
@@ -134,4 +162,59 @@ class Gang(Generic[Payload]):
     devices: int = 1
     duration_source: HasDuration | None = None
     charged: int = 0
-    keeps_order: bool = False  # of a delegated run: what its session has launched after it waits
+    state: GangState = GangState.NEW
+    started_at: float = -1.0  # when its island had room for it, by the controller's clock
+
+    def enter(self, state: GangState) -> None:
+        """Change the state. An illegal transition is a bug of the controller's."""
+        if not LEGAL[self.state] >> state & 1:
+            raise AssertionError(f"gang {self.sequence} is {self.state.name} and cannot become {state.name}")
+        self.state = state
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether it was not sent to its hosts, and still may be."""
+        return self.state <= GangState.COMMITTED
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether what its session has launched later waits for this gang, if it is that of a delegated run."""
+        return GangState.COMMITTED <= self.state < GangState.RUNNING
+
+
+class Step(NamedTuple):
+    """A transition of a gang: when, into which state, and what it waits for since then."""
+
+    seconds: float
+    state: GangState
+    reason: Reason
+
+
+def story(gang: Gang[Payload]) -> list[Step]:
+    """Return the transitions of a gang that has not ended, from its launch on.
+
+    The first reasons to wait are recorded one by one, and the last of `MOST_REASONS` stands for those that followed.
+    """
+    node = gang.node
+    waits = [*(node.waited or ()), (node.reason, 0.0)]
+    seconds = node.since - sum([each for _, each in waits])
+    steps = []
+    for reason, duration in waits:
+        state = GangState.READY if reason is Reason.ORDER else GangState.WAITING
+        steps.append(Step(seconds, state, reason))
+        seconds += duration
+    if gang.state < GangState.COMMITTED:
+        steps[-1] = Step(node.since, gang.state, node.reason)
+        return steps
+    steps.append(Step(node.committed_at, GangState.COMMITTED, Reason.ORDER))
+    if gang.started_at >= 0:
+        steps.append(Step(gang.started_at, gang.state, Reason.ORDER))
+    return steps
+
+
+class Dropped(NamedTuple, Generic[Payload]):
+    """The gangs of a node that were dropped, which had their places in the order if `were_committed`."""
+
+    node: QueuedNode[Payload]
+    gangs: list[Gang[Payload]]
+    were_committed: bool

@@ -104,12 +104,12 @@ class Rates:
     def due(self, now: float) -> Iterator[QueuedNode[GangRun]]:
         """Take the delayed nodes that may compete for devices now, a bounded number of them."""
         for _ in range(min(len(self.delayed), _MOST_AT_ONCE)):
-            if not self.delayed[0].dropped:
+            if self.delayed[0].is_pending:
                 if self._has_debt(now) and self._has_others():
                     return
                 self.launches.take(1, now)
             node = self.delayed.popleft()
-            if not node.dropped:
+            if node.is_pending:
                 yield node
 
     def _has_others(self) -> bool:

@@ -15,7 +15,7 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.memory_ledger import Block, MemoryLedger
 from atoll.scheduling.memory_waits import MemoryWait, MemoryWaits
-from atoll.scheduling.queued_nodes import Gang, QueuedNode
+from atoll.scheduling.queued_nodes import Dropped, Gang, QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Inherited, Session
@@ -210,16 +210,14 @@ class Reservations:
         """Whether the buffer has memory there."""
         return bool(_on((host,), entry))
 
-    def dropped(self, node: QueuedNode[GangRun]) -> None:
-        """What the node had taken goes, as far as its gangs have not started; it waits no more."""
-        self.waits.forget(node)
-        if not node.committed:
+    def dropped(self, dropped: Dropped[GangRun]) -> None:
+        """Free what gangs had taken that were dropped. Their node waits for no memory any more."""
+        self.waits.forget(dropped.node)
+        if not dropped.were_committed:
             return
-        for gang in node.gangs:
+        for gang in dropped.gangs:
             run = gang.run
-            if run.started:
-                continue
-            node.tenant.gave_back()
+            dropped.node.tenant.gave_back()
             for entry, donor, block in run.inherited:
                 if block in entry.blocks:
                     entry.blocks = tuple(other for other in entry.blocks if other is not block)

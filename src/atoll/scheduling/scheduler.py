@@ -18,16 +18,18 @@ start, in order, and `touched` names the islands that may have some.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic
 
+from atoll.scheduling.gang_states import GangState
 from atoll.scheduling.in_flight import BUSY_NS
 from atoll.scheduling.island_lines import IslandLines
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
-from atoll.scheduling.queued_nodes import Gang, Payload, QueuedNode
+from atoll.scheduling.queued_nodes import Dropped, Gang, Payload, QueuedNode
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.waits import Hindrances, Wait, waits_of
@@ -100,9 +102,7 @@ class Scheduler(Generic[Payload]):
 
     def enqueue(self, node: QueuedNode[Payload]) -> None:
         """The node joins its session's lines, which are ordered by age."""
-        if node.is_deferred:
-            node.is_deferred = False
-            del self._deferred[node.number]
+        self._deferred.pop(node.number, None)
         for gang in node.gangs:
             line = self._islands[gang.island].lines.setdefault(node.session, deque())
             place = len(line)
@@ -112,15 +112,17 @@ class Scheduler(Generic[Payload]):
                 node.behind += 1
             elif line:
                 line[0].behind += 1
+                self._wait(line[0], Reason.OWN)
             line.insert(place, node)
-        self._offer(node)
+        self._enter_line(node)
 
     def defer(self, node: QueuedNode[Payload], own: bool = False) -> None:
         """Defer the node: until it is enqueued, it is in no line and holds up nothing of its session.
 
         If `own` is true, it waits for other nodes of its launch, and otherwise for Python.
         """
-        node.is_deferred, node.reason = True, Reason.OWN if own else Reason.PYTHON
+        node.enter(GangState.DEFERRED)
+        node.reason = Reason.OWN if own else Reason.PYTHON
         self._deferred[node.number] = node
 
     def arrived(self, node: QueuedNode[Payload]) -> None:
@@ -132,6 +134,8 @@ class Scheduler(Generic[Payload]):
         """The node waits for one thing more than it did, unless its gangs have their places in the order."""
         node.missing += 1
         node.lacks = what
+        if node.gangs and node.gangs[0].state is GangState.READY:
+            self._wait(node, what)
 
     def next(self, island: int) -> Gang[Payload] | None:
         """The next gang to start there, or None while the island is full or paused, or no node is ready."""
@@ -146,7 +150,7 @@ class Scheduler(Generic[Payload]):
                 self._commit(node)
                 continue
             gang = state.committed[0]
-            if gang.node.dropped:
+            if gang.state is GangState.DROPPED:
                 state.committed.popleft()
                 state.policy.charge(gang, 0)
                 continue
@@ -215,38 +219,39 @@ class Scheduler(Generic[Payload]):
         """Whether nothing is in flight there."""
         return not self._islands[island].in_flight
 
-    def drop(self, node: QueuedNode[Payload]) -> None:
-        """The node's gangs will not run, where they have not started yet."""
-        if node.dropped:
-            return
-        in_line = not (node.is_deferred or node.committed)
-        self._mark_dropped(node)
+    def drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
+        """Drop the gangs of the node that have not started. Return them."""
+        in_line = node.is_in_line
+        dropped = self._drop(node)
         if in_line:
             self._leave_lines(node)
+        return dropped
 
-    def drop_session(self, session: int) -> list[QueuedNode[Payload]]:
-        """The session has ended; returns its nodes of which something has not started."""
+    def drop_session(self, session: int) -> list[Dropped[Payload]]:
+        """Drop what has not started of a session that has ended. Return it by node."""
         waiting = {
             node.number: node
             for island in range(len(self._islands))
             for node in self.nodes(island)
             if node.session == session
         }
-        for node in waiting.values():
-            self._mark_dropped(node)
+        found = [self._drop(node) for node in waiting.values()]
         for state in self._islands:
             state.lines.pop(session, None)
             state.excluded.discard(session)
             state.policy.forget(session)
-        return list(waiting.values())
+        return found
 
-    def _mark_dropped(self, node: QueuedNode[Payload]) -> None:
-        node.dropped = True
-        if node.is_deferred:
-            del self._deferred[node.number]
-            node.is_deferred = False
-        for gang in node.gangs:
+    def _drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
+        self._deferred.pop(node.number, None)
+        gangs = [gang for gang in node.gangs if gang.is_unsent]
+        were_committed = bool(gangs) and gangs[0].state is GangState.COMMITTED
+        for gang in gangs:
             self._held.get(gang.island, {}).pop(node, None)
+            gang.enter(GangState.DROPPED)
+            if were_committed and node.is_delegated:
+                self.delegated_run_ended(gang)
+        return Dropped(node, gangs, were_committed)
 
     def pause(self, island: int) -> None:
         """The island starts nothing until `resume`; nor does any node that needs it."""
@@ -272,10 +277,7 @@ class Scheduler(Generic[Payload]):
         self._offer_held(island)
 
     def delegated_run_ended(self, gang: Gang[Payload]) -> None:
-        """Handle the end of a delegated gang: it has ended, or never starts, or its remaining nodes are in line."""
-        if not gang.keeps_order:
-            return
-        gang.keeps_order = False
+        """Handle the end of a delegated gang that was committed: later launches of its session may be committed."""
         delegated, session = self._islands[gang.island].delegated, gang.node.session
         delegated[session] -= 1
         if not delegated[session]:
@@ -298,24 +300,35 @@ class Scheduler(Generic[Payload]):
 
     def _offer(self, node: QueuedNode[Payload]) -> None:
         """Has it compete where nothing of its own stands in its way."""
-        if node.committed or node.dropped:
-            return
+        if node.is_in_line:
+            self._enter_line(node)
+
+    def _enter_line(self, node: QueuedNode[Payload]) -> None:
+        """Make a node in line ready, or have it wait for what it lacks."""
         reason = self._hindrance(node)
-        if reason is not node.reason:
-            node.wait_for(reason, self.now)
         if reason is not Reason.ORDER:
+            self._wait(node, reason)
             return
+        if node.reason is not Reason.ORDER:
+            node.wait_for(Reason.ORDER, self.now)
         for gang in node.gangs:
+            if gang.state is not GangState.READY:
+                gang.enter(GangState.READY)
             state = self._islands[gang.island]
             state.policy.add(node)
             self.touched.add(gang.island)
             if state.delegated:
                 self.contended.update(session for session in state.delegated if session != node.session)
 
+    def _wait(self, node: QueuedNode[Payload], reason: Reason) -> None:
+        """Have a node in line wait."""
+        if reason is not node.reason:
+            node.wait_for(reason, self.now)
+        if node.gangs[0].state is not GangState.WAITING:
+            node.enter(GangState.WAITING)
+
     def _hindrance(self, node: QueuedNode[Payload]) -> Reason:
         """What keeps it from being ready; ORDER where nothing does."""
-        if node.is_deferred:
-            return node.reason
         if node.behind:
             return Reason.OWN
         return node.lacks if node.missing > 0 else self._held_for(node)
@@ -333,12 +346,12 @@ class Scheduler(Generic[Payload]):
         return Reason.ORDER
 
     def _commit(self, node: QueuedNode[Payload]) -> None:
-        # A node that was ready may wait again after the failure of an island: for bytes, or behind others.
-        if node.committed or node.dropped or node.missing > 0 or node.behind:
+        # Policies may have several copies of a node, and do not know if it waits again or was dropped.
+        if not node.gangs or node.gangs[0].state is not GangState.READY:
             return
         reason = self._held_for(node)
         if reason is not Reason.ORDER:
-            node.wait_for(reason, self.now)
+            self._wait(node, reason)
             return
         if node.is_delegated and self._may_delegate is not None and not self._may_delegate(node):
             return
@@ -347,16 +360,16 @@ class Scheduler(Generic[Payload]):
                 gang.estimate = gang.duration_source.expected
         lacking = self._reserve(node)
         if lacking is not None:
-            node.wait_for(lacking, self.now)
+            self._wait(node, lacking)
             return
-        node.committed = True
+        node.committed_at = self.now
         for gang in node.gangs:
+            gang.enter(GangState.COMMITTED)
             state = self._islands[gang.island]
             state.committed.append(gang)
             state.policy.commit(gang)
             self.touched.add(gang.island)
             if node.is_delegated:
-                gang.keeps_order = True
                 state.delegated[node.session] = state.delegated.get(node.session, 0) + 1
         self._leave_lines(node)
 
@@ -378,11 +391,15 @@ class Scheduler(Generic[Payload]):
             self._offer(line[0])
 
     def nodes(self, island: int) -> list[QueuedNode[Payload]]:
-        """The nodes that wait for the island, committed ones first, deferred ones last."""
+        """The nodes that wait for the island: committed ones first, then those in line, then deferred ones."""
         state = self._islands[island]
         in_line = (node for line in state.lines.values() for node in line)
         deferred = (each for each in self._deferred.values() if any(gang.island == island for gang in each.gangs))
-        return [*(gang.node for gang in state.committed), *in_line, *deferred]
+        return [*(gang.node for gang in self._committed(island)), *in_line, *deferred]
+
+    def _committed(self, island: int) -> list[Gang[Payload]]:
+        """Return the gangs that have their places in the island's order. The queue may hold some that were dropped."""
+        return [gang for gang in self._islands[island].committed if gang.state is GangState.COMMITTED]
 
     def others_wait(self, island: int, session: int) -> bool:
         """Whether sessions other than this one have nodes in line there."""
@@ -392,7 +409,28 @@ class Scheduler(Generic[Payload]):
         """Who waits for the island, and for what."""
         state = self._islands[island]
         hindrances = Hindrances(state.paused, state.draining, frozenset(state.excluded))
-        return waits_of(island, state.lines, state.committed, self._deferred.values(), hindrances)
+        return waits_of(island, state.lines, self._committed(island), self._deferred.values(), hindrances)
+
+    def validate(self) -> None:
+        """Raise AssertionError if the states of gangs contradict the lines. For tests, since it looks at all nodes."""
+        ahead: Counter[QueuedNode[Payload]] = Counter()  # by node: in how many lines others are ahead of it
+        for island in self._islands:
+            assert all(gang.state in (GangState.COMMITTED, GangState.DROPPED) for gang in island.committed)
+            for line in island.lines.values():
+                assert all(before.age <= after.age for before, after in pairwise(line)), "lines are by age"
+                for place, node in enumerate(line):
+                    ahead[node] += place > 0
+        for node, count in ahead.items():
+            states = {gang.state for gang in node.gangs}
+            assert node.behind == count, f"node {node.number} is behind in {count} lines and counts {node.behind}"
+            assert states in ({GangState.WAITING}, {GangState.READY}), f"node {node.number} is in line, and {states}"
+            is_ready = GangState.READY in states
+            assert is_ready == (node.reason is Reason.ORDER), f"node {node.number} is {states} for {node.reason}"
+            assert not (is_ready and (node.behind or node.missing > 0)), (
+                f"node {node.number} is ready and lacks something"
+            )
+        for node in self._deferred.values():
+            assert all(gang.state is GangState.DEFERRED for gang in node.gangs)
 
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]

@@ -94,8 +94,7 @@ class GangRun:
 
     launch: Launch
     spec: GangSpec
-    hosts_left: set[int]
-    started: bool = False
+    hosts_left: set[int]  # that have not ended their parts
     failure: Status | None = None  # on some of several hosts
     left_out: tuple[int, ...] = ()  # hosts of a collective that start no other until it has ended on all
     duration: int = 0  # in nanoseconds, of the slowest host

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from atoll.scheduling.gang_states import GangState
 from atoll.scheduling.queued_nodes import Gang, Payload, QueuedNode
 from atoll.scheduling.reasons import Reason
 
@@ -60,10 +61,8 @@ def _there(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
 
 
 def _reason(node: QueuedNode[Payload], hindrances: Hindrances) -> Reason:
-    if node.is_deferred:
-        return Reason.PYTHON
-    if node.missing > 0:
-        return node.lacks
+    if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
+        return node.reason
     if hindrances.paused:
         return Reason.ISLAND
     if node.session in hindrances.excluded:

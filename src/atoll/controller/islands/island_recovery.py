@@ -339,7 +339,7 @@ class Recovery:
                     session.has_errors = True
                     self._launcher.memory.release(entry)
                     if not entry.ready:
-                        self._launcher.settle(session, handle, status.within(entry.producer))
+                        self._launcher.buffers.settle(session, handle, status.within(entry.producer))
                     elif entry.error is None:
                         entry.error = status.within(entry.producer)
         impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}

@@ -111,7 +111,7 @@ class Proxies:
                 self._sessions.end(number, exceeded)
 
     def _release(self, session: Session, message: m.Release) -> None:
-        self._launcher.release(session, message.handles, message.delete)
+        self._launcher.buffers.release(session, message.handles, message.delete)
 
     def _await(self, session: Session, message: m.Await) -> None:
         status = session.directory.wait(message.wait, message.handles)

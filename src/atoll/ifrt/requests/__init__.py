@@ -1,4 +1,4 @@
-"""The handlers of all kinds of requests, and the dispatch to them."""
+"""What each kind of request does, and how a request finds its handler."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from atoll.errors import Code, Status, StatusError, status_of
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.requests import (
-    array_requests,
+    array_lifetimes,
+    array_views,
     executable_requests,
     host_array_requests,
+    transfer_requests,
     value_requests,
 )
 from atoll.protocol.ifrt import session_pb2
@@ -24,17 +26,17 @@ _log = logging.getLogger(__name__)
 HANDLERS: dict[str, Handler] = {
     **value_requests.HANDLERS,
     **host_array_requests.HANDLERS,
-    **array_requests.HANDLERS,
-    **array_requests.HANDLERS,
-    **array_requests.HANDLERS,
+    **array_views.HANDLERS,
+    **transfer_requests.HANDLERS,
+    **array_lifetimes.HANDLERS,
     **executable_requests.HANDLERS,
 }
 
 
 def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
-    """Handle one request of the client, and return it.
+    """Handles one request of the client, and returns it.
 
-    Raise INVALID_ARGUMENT if the bytes are not a request, which ends the stream.
+    Raises INVALID_ARGUMENT for bytes that are none: the stream then ends.
     """
     request, pending = _pending(session, data)
     kind = request.WhichOneof("kind")
@@ -42,7 +44,7 @@ def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
         handler = HANDLERS.get(kind)
         if handler is None:
             fields = [field.field_number for field in UnknownFieldSet(request)]
-            raise StatusError(Code.UNIMPLEMENTED, f"requests with the fields {fields} are not supported")
+            raise StatusError(Code.UNIMPLEMENTED, f"a request of a kind that Atoll does not know: {fields}")
         handler(pending, getattr(request, kind))
     except StatusError as error:
         pending.fail(error.status)
@@ -53,7 +55,7 @@ def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
 
 
 def refuse_request(session: IfrtSession, data: bytes | memoryview, status: Status) -> None:
-    """Answer a request of any kind with an error. Raise as `handle_request` does."""
+    """Answers a request with an error, whatever it asks. Raises as `handle_request`."""
     _pending(session, data)[1].fail(status)
 
 
