@@ -65,7 +65,6 @@ TABLE: dict[tuple[str, str], Does] = {
         (
             ("engines/ray/ray_placement.py", "Placement._host_ended"),
             ("engines/ray/ray_placement.py", "Placement._run"),
-            ("session/host_profiles.py", "_warning"),
         ),
         Does.REPORTS,
     ),
@@ -109,7 +108,6 @@ TABLE: dict[tuple[str, str], Does] = {
             ("engines/ray/ray_placement.py", "Placement._end_actor"),
             ("host_services/profiles/profile_recorder.py", "Recorder._drop"),
             ("host_services/profiles/profile_recorder.py", "Recorder._watch"),
-            ("session/host_profiles.py", "HostsToo._drop"),
         ),
         Does.BEST_EFFORT,
     ),

@@ -27,7 +27,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
 from atoll.security.tokens import digest
-from atoll.session.split_programs import in_parts
+from atoll.session.registered_programs import in_parts
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 

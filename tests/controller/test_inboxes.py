@@ -14,7 +14,7 @@ from atoll.ir.program import Program
 from atoll.ir.validation import MAX_RESULTS
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.session.split_programs import in_parts
+from atoll.session.registered_programs import in_parts
 from tests.controller.play import BROKEN, Play, chain_of, on
 from tests.controller.test_lowering_in_steps import Slow
 from tests.controller.test_tenants import shared

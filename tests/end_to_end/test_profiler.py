@@ -48,7 +48,7 @@ def computed(name: str, times: int = 3) -> None:
 def traced(directory: str, name: str) -> None:
     computed(name)  # compiled
     with warnings.catch_warnings(), jax.profiler.trace(directory):
-        warnings.simplefilter("error")  # such as: there is no profile of host 1
+        warnings.simplefilter("error")  # such as: the profile of host 1 is missing
         computed(name)
 
 
@@ -137,7 +137,7 @@ def test_a_profile_ends_with_the_script_that_forgot_it(
 def test_a_lost_host_costs_its_own_profile_alone(shared: StandingCluster, alice: RemotePython, tmp_path: Path) -> None:
     alice.call(started, str(tmp_path))
     shared.worker(1).kill()
-    assert "there is no profile of host 1" in alice.call(warnings_of_the_end)
+    assert "the profile of host 1 is missing" in alice.call(warnings_of_the_end)
     assert {name for name in files_of(tmp_path) if name.startswith("host_")} == {"host_0.xplane.pb"}
 
 

@@ -14,7 +14,7 @@ from atoll.ir.program import NODES_PER_CREDIT, Call, HostBuffer, HostToDevice, P
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import DIAL_SECONDS
-from atoll.session.split_programs import in_parts
+from atoll.session.registered_programs import in_parts
 from tests.session.fake_cluster import WINDOW, FakeCluster
 
 ARRAY = ArraySpec("float32", (4,), Sharding((0,)))
@@ -241,7 +241,7 @@ def test_a_session_whose_host_is_back_and_not_reached_in_time_is_lost_with_the_h
         ((_, then),) = cluster.dials
         then({1: ConnectError("nobody there")})
         (status,) = lost
-        assert status.message == "host 1 is back, but its data port was not reached for 30 s: nobody there"
+        assert status.message == "host 1 has restarted, but its data port was unreachable for 30 s: nobody there"
         assert (status.code, waited, cluster.closed, cluster.take()) == (Code.UNAVAILABLE, [status], True, [])
 
     play(work())

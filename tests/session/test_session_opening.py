@@ -238,6 +238,6 @@ def test_a_controller_that_is_silent_from_its_welcome_on_is_missed(tmp_path, mon
         session = await opened(address)
         while session.lost is None:
             await asyncio.sleep(0.05)
-        assert "the Atoll controller is gone: nothing was heard of it" in session.lost.message
+        assert "the Atoll controller is gone: it was silent" in session.lost.message
 
     play(tmp_path, Controller(welcomes), work)

@@ -1,5 +1,6 @@
-"""What any front end needs of a cluster: handles, programs, the launch window, uploads and fetches.
+"""Sessions with a cluster, for any front end: handles, programs, the launch window, uploads and downloads.
 
-`opening.open_session` gives a `session.ClusterSession`. The session does no I/O itself: it sends over the seams of
-`connection`, and what arrives is given to `ClusterSession.handle`. It knows no front end's protocol.
+`session_opening.open_session` returns a `cluster_session.ClusterSession`. The session does no I/O: it sends through the
+interfaces of `session_interfaces`, and its owner passes arriving messages to `ClusterSession.handle`. It does not
+depend on the protocol of a front end.
 """

@@ -1,6 +1,6 @@
-"""A client without JAX: programs of null devices' functions, over a session like the IFRT front end's.
+"""A client without JAX, which runs programs on null devices through a session like the IFRT front end's.
 
-What JAX and its client would cost comes on top; it is measured with real devices.
+Its measurements do not include the time that JAX and its client take.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PATIENCE_SECONDS = 120.0
 
 
 def sharded(devices: Sequence[int], nbytes: int = 4) -> ArraySpec:
-    """A vector of bytes for each device, so many on each."""
+    """Return the type of a byte vector that is sharded over `devices`, with `nbytes` bytes per device."""
     count = len(devices)
     return ArraySpec("uint8", (count * nbytes,), Sharding(tuple(devices), Tiled((count,), tuple(range(count)))))
 
 
 class Compilable(Protocol):
-    """What the cluster's workers compile, such as a `devices.null.null_program.NullProgram`."""
+    """A function that the cluster's workers can compile, such as a `devices.null.null_program.NullProgram`."""
 
     def source(self) -> bytes: ...
 
 
 class BareClient:
-    """One session. All methods are called on the loop that opened it; `now` is the client's clock."""
+    """A client with one session. Call all methods on the loop that opened it. `now` is the client's clock."""
 
     def __init__(self, session: ClusterSession, now: Callable[[], float] = time.perf_counter) -> None:
         self._session = session
@@ -51,19 +51,19 @@ class BareClient:
 
     @classmethod
     async def open(cls, address: str, label: str = "bare client", token: str = "") -> BareClient:
-        """Opens a session with the cluster at `address`. Raises ConnectError."""
+        """Open a session with the cluster at `address`. Raise ConnectError."""
         return cls(await open_session(parse_address(address), token, label, os.getpid(), _PATIENCE_SECONDS))
 
     @property
     def session(self) -> int:
-        """Its number, as the cluster's report has it."""
+        """The number of the session in the cluster's report."""
         return self._session.welcome.session
 
     def close(self) -> None:
         self._session.close()
 
     async def compile(self, program: Compilable, devices: Sequence[int]) -> int:
-        """The function's number on these devices. Raises StatusError."""
+        """Compile `program` for `devices` and return the function's number. Raise StatusError."""
         source = program.source()
         content = hashlib.sha256(source).hexdigest()
         number, _ = await self._session.register_function(source, content, (tuple(devices),))
@@ -73,7 +73,7 @@ class BareClient:
         return self._session.register_program(program)
 
     async def launch(self, program: int, arguments: Sequence[int], results: int) -> list[int]:
-        """Launches a program; the handles of its results. Waits while the session's window is full."""
+        """Launch a program and return the handles of its results. Wait while the session's window is full."""
         window = self._session.window
         limit = window.limit_for(self._session.credits(program))
         while window.in_flight > limit:
@@ -88,13 +88,16 @@ class BareClient:
         self._session.release(handles)
 
     def when_ready(self, handles: Sequence[int]) -> Coroutine[Any, Any, float]:
-        """Asks at once. To be awaited: when they were ready, by the client's clock; raises the first error."""
+        """Ask when the arrays are ready, immediately. Return a coroutine for the time on the client's clock.
+
+        The coroutine raises the arrays' first error.
+        """
         future = self._session.make_future()
         self._session.wait(handles, lambda status: future.set_result((status, self._now())))
         return _ready(future)
 
     async def wait(self, handles: Sequence[int]) -> None:
-        """Returns once they are ready. Raises StatusError for the first error."""
+        """Wait until the arrays are ready. Raise StatusError for the first error."""
         await self.when_ready(handles)
 
 

@@ -1,7 +1,7 @@
-"""What a front end does of its client's calls, while somebody takes a trace: see `telemetry.trace_requests`.
+"""Records how a front end handles its client's calls while somebody takes a trace: see `telemetry.trace_requests`.
 
-A front end that records sets `on_change`: it is called when recording begins, and when it ends. In between it notes
-what it does; at other times it does nothing of the kind, so that a recorder costs nothing.
+A front end that supports recording sets `on_change`, which the recorder calls when a recording starts and ends. Outside
+a recording, the front end does not report its calls, so the recorder has no cost.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import msgspec
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall
 
-# The last ones are kept.
-MOST_CALLS = 20_000
+MOST_CALLS = 20_000  # the recorder keeps the last calls
 _MOST_LETTERS = 100
 
 
@@ -33,7 +32,7 @@ class _Call:
 
 
 class CallRecorder:
-    """Keeps the last calls. `now` is the clock, in nanoseconds. All on the session's thread."""
+    """The last calls of a client. `now` is the clock, in nanoseconds. Use it on the session's thread."""
 
     def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
         self.now = now
@@ -41,11 +40,11 @@ class CallRecorder:
         self._until = 0
         self._is_recording = False
         self._calls: deque[_Call] = deque(maxlen=MOST_CALLS)
-        self._open: dict[int, _Call] = {}  # those that have no answer, by the client's number
-        self._early: dict[int, int] = {}  # when requests were answered that are being handled
-        self._held: _Call | None = None  # for as long as the client is held back
+        self._open: dict[int, _Call] = {}  # calls without an answer, by the client's number
+        self._early: dict[int, int] = {}  # answer times of requests that are still being handled
+        self._held: _Call | None = None  # the entry of the current pause of the client
 
-    # ---- by the controller
+    # ---- called for the controller
 
     def handle(self, message: m.RecordCalls | m.SendCalls, send: Callable[[Any], None]) -> None:
         if isinstance(message, m.SendCalls):
@@ -79,28 +78,28 @@ class CallRecorder:
             self._held = None
         self.on_change(is_recording)
 
-    # ---- by the front end
+    # ---- called by the front end
 
     def is_over(self) -> bool:
-        """Whether the time of the recording is over; it has ended then."""
+        """End the recording if its time is over. Return whether no recording is in progress."""
         if self._is_recording and self.now() > self._until:
             self._change(False)
         return not self._is_recording
 
     def taken(self) -> int:
-        """The front end has taken a request, and is about to handle it. When."""
+        """Note that the front end is about to handle a request. Return the current time."""
         self._early.clear()
         return self.now()
 
     def handled(self, number: int, kind: str, name: str, received: int, nbytes: int = 0) -> None:
-        """The request of that number, taken at `received`, was handled just now; it may have been answered, too."""
+        """Note that request `number`, taken at `received`, has been handled, and possibly answered."""
         call = _Call(kind, name[:_MOST_LETTERS], received, self.now(), self._early.get(number, 0), nbytes)
         self._calls.append(call)
         if not call.answered:
             self._open[number] = call
 
     def answered(self, number: int) -> None:
-        """The request is answered just now."""
+        """Note that the request has been answered."""
         call = self._open.pop(number, None)
         if call is not None:
             call.answered = self.now()
@@ -108,13 +107,13 @@ class CallRecorder:
             self._early[number] = self.now()
 
     def held(self, kind: str) -> None:
-        """The client is held back from now on: what for."""
+        """Note that the client is held back from now on, for the reason `kind`."""
         if self._is_recording:
             self._held = _Call(kind, "", self.now())
             self._calls.append(self._held)
 
     def resumed(self) -> None:
-        """It is held back no more."""
+        """Note that the client is no longer held back."""
         if self._held is not None:
             self._held.handled = self._held.answered = self.now()
             self._held = None

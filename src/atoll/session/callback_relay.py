@@ -1,7 +1,7 @@
-"""Calls into clients' Python, on their way between the workers' data channels and the clients' processes.
+"""Relays calls into clients' Python between the workers' data channels and the clients' processes.
 
-Each client that has callbacks opens one data channel to its proxy. Calls and answers pass on the channels' own threads,
-past the proxy's loop. A client that leaves the channel leaves no call unanswered.
+Each client with callbacks opens one data channel to its proxy. The channels' threads pass on calls and answers, without
+the proxy's loop. If a client leaves the channel, the relay answers its pending calls.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from atoll.wire.address import Address
 
 _log = logging.getLogger(__name__)
 
-_NOBODY = encode(Raised("its client does not take calls", cancelled=True))
+_NOBODY = encode(Raised("the client of the program does not take calls", cancelled=True))
 
 
 class CallbackPort:
-    """Where clients open their channels; listens from the first `relay` on, at an address of `address()`."""
+    """The port at which clients open their channels. It listens at `address()` from the first call of `relay` on."""
 
     def __init__(self, address: Callable[[], Address]) -> None:
         self._address = address
@@ -49,9 +49,9 @@ class CallbackPort:
         self._relays: dict[int, CallbackRelay] = {}
 
     def relay(self, number: int, cluster: ClusterSession) -> CallbackRelay:
-        """Has the calls of a session go to the client that opens a channel for `number`.
+        """Relay the calls of a session to the client that opens a channel for `number`.
 
-        Raises OSError where nothing can listen there.
+        Raise OSError if the port cannot listen.
         """
         if number in self._relays:
             return self._relays[number]
@@ -78,7 +78,7 @@ class CallbackPort:
         try:
             relay.serve(channel)
         except (AtollError, EOFError, OSError, MemoryError) as error:
-            _log.warning("a connection for callbacks ends: %s", error)
+            _log.warning("a connection for callbacks has ended: %s", error)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -86,19 +86,19 @@ class CallbackPort:
 
 
 class CallbackRelay:
-    """Between a session's workers and its client. For any thread."""
+    """Relays calls between a session's workers and its client. Thread-safe."""
 
     def __init__(self, cluster: ClusterSession, where: CallbackAddress) -> None:
         self.where = where
         self._cluster = cluster
         self._channel: DataChannel | None = None
-        self._unanswered: dict[int, DataChannel | None] = {}  # feeds, with the channel that took the call
-        # By the first number of a function's callables: hosts that may call them, and those whose executable is gone.
-        self._holders: dict[int, set[int]] = {}
-        self._dropped: dict[int, tuple[int, ...]] = {}
+        self._unanswered: dict[int, DataChannel | None] = {}  # the channel that took the call, by feed
+        # By the first number of a function's callables:
+        self._holders: dict[int, set[int]] = {}  # the hosts that may call them
+        self._dropped: dict[int, tuple[int, ...]] = {}  # callables whose executable the client has dropped
         self._lock = threading.Lock()
 
-    # ---- from the hosts: see `session.session_interfaces.CallbackHandler`
+    # ---- calls from the hosts: see `session.session_interfaces.CallbackHandler`
 
     def call(self, feed: int, content: Any, done: Callable[[], None]) -> None:
         if is_notice(feed):
@@ -112,13 +112,13 @@ class CallbackRelay:
             if channel is None:
                 raise BrokenPipeError
             channel.send(0, feed, [content])
-        except (AtollError, OSError, ValueError):  # ValueError: memory of a channel that is being closed
+        except (AtollError, OSError, ValueError):  # ValueError: the channel's memory is being closed
             self._answer(feed, _NOBODY)
         finally:
             done()
 
     def pass_socket(self, sock: socket.socket) -> None:
-        """A host offers the client a way of its own, past this relay: it is for a client on this machine."""
+        """Pass a host's direct connection to the client, if the client is on this machine."""
         with self._lock:
             channel = self._channel
         if channel is not None and channel.is_local:
@@ -142,15 +142,15 @@ class CallbackRelay:
                 holders.discard(host)
         self._release_unheld()
 
-    # ---- callables that nobody needs
+    # ---- unused callables
 
     def compiled(self, callbacks: tuple[int, ...], hosts: Sequence[int]) -> None:
-        """These hosts have a function that calls these: what they say of that themselves may be on its way yet."""
+        """Note that `hosts` have a function that calls `callbacks`, before the notices of the hosts arrive."""
         with self._lock:
             self._holders.setdefault(callbacks[0], set()).update(hosts)
 
     def unloaded(self, callbacks: tuple[int, ...]) -> None:
-        """The client has dropped the executable that calls these. They stay for as long as a host may still run it."""
+        """Release `callbacks`, whose executable the client has dropped, as soon as no host can run it any more."""
         with self._lock:
             self._dropped[callbacks[0]] = callbacks
         self._release_unheld()
@@ -172,12 +172,12 @@ class CallbackRelay:
     def _answer(self, feed: int, contents: Sequence[Any]) -> None:
         with self._lock:
             if feed not in self._unanswered:
-                return  # nobody waits for it
+                return  # the host has been lost
             del self._unanswered[feed]
         self._cluster.answer(feed, contents)
 
     def serve(self, channel: DataChannel) -> None:
-        """Takes calls to the client, and its answers, until it closes the channel."""
+        """Send calls to the client and receive its answers, until the client closes the channel."""
         with self._lock:
             before, self._channel = self._channel, channel
         if before is not None:

@@ -1,7 +1,7 @@
-"""The data channels of one session to the workers of all hosts, across the restarts of these.
+"""The data channels of a session to the workers of all hosts, across restarts of the hosts.
 
-What is sent to a host without a channel waits until there is one. All methods run on the event loop's thread but for
-what the comments say; what threads find out comes back to it.
+Contents for a host without a channel wait until it has one. Unless a comment says otherwise, methods run on the event
+loop's thread; other threads report to the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.call_messages import host_of, is_call
-from atoll.session.sent_uploads import SentUploads, Upload
+from atoll.session.session_feeds import SentUploads, Upload
 from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.liveness import SILENCE_SECONDS
@@ -29,22 +29,22 @@ from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
 
-# Contents up to this size are written to the socket on the loop's thread; its buffer holds many of them.
+# The loop's thread writes contents up to this size to the socket. The socket's buffer holds many of them.
 _DIRECT_BYTES = 16 * 1024
-# The controller reports a failed host soon after its channel broke; else it is the channel alone that broke.
+# The controller reports a failed host within this time after its channel broke. Otherwise only the channel broke.
 _REPORT_SECONDS = 3.0
-_DIALS = 32  # at once
+_DIALS = 32  # concurrent attempts to connect
 _RETRY_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
 
 
 class Channels:
-    """The `DataChannels` of `session` over sockets: one a host.
+    """The `DataChannels` of `session` over sockets, one per host.
 
-    `on_broken(status)` is called where a channel breaks whose host the controller does not report lost. Not while the
-    session `is_cut_off()` from a controller that it will hear again, nor before that one can know: a worker, and its
-    machine, may be lost together with the controller before it. During a transfer a host may be silent for `lease`
-    seconds.
+    If a channel breaks and the controller does not report the loss of the host, the session is over:
+    `on_broken(status)` is called. While the session `is_cut_off()` from its controller and may resume, the channels
+    wait. After that, they give the controller time to detect the loss, since a host may be lost together with the
+    previous controller. During a transfer a host may be silent for `lease` seconds.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Channels:
         self.awaits: Callable[[], bool] = lambda: False
         self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         self._open: dict[int, DataChannel] = {}
-        self._absent: dict[int, dict[int, Upload]] = {}  # by host and feed: what is to be sent
+        self._absent: dict[int, dict[int, Upload]] = {}  # waiting uploads by host and feed
         self._sent = SentUploads()
-        self._unexplained: dict[int, asyncio.TimerHandle] = {}  # breaks, by host, until the controller reports its loss
-        self._dials: dict[int, object] = {}  # by host: the latest, unless the host failed meanwhile
+        self._unexplained: dict[int, asyncio.TimerHandle] = {}  # broken channels by host, until its loss is reported
+        self._dials: dict[int, object] = {}  # the latest attempt to connect by host, unless the host failed meanwhile
         self._senders = ThreadPoolExecutor(2, "atoll-upload")
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -85,7 +85,7 @@ class Channels:
     def connect(
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
     ) -> None:
-        """Dials all at once; sends what has waited for each as soon as it is reached."""
+        """Connect to all hosts concurrently. Send the waiting uploads to each host when it is reached."""
         task = self._loop.create_task(self._connect(hosts, then, self._loop.time() + patience))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -121,7 +121,7 @@ class Channels:
         then(unreached)
 
     def _dial(self, address: str) -> DataChannel | ConnectError:
-        """On any thread."""
+        """Open a channel. Runs on any thread."""
         try:
             where = _reachable(address, self._controller)
             channel = DataChannel.connect(where, self._session, self._secret, self._identity)
@@ -135,7 +135,7 @@ class Channels:
         return channel
 
     def _look(self) -> None:
-        """While contents are awaited, of whichever hosts: a host that cannot send them does not say so."""
+        """Watch all hosts for silence while contents are awaited: a host that cannot send them does not report it."""
         self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
         if self.awaits():
             for channel in self._open.values():
@@ -198,7 +198,7 @@ class Channels:
             self._send(host, channel, feed, upload)
 
     def _start(self, host: int, feed: int, upload: Upload, channel: DataChannel) -> None:
-        """On any thread. Nothing waits here for the host to have room."""
+        """Start to send, on any thread, without waiting until the host can receive."""
 
         def on_end(error: BaseException | None, upload: Upload = upload) -> None:
             if error is None:
@@ -210,7 +210,7 @@ class Channels:
         channel.start(self._session, feed, upload.contents, on_end)
 
     def _send(self, host: int, channel: DataChannel, feed: int, upload: Upload) -> None:
-        """Send an upload at once if it is small; otherwise on a thread, since the loop's must not wait for a host."""
+        """Send a small upload immediately, and others on a thread, since the loop must not wait for a host."""
         send = partial(self._start, host, feed, upload)
         is_small = upload.file is None and upload.contents.nbytes <= _DIRECT_BYTES
         if is_small and channel.can_send_nowait(_DIRECT_BYTES):
@@ -218,7 +218,7 @@ class Channels:
         else:
             start_in(self._senders, self._try, host, channel, send)
 
-    # ---- on any thread
+    # ---- methods for any thread
 
     def _try(self, host: int, channel: DataChannel, send: Callable[[DataChannel], None]) -> None:
         try:
@@ -233,7 +233,7 @@ class Channels:
 
     def _receive(self, host: int, channel: DataChannel) -> None:
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
-            if is_call(piece.feed):  # past the loop: it may be busy, and the device waits
+            if is_call(piece.feed):  # the device waits, so bypass the loop, which may be busy
                 if self.calls is None:
                     done()
                 else:
@@ -272,7 +272,7 @@ class Channels:
             self.calls.host_lost(host)
 
     def _explain(self, host: int) -> None:
-        """The host failed or is back: what broke was its end, and not its channel alone."""
+        """Forget the broken channel of a host, since its loss or restart is known."""
         timer = self._unexplained.pop(host, None)
         if timer is not None:
             timer.cancel()
@@ -287,14 +287,14 @@ class Channels:
             return
         if self._is_cut_off():
             self._await_report(host, reason, _LOOK_SECONDS, True)
-        elif was_cut_off:  # who is heard again has to miss the host first
+        elif was_cut_off:  # the controller needs time to detect the host's silence
             self._await_report(host, reason, self._lease + _REPORT_SECONDS)
         else:
             self._on_broken(Status(Code.UNAVAILABLE, reason))
 
 
 class _File:
-    """A descriptor that is closed with the last reference to it: one that waits for a host may never be sent."""
+    """A descriptor that is closed with its last reference, since an upload that waits for a host may never be sent."""
 
     __slots__ = ("descriptor",)
 
@@ -306,6 +306,6 @@ class _File:
 
 
 def _reachable(data_address: str, controller: Address) -> Address:
-    """A data port's address as seen from here: one that listens everywhere is on its controller's machine."""
+    """Return a data port's address for this process. A port that listens everywhere is on the controller's machine."""
     address = parse_address(data_address)
     return replace(address, host=controller.host) if address.is_everywhere else address

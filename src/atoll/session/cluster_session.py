@@ -1,15 +1,16 @@
-"""A session with a cluster, as any front end uses it: handles, programs, launches, functions, slices, data.
+"""A session with a cluster for any front end: handles, programs, launches, functions, slices and data.
 
-The session numbers everything itself, so that it waits for no number. It does no I/O: it sends over the seams of
-`connection`, and `handle(message)` takes what the controller sends. All methods run on one thread.
+The session assigns all numbers itself, so it never waits for one. It does no I/O: it sends through the interfaces of
+`session_interfaces`, and `handle(message)` takes the controller's messages. All methods run on one thread.
 
-Invariant: each wait, compilation and question is answered once, also where the session is lost.
+Invariant: each wait, compilation and question is answered once, even if the session is lost.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -20,11 +21,9 @@ from atoll.protocol import messages as m
 from atoll.protocol.questions import DevicesAway
 from atoll.session.call_recorder import CallRecorder
 from atoll.session.controller_lease import ControllerLease
-from atoll.session.downloads import Downloads
-from atoll.session.host_availability import HostAvailability
-from atoll.session.outgoing_messages import Outgoing
-from atoll.session.registered_programs import ProgramCache
-from atoll.session.session_functions import SessionFunctions
+from atoll.session.outgoing_messages import LaunchWindow, Outgoing
+from atoll.session.registered_programs import ProgramCache, RegisteredPrograms
+from atoll.session.session_feeds import Downloads
 from atoll.session.session_interfaces import (
     CallbackHandler,
     DataChannels,
@@ -33,24 +32,22 @@ from atoll.session.session_interfaces import (
     ReplyFuture,
     Unreached,
 )
-from atoll.session.split_programs import SplitPrograms
-from atoll.session.window import LaunchWindow
 
 _log = logging.getLogger(__name__)
 
-# For the data port of a host that is back to be reached: what waits for the host waits no longer.
+# Time to reach the data port of a restarted host. Contents for the host do not wait longer.
 DIAL_SECONDS = 30.0
 
 
 class ClusterSession:
     """An open session.
 
-    `open_channels` is called once, for the session's data channels; `make_future` makes futures of the loop on which
-    the session runs. Handles that the session mints count up from `first_handle`.
+    `open_channels` is called once and returns the session's data channels. `make_future` creates futures of the
+    session's event loop. New handles count up from `first_handle`.
 
-    A front end may set: `on_lost(status)`, called once when the session ends without a call of `close`;
-    `on_hosts_lost()`; `held()`, what `m.HandlesReported` says; `on_quiesce()` and `on_resume()`, between which it must
-    not let its client send anything.
+    A front end may set: `on_lost(status)`, called once if the session ends without a call of `close`;
+    `on_hosts_lost()`; `held()`, which returns the contents of `m.HandlesReported`; and `on_quiesce()` and
+    `on_resume()`, between which it must hold its client's requests back.
     """
 
     def __init__(
@@ -65,7 +62,7 @@ class ClusterSession:
         self.send = outgoing.send
         self.make_future = make_future
         self.window = LaunchWindow(welcome.launch_window)
-        self.lost: Status | None = None  # why the session is over
+        self.lost: Status | None = None  # the reason why the session is over
         self.on_lost: Callable[[Status], None] = lambda status: None
         self.on_hosts_lost: Callable[[], None] = lambda: None
         self.on_quiesce: Callable[[], None] = lambda: None
@@ -77,24 +74,24 @@ class ClusterSession:
         self.downloads = Downloads()
         self._channels = open_channels(self.downloads.take, self._lose)
         self._channels.awaits = self.downloads.any
-        self._functions = SessionFunctions()
+        self._functions = _SessionFunctions()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
-        self._split = split = SplitPrograms(self.send, self.number, self.mint, self._hosts.keys())
+        self._split = split = RegisteredPrograms(self.send, self.number, self.mint, self._hosts.keys())
         self.register_program, self.release_program, self.credits = split.register, split.release, split.credits
         self.programs = ProgramCache(split.register, split.release)
-        self._away = HostAvailability(self.send)
+        self._away = _HostAvailability(self.send)
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
-        self._quiesced = 0  # by so many: each ends with a `_resume`
+        self._quiesced = 0  # calls of `_quiesce` without a `_resume`
         self._resumed: list[ReplyFuture] = []
-        self._unsent: set[int] = set()  # feeds of launches whose bytes the client has yet to send
+        self._unsent: set[int] = set()  # feeds of launches whose bytes the client has not sent yet
         self._numbers, self._handles = count(2), count(first_handle)
         self._closed = False
 
     # ---- the end
 
     def close(self) -> None:
-        """Ends the session. The cluster frees all that it owned."""
+        """End the session. The cluster frees everything that the session owned."""
         self._closed = True
         if self.lease is not None:
             self.lease.end()
@@ -102,7 +99,7 @@ class ClusterSession:
         self._channels.close()
 
     def connection_lost(self, reason: str) -> None:
-        """The control connection has ended."""
+        """End the session, because its control connection has ended."""
         self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
 
     def _lose(self, status: Status) -> None:
@@ -123,15 +120,15 @@ class ClusterSession:
     # ---- numbers and handles
 
     def number(self) -> int:
-        """A fresh number, for a program, a function, a feed, a wait or a question."""
+        """Return a new number for a program, a function, a feed, a wait or a question."""
         return next(self._numbers)
 
     def mint(self) -> int:
-        """A fresh handle."""
+        """Return a new handle."""
         return next(self._handles)
 
     def feed(self) -> int:
-        """Return a fresh number for a feed of a launch, which `upload` or `upload_file` sends sooner or later."""
+        """Return a new number for a feed of a launch, which `upload` or `upload_file` will send."""
         feed = next(self._numbers)
         self._unsent.add(feed)
         return feed
@@ -146,7 +143,7 @@ class ClusterSession:
         feeds: Sequence[int] = (),
         traceback_id: int = 0,
     ) -> None:
-        """Runs a registered program; `results` are the handles of what it makes, which may be used at once.
+        """Launch a registered program. The handles `results` can be used immediately.
 
         `traceback_id` is the client's number for the stack of its request.
         """
@@ -157,7 +154,7 @@ class ClusterSession:
         self._outgoing.launch(program, arguments, results, feeds, traceback_id, credits)
 
     def release(self, handles: Sequence[int], *, delete: bool = False) -> None:
-        """The client needs these handles no more; with `delete`, nobody may use their memory either."""
+        """Release handles of the client. With `delete`, free their memory even if others share it."""
         self._outgoing.release(handles, delete)
 
     def wait(self, handles: Sequence[int], then: Callable[[Status], None]) -> None:
@@ -172,7 +169,7 @@ class ClusterSession:
         self.send(m.Await(number, tuple(handles[: m.MAX_HANDLES])))
 
     def _wait_for_more(self, handles: Sequence[int], then: Callable[[Status], None], status: Status) -> None:
-        """Wait for the handles that one message could not name, unless an earlier one has failed."""
+        """Wait for the handles that did not fit into the first message, unless an earlier handle has failed."""
         if status.ok:
             self.wait(handles, then)
         else:
@@ -183,9 +180,9 @@ class ClusterSession:
     async def register_function(
         self, source: bytes, content: str, assignment: tuple[tuple[int, ...], ...]
     ) -> tuple[int, bytes]:
-        """Compiles `source`, whose hash is `content`, for [replica][partition] of virtual devices.
+        """Compile `source`, whose hash is `content`, for virtual devices by [replica][partition].
 
-        Returns the function's number and its `FunctionInfo`. Raises StatusError.
+        Return the function's number and its `FunctionInfo`. Raise StatusError.
         """
         while self._quiesced and self.lost is None:
             self._resumed.append(self.make_future())
@@ -202,18 +199,18 @@ class ClusterSession:
         return function, ready.info
 
     def source(self, function: int) -> bytes:
-        """What a function of the session was registered with. Raises NOT_FOUND."""
+        """Return the source with which a function was registered. Raise NOT_FOUND."""
         source = self._functions.source(function)
         if source is None:
             raise not_found(f"function {function} does not exist in this session")
         return source
 
     def retain_functions(self, functions: Sequence[int]) -> None:
-        """One more executable uses these functions."""
+        """Count one more executable that uses these functions."""
         self._functions.retain(functions)
 
     def drop_functions(self, functions: Sequence[int]) -> None:
-        """One executable less uses these functions; those that none uses any more are released."""
+        """Count one executable less that uses these functions. Release the functions that no executable uses."""
         for function in self._functions.drop(functions):
             self._functions.remove(function)
             self.send(m.ReleaseFunction(function))
@@ -228,7 +225,7 @@ class ClusterSession:
     # ---- questions
 
     async def inquire(self, what: str, device: int, function: int = -1, payload: bytes = b"") -> bytes:
-        """Asks the worker that holds `device`. Raises StatusError."""
+        """Send a query to the worker that holds `device` and return the answer. Raise StatusError."""
         number = self.number()
         reply = await self._ask(number, m.Query(number, what, device, function, payload))
         reply.status.raise_if_error()
@@ -251,7 +248,7 @@ class ClusterSession:
     # ---- slices and migrations
 
     def add_slice(self, slice_request: SliceRequest) -> Coroutine[Any, Any, m.SliceAdded]:
-        """Asks for a slice at once, and quiesces the session until the reply. The coroutine raises StatusError."""
+        """Request a slice immediately, and quiesce the session until the reply. The coroutine raises StatusError."""
         number = self.number()
         self._quiesce()
         return self._slice_added(self._ask(number, m.AddSlice(number, slice_request)))
@@ -267,7 +264,7 @@ class ClusterSession:
 
     @property
     def is_quiesced(self) -> bool:
-        """Virtual devices may be moving: nothing that the client asks for may be sent."""
+        """Whether virtual devices may be moving, so that the client's requests must not be sent."""
         return self._quiesced > 0
 
     def _quiesce(self) -> None:
@@ -290,7 +287,7 @@ class ClusterSession:
     # ---- data
 
     def hosts_of(self, devices: Sequence[int]) -> list[int]:
-        """The hosts that hold these virtual devices. Raises INVALID_ARGUMENT for one that does not exist."""
+        """Return the hosts of virtual devices. Raise INVALID_ARGUMENT for a device that does not exist."""
         hosts = set()
         for device in devices:
             host = self._hosts.get(device)
@@ -300,40 +297,40 @@ class ClusterSession:
         return sorted(hosts)
 
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
-        """Sends buffers as one feed. They must not change any more.
+        """Send buffers as one feed. The buffers must not change afterwards.
 
-        Feeds of one launch have the same number `launch`, which counts up; 0: this is needed by itself.
+        `launch` is a number that counts up and that all feeds of a launch share, or 0 if the feed is for no launch.
         """
         self._unsent.discard(feed)
         self._channels.upload(hosts, feed, contents, launch)
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
-        """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
+        """Send the first `nbytes` of a file as one feed, and close the descriptor."""
         self._unsent.discard(feed)
         self._channels.upload_file(hosts, feed, nbytes, descriptor, launch)
 
     # ---- calls into the client's Python
 
     def set_callback_handler(self, calls: CallbackHandler) -> None:
-        """Has the hosts' calls given to `calls`; each is to be answered by `answer`."""
+        """Pass the hosts' calls to `calls`, which answers each by `answer`."""
         self._channels.calls = calls
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
-        """Sends the answer to a call. On any thread; waits while the host does not read."""
+        """Send the answer to a call. Thread-safe. Waits while the host does not read."""
         self._channels.answer(feed, contents)
 
     # ---- hosts
 
     def connect(self, then: Callable[[Unreached], None]) -> None:
-        """Opens the data channels of all hosts that the controller has named, and calls `then` once all were tried."""
+        """Open the data channels to all hosts in the welcome. Call `then` after all attempts."""
         self._channels.connect(self.welcome.hosts, then)
 
     def devices_away(self, leaves: bool = False) -> DevicesAway:
-        """Which devices cannot be used now, or not for long; whether the client `leaves` the latter by itself."""
+        """Return the devices that are lost or about to be lost. `leaves`: the client itself stops using the latter."""
         return self._away.devices(self._hosts, leaves)
 
     def _hosts_failed(self, hosts: tuple[int, ...]) -> None:
-        """From here on nothing is sent to what is left of them: the controller waits for this acknowledgement."""
+        """Close the channels to failed hosts and acknowledge the failure, for which the controller waits."""
         self._away.lose(hosts)
         again = self._channels.disconnect(hosts)[-m.MOST_FEEDS_NAMED :]
         self.downloads.hosts_failed(hosts)
@@ -342,18 +339,18 @@ class ClusterSession:
         self.on_hosts_lost()
 
     def _hosts_restarted(self, addresses: tuple[tuple[int, str], ...]) -> None:
-        """They hold nothing of this session: the functions that run on them are compiled again.
+        """Connect to restarted hosts, which hold nothing of this session, and recompile the functions that run there.
 
-        The session is lost where one of them cannot be reached.
+        If a host cannot be reached, the session is lost.
         """
         back = {host for host, _ in addresses}
-        self._away.come_back(back)
+        self._away.restarted(back)
 
         def connected(unreached: Unreached) -> None:
             if self._closed:
                 return
             for host, error in unreached.items():
-                text = f"host {host} is back, but its data port was not reached for {DIAL_SECONDS:.0f} s: {error}"
+                text = f"host {host} has restarted, but its data port was unreachable for {DIAL_SECONDS:.0f} s: {error}"
                 return self._lose(Status(Code.UNAVAILABLE, text))
             for function, devices in self._functions.devices():
                 hosts = self.hosts_of(devices)
@@ -365,7 +362,7 @@ class ClusterSession:
     # ---- messages
 
     def handle(self, message: Any) -> None:
-        """Takes a message of the controller."""
+        """Handle a message of the controller."""
         match message:
             case m.Ping(lease=lease, seconds=seconds):
                 self.send(m.Pong(seconds, self.recorder.now()))
@@ -409,3 +406,78 @@ class ClusterSession:
                 _log.warning("%s", text)
             case m.Closing(status=status):
                 self._lose(status)
+
+
+class _HostAvailability:
+    """The hosts of a session that the proxy knows to be `lost`, and hosts `leaving` with their machines."""
+
+    def __init__(self, send: Callable[[Any], None]) -> None:
+        self._send = send  # to the controller
+        self.lost: set[int] = set()
+        self.leaving: set[int] = set()
+        self._client_leaves = False  # whether the controller knows that the client leaves islands itself
+        self._losses = 0
+
+    def lose(self, hosts: Iterable[int]) -> None:
+        """Note the failure of hosts. All hosts of an island fail together."""
+        self.lost.update(hosts)
+        self.leaving.difference_update(hosts)
+        self._losses += 1
+
+    def leave(self, hosts: Iterable[int], stay: bool) -> None:
+        """Note that hosts are about to be lost or, if `stay`, that they will stay after all."""
+        self.leaving = self.leaving.difference(hosts) if stay else self.leaving.union(hosts)
+
+    def restarted(self, hosts: Iterable[int]) -> None:
+        self.lost.difference_update(hosts)
+        self.leaving.difference_update(hosts)
+
+    def devices(self, hosts: Mapping[int, int], client_leaves: bool) -> DevicesAway:
+        """Return the affected devices of `hosts` (device to host). Tell the controller if the client leaves."""
+        if client_leaves and not self._client_leaves:
+            self._client_leaves = True
+            self._send(m.LeavesIslands())
+        return DevicesAway(
+            tuple(device for device, host in hosts.items() if host in self.lost),
+            tuple(device for device, host in hosts.items() if host in self.leaving),
+            self._losses,
+        )
+
+
+class _SessionFunctions:
+    """The compiled functions of a session: the source of each, and how many executables use it.
+
+    A source is kept as long as its function, so that restarted hosts can compile it again.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self._users: Counter[int] = Counter()
+
+    def add(self, function: int, source: bytes, devices: Sequence[int]) -> None:
+        self._sources[function] = (source, tuple(devices))
+
+    def remove(self, function: int) -> None:
+        self._sources.pop(function, None)
+
+    def source(self, function: int) -> bytes | None:
+        """Return the source, or None for a function that was released."""
+        found = self._sources.get(function)
+        return None if found is None else found[0]
+
+    def devices(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield each function with its devices."""
+        yield from [(function, devices) for function, (_, devices) in self._sources.items()]
+
+    def retain(self, functions: Iterable[int]) -> None:
+        self._users.update(functions)
+
+    def drop(self, functions: Iterable[int]) -> list[int]:
+        """Count one user less of each function. Return the functions without users."""
+        unused = []
+        for function in functions:
+            self._users[function] -= 1
+            if not self._users[function]:
+                del self._users[function]
+                unused.append(function)
+        return unused

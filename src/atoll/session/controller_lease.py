@@ -1,4 +1,4 @@
-"""How long a session has heard nothing of its controller: it ends when that is too long, and says so."""
+"""Ends a session when its controller has been silent for too long."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from collections.abc import Callable
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
 from atoll.errors import Status
 
-_CONTROLLER = 0  # the one peer
-# It is heard once a second: where it is silent for longer, that is what is wrong.
-_SILENT_SECONDS = 3.0
-_MISSED = 1.5  # pings
+_CONTROLLER = 0  # number of the only peer
+_SILENT_SECONDS = 3.0  # longer silence explains other failures: the controller sends a ping per second
+_MISSED = 1.5  # ping periods without a message after which the controller counts as silent
 
 
 class ControllerLease:
-    """Calls `on_lapse(reason)` where the lease is not renewed in time.
+    """The session's lease on its controller. Calls `on_lapse(reason)` if the lease is not renewed in time.
 
-    It starts with the welcome, and once more when it is renewed after that.
-
-    Invariant: as with a worker's, a ping says for how long it may be trusted, which is less where the controller hears
-    nothing of this side.
+    The first renewal starts the lease; a renewal after its end starts it again. Each ping has the remaining duration of
+    the lease, which is shorter if the controller receives nothing from this side.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lapse: Callable[[str], None]) -> None:
@@ -30,14 +27,14 @@ class ControllerLease:
         self._timer: asyncio.TimerHandle | None = None
 
     def renew(self, seconds: float) -> None:
-        """The lease runs for `seconds` from now on."""
+        """Renew the lease for `seconds` from now."""
         self._leases.seconds = seconds
         self._leases.renew(_CONTROLLER, self._loop.time())
         if self._timer is None:
             self._look()
 
     def explain(self, broken: Status) -> Status:
-        """Why a data channel has ended whose host the controller does not report lost: it may be lost itself."""
+        """Return the status for a broken data channel, or for the loss of the controller if that is silent as well."""
         silence = self._silence()
         if silence < _SILENT_SECONDS:
             return broken
@@ -45,7 +42,7 @@ class ControllerLease:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the controller may be gone: a word of it is missing."""
+        """Whether a ping of the controller is overdue."""
         return self._silence() > _MISSED * PING_SECONDS
 
     def _silence(self) -> float:
@@ -67,4 +64,4 @@ class ControllerLease:
 
 
 def _text(silence: float) -> str:
-    return f"nothing was heard of it for {silence:.0f} s"
+    return f"it was silent for {silence:.0f} s"

@@ -1,8 +1,4 @@
-"""What a session sends to the controller, in order.
-
-What its client releases waits for the session's next launch, and goes along with it: clients release arrays about as
-often as they launch. It waits for no longer than `SECONDS`, and nothing but launches overtakes it.
-"""
+"""The messages that a session sends to the controller, and the window that limits its launches."""
 
 from __future__ import annotations
 
@@ -15,22 +11,26 @@ from atoll.session.session_interfaces import ControlConnection
 SECONDS = 1e-3
 _MOST_WAITING = 256
 
-# Calls something after so many seconds, on the session's thread.
+# Calls a function after a number of seconds, on the session's thread.
 Later = Callable[[float, Callable[[], None]], object]
 
 
 class Outgoing:
-    """Without `later`, for sessions that have no loop, nothing waits."""
+    """Sends a session's messages in order, and the client's releases together with launches.
+
+    Clients release arrays about as often as they launch, so a release waits for the session's next launch, for
+    `SECONDS` at most. Only launches overtake it. Without `later`, for sessions without a loop, releases do not wait.
+    """
 
     def __init__(self, control: ControlConnection, later: Later | None = None) -> None:
         self.close = control.close
         self._send = control.send
         self._later = later
         self._released: list[int] = []
-        self._is_timed = False  # the timer runs: it need not be set for each release
+        self._is_timed = False  # whether the timer is running
 
     def send(self, message: Any) -> None:
-        """Anything but a launch."""
+        """Send a message other than a launch."""
         if self._released:
             self._flush()
         self._send(message)
@@ -48,7 +48,7 @@ class Outgoing:
         self._send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), traceback_id, credits, released))
 
     def release(self, handles: Sequence[int], delete: bool) -> None:
-        """The client needs these handles no more; with `delete`, nobody may use their memory either."""
+        """Release handles of the client. With `delete`, free their memory even if others share it."""
         if delete or len(handles) > _MOST_WAITING:
             for first in range(0, len(handles), m.MAX_HANDLES):
                 self.send(m.Release(tuple(handles[first : first + m.MAX_HANDLES]), delete))
@@ -68,3 +68,48 @@ class Outgoing:
     def _flush(self) -> None:
         released, self._released = tuple(self._released), []
         self._send(m.Release(released))
+
+
+class LaunchWindow:
+    """The launches of a session that the controller has not acknowledged yet, in credits: `in_flight` of `size`.
+
+    A launch takes credits, which the controller returns when the launch has ended on its devices. The window does not
+    refuse launches: a front end holds its client back while the window is full.
+    """
+
+    __slots__ = ("_waiting", "in_flight", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.in_flight = 0
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.in_flight >= self.size
+
+    def take(self, credits: int) -> None:
+        self.in_flight += credits
+
+    def give_back(self, credits: int) -> None:
+        """Return credits. A negative number stands for launches of the controller on behalf of the session."""
+        self.in_flight -= credits
+        if self._waiting:
+            self._wake()
+
+    def limit_for(self, credits: int) -> int:
+        """Return how many credits may be in flight when a launch of `credits` starts; 0 if it exceeds the window."""
+        return max(0, self.size - credits)
+
+    def when_at_most(self, credits: int, call: Callable[[], None]) -> None:
+        """Call `call` once, as soon as at most `credits` are in flight, possibly immediately."""
+        if self.in_flight <= credits:
+            call()
+        else:
+            self._waiting.append((credits, call))
+
+    def _wake(self) -> None:
+        ready = [call for credits, call in self._waiting if self.in_flight <= credits]
+        self._waiting = [each for each in self._waiting if self.in_flight > each[0]]
+        for call in ready:
+            call()

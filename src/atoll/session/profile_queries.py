@@ -1,4 +1,4 @@
-"""Profiles of a session's hosts: one query a host, of all at once."""
+"""Queries to all hosts of a session about their profiles."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from atoll.errors import Code, Status, StatusError
 from atoll.protocol import profiles as p
 from atoll.session.cluster_session import ClusterSession
 
-# So many hosts hand over at once: each has one part of its profile on the way.
-_HANDING_OVER = 8
-# Hosts that are gone for good do not keep the others from being profiled.
+_HANDING_OVER = 8  # hosts that send their profiles concurrently, each one part at a time
+# Errors of hosts that have been lost. They do not prevent a profile of the other hosts.
 _GONE = (Code.DATA_LOSS, Code.UNAVAILABLE, Code.NOT_FOUND)
 
 
 def hosts_of(cluster: ClusterSession) -> dict[int, int]:
-    """A device of each of the session's hosts, by host."""
+    """Return a device of each of the session's hosts, by host."""
     return {
         device.host: device.id for device in sorted(cluster.welcome.devices, key=lambda each: (each.host, -each.id))
     }
 
 
 async def ask_hosts(cluster: ClusterSession, hosts: Mapping[int, int], request: p.Request) -> dict[int, Status]:
-    """Has all of these hosts do it. Returns those that are gone, or know of no profile, each with the reason.
+    """Send `request` to all of these hosts. Return the hosts that are lost or have no profile, each with the reason.
 
-    Raises StatusError where another host refuses, or none is left.
+    Raise StatusError if another host refuses, or if all hosts fail.
     """
     room = asyncio.Semaphore(_HANDING_OVER if isinstance(request, p.Collect) else len(hosts))
     payload = p.encode(request)

@@ -1,7 +1,7 @@
-"""The seams between a session and the cluster: its control connection, its data channels, its futures.
+"""The interfaces between a session and the cluster: its control connection, its data channels and its futures.
 
 Over sockets they are `wire.connection.Connection`, `channels.Channels` and `asyncio.Future`. Virtual time and unit
-tests have their own. A session calls all methods on one thread; none of them may block or raise.
+tests have their own implementations. A session calls all methods on one thread. The methods must not block or raise.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from atoll.errors import ConnectError, Status
 
-# The feed, a part of its contents, whether more will follow, and what to call when the part has been read.
+# The feed, a part of its contents, whether more will follow, and a function to call when the part has been read.
 OnFeed = Callable[[int, Any, bool, Callable[[], None]], None]
-# Data channels no longer work although the controller reports no loss: the session is over.
+# Called if data channels break and the controller does not report the loss of a host: the session is over.
 OnBroken = Callable[[Status], None]
 # The hosts that could not be reached, each with the reason.
 Unreached = Mapping[int, ConnectError]
@@ -29,58 +29,58 @@ class ControlConnection(Protocol):
 
 
 class CallbackHandler(Protocol):
-    """Takes hosts' calls into the client's Python. For any thread."""
+    """Takes hosts' calls into the client's Python. Thread-safe."""
 
     def call(self, feed: int, content: Any, done: Callable[[], None]) -> None:
         """Handle a call or a notice (see `host_services.calls.call_messages`); call `done` once it has been read."""
 
     def pass_socket(self, sock: socket.socket) -> None:
-        """Passes a host's socket on to the client, where that is on this machine. The caller closes its own."""
+        """Pass a host's socket on to the client, if that is on this machine. The caller closes its own descriptor."""
 
     def host_lost(self, host: int) -> None:
-        """There is no channel to the host any more: it waits for no answer."""
+        """Drop the calls of a host, which no longer has a channel."""
 
 
 class DataChannels(Protocol):
-    """Carries contents to and from hosts. What is uploaded to a host without a channel waits for one.
+    """Carries contents to and from hosts. Uploads to a host without a channel wait until it has one.
 
-    `calls` takes the hosts' calls into the client's Python; without it nobody answers them.
+    `calls` takes the hosts' calls into the client's Python. If it is None, calls are not answered.
     """
 
     calls: CallbackHandler | None
-    awaits: Callable[[], bool]  # whether contents are awaited of any host; on any thread
+    awaits: Callable[[], bool]  # returns whether contents are awaited of any host; thread-safe
 
     def connect(
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
     ) -> None:
-        """Opens a channel to each (host, data address), and calls `then` once all were tried, for `patience` seconds.
+        """Open a channel to each (host, data address), trying for `patience` seconds. Call `then` after all attempts.
 
-        A host that failed meanwhile, by `disconnect`, does not count as unreached.
+        A host that `disconnect` removes meanwhile does not count as unreached.
         """
 
     def disconnect(self, hosts: Sequence[int]) -> Sequence[tuple[int, int]]:
-        """Close the channels to failed hosts. Return the (host, feed) of launches that are sent after a restart.
+        """Close the channels to failed hosts. Return the (host, feed) of launches to send after the hosts restart.
 
-        Some of them were sent before, and the host may not have used them.
+        They include feeds that were already sent, since the hosts may not have used them.
         """
 
     def forget_uploads(self) -> None:
-        """No launch of the session is in flight: what was sent before has been used."""
+        """Forget sent uploads: no launch of the session is in flight, so the hosts have used them."""
 
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
-        """Sends buffers, one after the other, as one feed. They must not change any more."""
+        """Send buffers one after the other as one feed. The buffers must not change afterwards."""
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
-        """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
+        """Send the first `nbytes` of a file as one feed, and close the descriptor."""
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
-        """Sends the answer to a call. On any thread; waits while the host does not read. Dropped if it is gone."""
+        """Send the answer to a call, or drop it if the host is lost. Thread-safe; may wait for the host to read."""
 
     def close(self) -> None: ...
 
 
 class ReplyFuture(Awaitable[Any], Protocol):
-    """Of `asyncio.Future`, what sessions and their clients use."""
+    """The part of `asyncio.Future` that sessions and their clients use."""
 
     def done(self) -> bool: ...
 

@@ -1,7 +1,7 @@
-"""How a session opens over sockets: the control connection, the welcome, and a data channel to each host.
+"""Opens a session over sockets: the control connection, the welcome, and a data channel to each host.
 
-A session opens although some hosts cannot be reached. What is sent to such a host waits until the controller reports
-that it is back.
+A session opens even if some hosts cannot be reached. Contents for such a host wait until the controller reports that
+the host has restarted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
-# Whose devices a script sees where the islands of a cluster are of several platforms.
+# Selects the platform of a script's devices, if the islands of a cluster have several platforms.
 PLATFORM_VARIABLE = "ATOLL_SESSION_PLATFORM"
 
 _WELCOME_SECONDS = 60.0
@@ -37,9 +37,9 @@ _RETRY_SECONDS = 0.02
 
 
 class SessionOpener:
-    """Opens sessions with one controller, as `open_session`, with what the environment has to prove this process.
+    """Opens sessions with one controller like `open_session`, with the credentials in the environment.
 
-    It joins the cluster with the first, where that is reached by TLS.
+    If the controller uses TLS, the first session joins the cluster.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SessionOpener:
         self._joins = asyncio.Lock()
 
     async def open(self) -> ClusterSession:
-        """Raises AccessError, VersionError, or ConnectError with what the user can do."""
+        """Open a session. Raise AccessError, VersionError or ConnectError; messages say what the user can do."""
         controller, name = self._controller, f"the proxy of {self._label or self._pid}"
         async with self._joins:
             if self._identity is None:
@@ -79,7 +79,7 @@ class SessionOpener:
 
 
 class _Unreachable(ConnectError):
-    """Nobody listens there yet: a controller or a worker that is still starting."""
+    """No process listens at the address yet: the controller or a worker is still starting."""
 
 
 async def open_session(
@@ -92,12 +92,12 @@ async def open_session(
     identity: Identity | None = None,
     platform: str = "",
 ) -> ClusterSession:
-    """Opens a session with a controller that may still be starting: tries for `patience` seconds.
+    """Open a session with a controller that may still be starting. Try for `patience` seconds.
 
-    `identity` is for a controller, and for hosts, that are reached by TLS. The session is to have devices of that
-    `platform`; "": of the cluster's first island.
+    `identity` is for controllers and hosts that use TLS. `platform` selects the platform of the session's devices; ""
+    stands for that of the cluster's first island.
 
-    Raises AccessError, VersionError, or ConnectError with what the user can do.
+    Raise AccessError, VersionError or ConnectError; messages say what the user can do.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -111,7 +111,7 @@ async def open_session(
 
 
 class _Opening:
-    """One attempt."""
+    """One attempt to open a session."""
 
     def __init__(self, controller: Address, first_handle: int, identity: Identity | None) -> None:
         self._controller = controller
@@ -153,14 +153,14 @@ class _Opening:
         except TimeoutError:
             raise ConnectError(
                 f"the controller at {self._controller} opened no session within {_WELCOME_SECONDS:.0f} s: "
-                "not all of its workers are up (atoll status shows which)"
+                "not all of its workers have started (atoll status shows which)"
             ) from None
 
     async def _connect_hosts(self, session: ClusterSession) -> None:
         tried: asyncio.Future[Unreached] = self._loop.create_future()
 
         def connected(unreached: Unreached) -> None:
-            if not tried.done():  # it may have been cancelled
+            if not tried.done():  # the future may have been cancelled
                 tried.set_result(unreached)
 
         session.connect(connected)
@@ -173,7 +173,7 @@ class _Opening:
             raise _Unreachable(f"none of the cluster's hosts can be reached: {next(iter(unreached.values()))}")
 
     def _handle(self, message: Any) -> None:
-        if self._opened is not None:  # this one came in the same read as the welcome
+        if self._opened is not None:  # the message arrived in the same read as the welcome
             self._opened.handle(message)
             return
         match message:
@@ -186,7 +186,7 @@ class _Opening:
                 self._connection.on_message = session.handle
                 self._connection.on_lost = session.connection_lost
                 session.lease = lease
-                lease.renew(CLIENT_LEASES * message.lease)  # until the first ping, which may never come
+                lease.renew(CLIENT_LEASES * message.lease)  # until the first ping, which may never arrive
                 self._answer(session)
             case m.Refused(status=status):
                 self._answer(refusal(status))
@@ -194,7 +194,7 @@ class _Opening:
                 self._answer(ConnectError(status.message))
 
     def _silent(self, session: ClusterSession, reason: str) -> None:
-        if not self._connection.can_resume:  # else it waits for the controller by itself, as long as that has granted
+        if not self._connection.can_resume:  # otherwise the connection waits for the time granted by the controller
             session.connection_lost(reason)
 
     def _open_channels(self, welcome: m.Welcome, lease: ControllerLease) -> Callable[[OnFeed, OnBroken], DataChannels]:

@@ -198,10 +198,10 @@ def test_contents_that_were_on_their_way_from_a_host_that_is_lost_fail(rig: Rig,
         arrive(rig, launch.feeds[0], b"01234567", more=True)
     rig.receive(m.HostsFailed((0,)))
     if ready:
-        with pytest.raises(StatusError, match="host 0 is gone, and what it had sent"):
+        with pytest.raises(StatusError, match="host 0 is gone, and data that it had sent"):
             read(rig, 2)
     else:
-        check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone, and what it had sent")
+        check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone, and data that it had sent")
 
 
 def test_texts_come_back_as_the_client_knows_them(rig: Rig):

@@ -2,23 +2,34 @@
 
 jaxlib's profiler records only its own process. Therefore each profiler session also starts one on the hosts, whose
 profiles are then written to the script's log directory: one file per host, beside the script's own, which TensorBoard
-shows as hosts of one run. For a cluster with one host there is one file for both, as in stock JAX. The profiles arrive
-in parts, as calls of a callable (`session/host_profiles.py`).
+shows as hosts of one run. For a cluster with one host there is one file for both, as in stock JAX. The hosts' profiles
+arrive in parts, as calls of a callable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from atoll.client.jax_patches.host_callbacks import TABLE
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, is_atoll
+from atoll.host_services.calls.callback_table import CallbackTable
+from atoll.host_services.profiles import xspace
 from atoll.protocol import profiles
 from atoll.protocol.questions import MissingHosts, ProfileQuestion
-from atoll.session.host_profiles import HostsToo, uncollected
+
+_FILES = "*.xplane.pb"
+
+# The last profile of this process and its session, while the hosts still keep their profiles.
+uncollected: list[tuple[Any, _ClusterProfilerSession]] = []
 
 
 def _with_hosts(session_class: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +42,7 @@ def _with_hosts(session_class: Callable[..., Any]) -> Callable[..., Any]:
             return msgspec.json.decode(ask(client, ProfileQuestion(request)), type=MissingHosts)
 
         hosts = {(device.slice_index, device.host) for device in client.devices()}
-        return HostsToo(
+        return _ClusterProfilerSession(
             _recording(*arguments), lambda: session_class(*arguments), ask_hosts, TABLE, client, joins=len(hosts) == 1
         )
 
@@ -70,6 +81,124 @@ def _with_files_of_hosts(export: Callable[..., Any]) -> Callable[..., Any]:
                 session.collect(str(log_dir))
 
     return export_profile_data
+
+
+class _ClusterProfilerSession:
+    """A session of jaxlib's profiler in this process, created by `make`, and one on each host.
+
+    `ask` sends a request to all hosts through the proxy; its exceptions pass through the constructor. The hosts' files
+    arrive as calls of a callable in the client's `table`. If `joins` is set, for a single host, the host's profile
+    becomes part of this process's file.
+    """
+
+    def __init__(
+        self,
+        recording: profiles.Recording,
+        make: Callable[[], Any],
+        ask: Callable[[profiles.Request], MissingHosts],
+        table: CallbackTable,
+        client: Any,
+        joins: bool = False,
+    ) -> None:
+        self._ask = ask
+        self._table = table
+        self._client = client
+        self._joins = joins
+        _report(ask(profiles.Start(recording)))
+        try:
+            self._own = make()
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        with suppress(Exception):
+            self._ask(profiles.Collect())
+
+    def stop(self) -> Any:
+        """End all sessions; return the profile of this process."""
+        self._drop()
+        return self._own.stop()
+
+    def stop_and_export(self, directory: str) -> None:
+        """End all sessions and write the profiles. Write that of this process even if the hosts' profiles are lost."""
+        self._stop_hosts()
+        self._own.stop_and_export(directory)
+        self.collect(directory)
+
+    def stop_and_get_profile_data(self) -> Any:
+        """End all sessions; return the profile of this process.
+
+        The hosts keep their profiles until JAX (0.12 or later) exports this one.
+        """
+        self._stop_hosts()
+        data = self._own.stop_and_get_profile_data()
+        uncollected[:] = [(data, self)]
+        return data
+
+    def _stop_hosts(self) -> None:
+        with _warning("the hosts continue to record until their profiles are collected"):
+            self._ask(profiles.Stop())
+
+    def collect(self, directory: str) -> None:
+        """Write the hosts' files into the latest run of a log directory."""
+        with _warning("the profiles of the hosts are missing"):
+            run = _latest_run(directory)
+            own = list(run.glob(_FILES))
+            files = _Files(run)
+            numbers = self._table.add(self._client, [files.take])
+            try:
+                _report(self._ask(profiles.Collect(callback=numbers[0])))
+            finally:
+                self._table.remove(numbers)
+            if self._joins and len(own) == 1:
+                _join(own[0], [each for each in run.glob(_FILES) if each not in own])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def _join(own: Path, others: Sequence[Path]) -> None:
+    """Append the content of the other files to the file `own`, and remove them."""
+    for other in others:
+        content = xspace.joinable(other.read_bytes(), other.name.partition(".")[0])
+        with open(own, "ab") as file:
+            file.write(content)
+        other.unlink()
+
+
+@contextmanager
+def _warning(consequence: str) -> Iterator[None]:
+    """Turn exceptions into warnings: an incomplete profile must not end the user's program."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"{consequence}: {error}", RuntimeWarning, stacklevel=5)
+
+
+class _Files:
+    """The files of the hosts in a directory. Each is written in parts, which arrive in order."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def take(self, head: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> tuple[()]:
+        host, offset, _ = (int(each) for each in head)
+        with open(self._directory / profiles.file_name(host), "ab" if offset else "wb") as file:
+            if file.tell() != offset:
+                raise ValueError(f"a part of host {host}'s profile is missing before byte {offset}")
+            file.write(part.data if part.size else b"")
+        return ()
+
+
+def _latest_run(directory: str) -> Path:
+    runs = [each for each in os.scandir(Path(directory, "plugins", "profile")) if each.is_dir()]
+    return Path(max(runs, key=lambda each: each.stat().st_mtime_ns))
+
+
+def _report(missing: MissingHosts) -> None:
+    for host, reason in missing.reasons.items():
+        warnings.warn(f"the profile of host {host} is missing: {reason}", RuntimeWarning, stacklevel=2)
 
 
 PATCH = Patch(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.errors import Code, Status
-from atoll.session.downloads import Downloads
+from atoll.session.session_feeds import Downloads, SentUploads, Upload
+from atoll.transfers.piece_contents import Buffers
 
 
 class Expecting:
@@ -72,3 +73,29 @@ def test_what_a_host_has_not_sent_yet_may_come_when_it_is_back():
     feed.sent()
     feed.comes(b"a")
     assert (feed.parts, feed.lost) == ([(b"a", False)], [])
+
+
+def upload(nbytes: int) -> Upload:
+    return Upload(Buffers([memoryview(bytes(nbytes))], 1), None)
+
+
+def test_the_latest_uploads_are_kept_as_far_as_they_fit():
+    sent = SentUploads(most_bytes=10, most=3)
+    for feed, nbytes in enumerate((4, 4, 4)):
+        sent.add(0, feed, upload(nbytes))
+    assert list(sent.of_host(0)) == [1, 2]
+    sent.add(1, 3, upload(1))
+    sent.add(0, 4, upload(1))
+    assert (list(sent.of_host(0)), list(sent.of_host(1))) == ([2, 4], [3])
+    assert sent.statistics() == (3, 6)
+    sent.clear()
+    assert sent.statistics() == (0, 0)
+
+
+def test_a_larger_upload_is_kept_until_it_has_landed():
+    sent = SentUploads(most_bytes=10)
+    sent.add(0, 1, upload(4))
+    sent.add(0, 2, upload(11))
+    assert list(sent.of_host(0)) == [1, 2]
+    sent.landed(0, 2)
+    assert list(sent.of_host(0)) == [1]
