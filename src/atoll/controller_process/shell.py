@@ -285,6 +285,7 @@ class ControllerShell:
 
         Return the state that the next cluster needs, or b"" if no session is persisted.
         """
+        state = self.state()  # before the connections are closed
         numbers = {number for each in self._to_persist for number in each.sessions.values()}
         for connection in self.resumable.all():
             if connection.number in numbers:
@@ -293,7 +294,7 @@ class ControllerShell:
                 connection.close()
         if not self._to_persist:
             return b""
-        last, state = self._to_persist[-1], self.state()
+        last = self._to_persist[-1]
         state.links = [link for link in state.links if link.number in numbers]
         state.others, state.timers = {}, {}
         cluster = PersistedCluster(self.controller.resources.topology.shapes, tuple(sorted(last.sessions)))
