@@ -108,7 +108,7 @@ MESSAGES: dict[str, Any] = {
     "RegisterLoop.program is 60: expected a number that is not in use": m.RegisterLoop(60, 0, 1, 1, 1, 1),
     "RegisterLoop.constants is -1": m.RegisterLoop(61, -1, 1, 1, 1, 1),
     "Launch.program is -1": m.Launch(-1, (10,), (11,), ()),
-    "Launch.results is 10: expected the handle of no array that exists already": m.Launch(1, (10,), (10,), ()),
+    "Launch.results is 10: expected a handle that is not in use": m.Launch(1, (10,), (10,), ()),
     "Launch.results is 2305843009213693952": m.Launch(1, (10,), (m.INTERNAL_HANDLES,), ()),
     "Launch.results is (12, 12)": m.Launch(1, (10,), (12, 12), ()),
     "Launch.arguments is -1": m.Launch(1, (-1,), (11,), ()),

@@ -378,7 +378,7 @@ def test_a_result_that_exists_already_ends_the_session():
     play.with_call()
     play.array(10)
     closing, *_ = play.say(m.Launch(1, (10,), (10,), ()))
-    assert "exists already" in closing.status.message
+    assert "not in use" in closing.status.message
     assert play.session not in play.controller.sessions
     assert [close.reason for close in play.closed] == [f"session {play.session} ends: {closing.status}"]
 
@@ -399,7 +399,7 @@ def test_new_arrays_take_no_handle_that_exists_whatever_else_is_wrong(message):
     play.with_call()
     play.array(10)
     closing, *_ = play.say(message)
-    assert re.search(r"exists already|each handle once", closing.status.message)
+    assert re.search(r"not in use|each handle once", closing.status.message)
     assert not any(play.controller.memory.used.values())
 
 

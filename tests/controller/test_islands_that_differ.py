@@ -79,7 +79,10 @@ def test_a_new_island_is_like_one_of_the_others_or_of_a_shape_of_its_own() -> No
     play = play_on(LARGE, SMALL)
     play.operator(m.AddIslandRequest())
     (refused,) = play.outbox()
-    assert "Say it with --like, or --shape: island 0 has 2 hosts with 2 cpu devices each" in refused.status.message
+    assert (
+        "with --like, or name a shape with --shape: island 0 has 2 hosts with 2 cpu devices each"
+        in refused.status.message
+    )
     play.operator(m.AddIslandRequest(like=1))
     assert play.outbox() == [m.StartIsland(2, SMALL)]
     own = IslandShape(1, 2, "cpu")

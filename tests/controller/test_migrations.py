@@ -315,7 +315,7 @@ def test_an_island_that_does_not_start_is_removed():
     play.engine(m.IslandRemoved(1, "its workers ended 9 times"))
     said = play.outbox()
     assert m.EndIsland(1) in said
-    assert "does not start" in answer_in(said).status.message
+    assert "did not start" in answer_in(said).status.message
     assert play.states == ["ready", "drained"]
     play.operate(m.AddIslandRequest())
     play.tick(1.0)

@@ -117,7 +117,7 @@ def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     assert (back, hosts) == (PIECE, (0,))
     (run,) = runs(play.report(0, m.FeedsArrived(1, (feed,))))
     said = play.done(run.sequence)
-    assert answer_in(said) == m.OperationReply(OK, "session 1 goes on on island 0")
+    assert answer_in(said) == m.OperationReply(OK, "session 1 continues on island 0")
     assert m.DropSpilled(1, (PIECE,)) in said
     # Its program is there again, and runs on what came back.
     (run,) = runs(play.say(m.Launch(1, (5,), (6,), ())))

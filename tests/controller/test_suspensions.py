@@ -80,7 +80,7 @@ def test_a_session_is_suspended_and_resumed_step_by_step():
     said = play.done(run.sequence)
     assert m.DropSpilled(play.session, (piece,)) in said
     assert m.Migrated(2, ()) in said
-    assert answer_in(said) == m.OperationReply(OK, f"session {play.session} goes on on island 0")
+    assert answer_in(said) == m.OperationReply(OK, f"session {play.session} continues on island 0")
     assert play.controller.suspensions.by_session == {}
 
 
@@ -181,7 +181,7 @@ def test_a_host_that_cannot_spill_leaves_the_session_where_it_was():
     full = Status(Code.INTERNAL, "cannot write 8 B to /spilled/1.piece: No space left on device")
     said = play.report(0, m.SpillReply(play.session, put.request, full))
     assert m.Migrated(1, ()) in said
-    assert "goes on: cannot write 8 B to /spilled/1.piece: No space left" in answer_in(said).status.message
+    assert "continues: cannot write 8 B to /spilled/1.piece: No space left" in answer_in(said).status.message
     assert play.memory == 8
     assert not [each for each in said if isinstance(each, m.Free)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.operators.waiting import MOST_REQUESTS
+from atoll.controller.operators.service import MOST_REQUESTS
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -50,7 +50,7 @@ def test_a_command_with_too_many_requests_loses_its_connection():
         play.receive(user, m.StatusRequest())
     assert answered(play) == []
     (close,) = [each for each in play.closed if each.connection == user]
-    assert "requests of this command wait" in close.reason
+    assert "requests of this command are waiting" in close.reason
     assert not play.controller.has_work
 
 

@@ -87,7 +87,7 @@ def test_a_training_goes_on_in_the_next_cluster_and_the_one_after_that(
         clusters.begin_anew()
         (row,) = clusters.now.report()["sessions"]
         assert (row["id"], row["state"]) == (session, "suspended on disk")
-        assert "goes on" in resume(clusters, session, *islands)
+        assert "continues" in resume(clusters, session, *islands)
         until_step(progress, at + 3)
         assert list(clusters.spilled.iterdir()) == []
     (tmp_path / "stop").touch()
@@ -109,7 +109,7 @@ def test_a_session_goes_on_in_the_next_cluster_unless_all_are_ended(
     session = suspend(clusters, python)
     assert clusters.end() == [session]
     clusters.begin_anew()
-    assert resume(clusters, session) == f"session {session} goes on on island 0"
+    assert resume(clusters, session) == f"session {session} continues on island 0"
     assert python.finish() == undisturbed
     suspend(clusters, python)
     assert clusters.end(all_sessions=True) == []

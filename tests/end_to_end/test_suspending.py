@@ -118,13 +118,13 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     assert (row["state"], row["spilled_bytes"] > 0) == ("suspended in memory", True)
     time.sleep(0.2)
     assert steps_at(progress) <= at + 1, "what it computed before, and had yet to write"
-    assert ask(cluster, m.ResumeRequest(session)) == f"session {session} goes on on island 0"
+    assert ask(cluster, m.ResumeRequest(session)) == f"session {session} continues on island 0"
     until_step(progress, at + 3)
     # To disk, and on on another island.
     ask(cluster, m.SuspendRequest(session, to_disk=True))
     (directory,) = (module_directory / "spilled").iterdir()
     assert (directory / "host-0.json").exists()
-    assert ask(cluster, m.ResumeRequest(session, (1,))) == f"session {session} goes on on island 1"
+    assert ask(cluster, m.ResumeRequest(session, (1,))) == f"session {session} continues on island 1"
     before, after = used(cluster)
     assert (before, after > 0) == (0, True)
     at = steps_at(progress)
@@ -172,8 +172,10 @@ def test_two_sessions_with_more_than_the_devices_have_take_turns(
             assert python.call(turn)
             ask(cluster, m.SuspendRequest(session))
     ask(cluster, m.ResumeRequest(sessions[0], (0,)))
-    with pytest.raises(StatusError, match=rf"waits for 16.0 MiB on device 0.*session {sessions[0]} hold"):
+    with pytest.raises(
+        StatusError, match=rf"waits for 16.0 MiB on device 0.*the rest is held by session {sessions[0]}"
+    ):
         ask(cluster, m.ResumeRequest(sessions[1], (0,)))
     pythons[0].close()
-    assert "goes on" in ask(cluster, m.ResumeRequest(sessions[1], (0,), 30.0))
+    assert "continues" in ask(cluster, m.ResumeRequest(sessions[1], (0,), 30.0))
     assert pythons[1].call(turn)

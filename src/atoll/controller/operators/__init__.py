@@ -1,1 +1,1 @@
-"""What operators ask, and what they are shown."""
+"""Requests of operators, and what they are shown."""

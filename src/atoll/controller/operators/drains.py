@@ -1,7 +1,7 @@
-"""Islands that are drained: what is on them moves, or leaves by itself, and then their workers end.
+"""Drain islands: sessions move away or leave by themselves, and then the island's workers end.
 
-An operator asks for it, or the engine where a machine is about to go. The reply comes when the island is empty and has
-ended, or stays as it was.
+An operator requests a drain, or the engine if a machine is about to leave. The reply is sent when the island is empty
+and has ended, or when the drain has failed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.session import Session
 
-# For the workers of an island that was drained to end.
+# For the workers of a drained island to end.
 END_SECONDS = 30.0
-# For the sessions that leave an island by themselves to have done so.
+# For sessions that leave an island by themselves.
 LEAVE_SECONDS = 60.0
 
 
 @dataclass(eq=False)
 class _Drain:
-    """An island that is being emptied, and then ended."""
+    """An island that is being emptied and then ended."""
 
     operator: int
     island: int
     left: set[int]  # sessions that have yet to move
-    leaving: set[int]  # those of them that do so by themselves
-    returns: bool = False  # a machine of it leaves: it comes back on another, or on the same one
+    leaving: set[int]  # sessions in `left` that move by themselves
+    returns: bool = False  # one of its machines leaves: the island restarts on another machine or on the same one
     problems: list[str] = field(default_factory=list)
 
 
 class Drains:
-    """Drains islands. `forget_hosts(island)` is called when the workers of an island have ended, and
-    `reply(operator, status, text)` with the outcome.
+    """Drains islands.
+
+    `forget_hosts(island)` is called when the workers of an island have ended, and `reply(operator, status, text)` with
+    the outcome.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Drains:
         self._suspensions = suspensions
         self._forget_hosts = forget_hosts
         self._reply = reply
-        self._ending: dict[int, _Drain] = {}  # by island: its workers were asked to end
+        self._ending: dict[int, _Drain] = {}  # by island: its workers are ending
         self._end_times: Durations[int] = Durations()
         self._leaving: dict[int, _Drain] = {}  # by island: it waits for sessions that leave by themselves
         self._leave_times: Durations[int] = Durations()
@@ -71,17 +73,18 @@ class Drains:
             if seconds > END_SECONDS:
                 self.island_ended(island)
         for island, seconds in self._leave_times.update(now, self._leaving).items():
-            self._look_who_has_left(self._leaving[island], seconds > LEAVE_SECONDS)
+            self._check_left(self._leaving[island], seconds > LEAVE_SECONDS)
 
     def begin(self, operator: int, record: Island, returns: bool, has_spares: bool = False) -> None:
-        """Raises StatusError where the island cannot be drained. With `has_spares`, one that is idle starts again on
-        other machines at once.
+        """Begin to drain an island. Raises StatusError if this is impossible.
+
+        With `has_spares`, an island that is idle restarts on other machines at once.
         """
         island = record.number
         if record.state is IslandState.DRAINING:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
         if record.state is IslandState.REMOVED:
-            self._end_island(_Drain(operator, island, set(), set()))  # nothing is there any more
+            self._end_island(_Drain(operator, island, set(), set()))  # it is empty already
             return
         if record.state is not IslandState.READY:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
@@ -99,7 +102,7 @@ class Drains:
                     leaving.add(session.number)
                     continue
                 try:
-                    plans[session.number] = self._way_out(session, island)
+                    plans[session.number] = self._find_target(session, island)
                 except StatusError as error:
                     problems.append(f"{session.name}: {error.status.message}")
         drain = _Drain(operator, island, {*plans, *leaving}, leaving, returns, problems)
@@ -108,25 +111,25 @@ class Drains:
             return
         if leaving:
             self._leaving[island] = drain
-            self._tell_leaving(drain, stay=False)
+            self._notify_leaving(drain, stay=False)
         for number, plan in plans.items():
             self._migrations.begin(self._sessions[number], plan, partial(self._when_moved, drain, number))
         if not drain.left:
             self._end_island(drain)
 
-    def _tell_leaving(self, drain: _Drain, stay: bool) -> None:
+    def _notify_leaving(self, drain: _Drain, stay: bool) -> None:
         hosts = tuple(sorted(self._resources.hosts_of(drain.island)))
         for number in drain.leaving & self._sessions.keys():
             self._outbox.to_session(number, m.HostsLeave(hosts, stay))
 
-    def _look_who_has_left(self, drain: _Drain, is_late: bool) -> None:
-        """Those that have nothing on the island any more need not be moved: their devices wait for its return."""
+    def _check_left(self, drain: _Drain, is_late: bool) -> None:
+        """Find sessions that have left. They keep their devices on the island, which wait for its return."""
         has_failed = self._resources.islands[drain.island].state is not IslandState.DRAINING
         for number in sorted(drain.leaving & drain.left):
             session = self._sessions.get(number)
             status = OK
             if has_failed:
-                status = Status(Code.DATA_LOSS, "it was lost meanwhile")
+                status = Status(Code.DATA_LOSS, "the island was lost meanwhile")
             elif session is not None and has_arrays(session, drain.island):
                 if not is_late:
                     continue
@@ -135,8 +138,8 @@ class Drains:
         if not drain.leaving & drain.left:
             self._leaving.pop(drain.island, None)
 
-    def _way_out(self, session: Session, island: int) -> Callable[[], Changes]:
-        """To where all of a session that is on the island can go. Raises StatusError, with what is in the way."""
+    def _find_target(self, session: Session, island: int) -> Callable[[], Changes]:
+        """Return a plan that moves the session's part on the island elsewhere. Raises StatusError with the obstacle."""
         source = self._resources.devices(island)
         load = self._slices.load()
         targets = [
@@ -145,7 +148,7 @@ class Drains:
             if not devices.closed and (devices.mesh, devices.kinds) == (source.mesh, source.kinds)
         ]
         if not targets:
-            raise StatusError(Code.FAILED_PRECONDITION, f"no other island is like {source}")
+            raise StatusError(Code.FAILED_PRECONDITION, f"no other island matches {source}")
         problem: StatusError | None = None
         for target in sorted(
             targets, key=lambda each: (sum(load[location] for location in each.locations), each.number)
@@ -176,25 +179,25 @@ class Drains:
     def _stop_draining(self, drain: _Drain) -> None:
         self._lifecycle.stop_drain(drain.island)
         self._leaving.pop(drain.island, None)
-        self._tell_leaving(drain, stay=True)
+        self._notify_leaving(drain, stay=True)
         text = f"island {drain.island} is in use: {'; '.join(drain.problems)}"
         self._reply(drain.operator, Status(Code.FAILED_PRECONDITION, text))
 
     def _end_island(self, drain: _Drain) -> None:
-        """Nothing of any session is there."""
+        """End the workers of an island that no session uses."""
         island = drain.island
         self._ending[island] = drain
         self._lifecycle.end(island, Status(Code.DATA_LOSS, f"island {island} was drained by its operator"))
 
     def island_drained(self, drained: IslandDrained) -> None:
-        """Its workers may end."""
+        """Let the workers of a drained island end."""
         hosts = tuple(self._resources.hosts_of(drained.island))
         for session in self._sessions.values() if hosts else ():
             self._outbox.to_session(session.number, m.HostsFailed(hosts))
         self._outbox.to_engine(m.EndIsland(drained.island))
 
     def island_ended(self, island: int) -> None:
-        """The engine has ended its workers, as it was asked to."""
+        """Handle that the engine has ended the island's workers."""
         self._forget_hosts(island)
         drain = self._ending.pop(island, None)
         if drain is not None:
@@ -205,7 +208,7 @@ class Drains:
 
 
 def _moved(session: Session, source: IslandDevices, target: IslandDevices) -> Changes:
-    """Each of the session's devices on the one island, with the device of the other that stands where it does."""
+    """Map the session's devices on one island to the devices of the other with equal coordinates."""
     there = dict(zip(source.locations, target.locations, strict=True))
     locations = session.devices.locations
     return {device: there[location] for device, location in locations.items() if location.island == source.number}

@@ -1,6 +1,6 @@
-"""What operators ask a running cluster to do: to move what is on its devices, and to have more islands or fewer.
+"""Operators' requests that change a cluster: move or suspend sessions, add or drain islands.
 
-Each request gets one reply, `OperationReply`, when it is done or refused.
+Each request gets one `OperationReply`, when it is done or refused.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandReq
 
 @dataclass(frozen=True)
 class _Start:
-    """A new island that is awaited, for so many seconds."""
+    """A new island that is starting, and for how long its operator waits for it."""
 
     operator: int
     seconds: float
 
 
 class Operators:
-    """Handles operators' requests; an operator is known by its connection.
+    """Handles operators' requests. An operator is identified by its connection.
 
-    `forget_hosts(island)` is called when the workers of an island have ended. `pending_reason(island)` says what a new
-    one waits for.
+    `forget_hosts(island)` is called when the workers of an island have ended. `pending_reason(island)` returns the
+    reason why a new island has not started.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Operators:
     ) -> None:
         self._sessions = state.sessions
         self._connections = state.connections
-        self._refused = ""  # the last answer to the engine
+        self._refused = ""  # the last refusal sent to the engine
         self._resources = state.resources
         self._lifecycle = state.lifecycle
         self._slices = state.slices
@@ -137,7 +137,7 @@ class Operators:
         if status.ok:
             self._reply(operator, OK, f"session {session.number} is {session.suspended}")
         else:
-            self._reply(operator, Status(status.code, f"session {session.number} goes on: {status.message}"))
+            self._reply(operator, Status(status.code, f"session {session.number} continues: {status.message}"))
 
     def _resume(self, operator: int, ask: m.ResumeRequest) -> None:
         session = self._session(ask.session)
@@ -151,12 +151,12 @@ class Operators:
             return
         islands = sorted({location.island for location in homes(session).values()})
         where = f" on island {', '.join(map(str, islands))}" if islands else ""
-        self._reply(operator, OK, f"session {session.number} goes on{where}")
+        self._reply(operator, OK, f"session {session.number} continues{where}")
 
     # ---- islands
 
     def _known(self, island: int) -> Island:
-        """Raises StatusError for an island that does not exist, yet or any more."""
+        """Return an island. Raises StatusError if it does not exist yet or anymore."""
         record = self._resources.islands.get(island)
         if record is None or record.state is IslandState.STARTING:
             raise not_found(f"island {island} does not exist (atoll status lists them)")
@@ -173,7 +173,7 @@ class Operators:
                 return location
         raise invalid(f"device {number} is not one of island {island}")
 
-    # ---- one island more
+    # ---- new islands
 
     def _add_island(self, operator: int, ask: m.AddIslandRequest) -> None:
         if len(self._resources.islands) >= _MOST_ISLANDS:
@@ -189,7 +189,7 @@ class Operators:
         self._outbox.to_engine(m.StartIsland(island, shape))
 
     def _shape_like(self, island: int) -> IslandShape:
-        """That of an island, or of all where none is named."""
+        """Return the shape of an island, or of all islands if none is named."""
         shapes = self._resources.topology.shapes
         if island >= len(shapes):
             raise not_found(f"island {island} does not exist (atoll status lists them)")
@@ -199,18 +199,18 @@ class Operators:
             text = "; ".join(f"island {number} has {shape}" for number, shape in enumerate(shapes))
             raise StatusError(
                 Code.FAILED_PRECONDITION,
-                f"which island is the new one to be like? Say it with --like, or --shape: {text}",
+                f"the islands differ: choose the shape of one with --like, or name a shape with --shape: {text}",
             )
         return shapes[0]
 
     def island_ready(self, ready: IslandReady) -> None:
-        """A new island is up: all sessions may be moved there, and new ones have its devices."""
+        """Announce the hosts of a new island to all sessions: sessions may move there, and new ones get its devices."""
         for session in self._sessions.values():
             self._outbox.to_session(session.number, m.HostsRestarted(self._resources.addresses_of(ready.island)))
         self._report_up(ready.island)
 
     def island_restarted(self, back: IslandRestarted) -> None:
-        """Where it was a new one that was lost before it was up, it is up now."""
+        """Report a new island that failed and restarted before it was ready."""
         self._report_up(back.island)
 
     def _report_up(self, island: int) -> None:
@@ -222,17 +222,17 @@ class Operators:
             self._reply(start.operator, OK, f"island {island} is up, with devices {devices}")
 
     def island_removed(self, removed: IslandRemoved) -> None:
-        """Where it was a new one, it will not be."""
+        """Report a new island that failed to start."""
         island, status = removed.island, removed.status
         start = self._starting.pop(island, None)
         if start is not None:
-            self._lifecycle.end(island, Status(status.code, f"island {island} never was up: {status.message}"))
-            self._reply(start.operator, Status(status.code, f"island {island} does not start: {status.message}"))
+            self._lifecycle.end(island, Status(status.code, f"island {island} never started: {status.message}"))
+            self._reply(start.operator, Status(status.code, f"island {island} did not start: {status.message}"))
 
     # ---- the engine
 
     def island_starts(self, message: m.IslandStarts) -> None:
-        """The engine has found the machines for an island."""
+        """Handle that the engine has found machines for an island."""
         record = self._resources.islands[message.island]
         record.incarnation, record.machines = message.incarnation, message.machines
         if record.is_drained and record.returns:
@@ -242,6 +242,6 @@ class Operators:
         is_engine = operator == self._connections.engine
         if not is_engine or status.ok or status.message != self._refused:
             self._history.operation(status, text)
-        if is_engine:  # which asks again while a machine leaves
+        if is_engine:  # it repeats requests while a machine leaves
             self._refused = status.message
         self._outbox.send(operator, m.OperationReply(status, text))

@@ -1,15 +1,14 @@
-"""What commands ask of a cluster: who may, and what each is shown. What changes the cluster is in `requests`."""
+"""Serve operators' commands: permissions, reports and tenants. `requests` handles most changes of the cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from atoll.cluster.tenant_settings import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
 from atoll.controller.operators.requests import Operators
-from atoll.controller.operators.waiting import WaitingRequests
 from atoll.controller.state import ClusterState
 from atoll.dispatch.connections import Peer
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
@@ -21,17 +20,21 @@ from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.scheduling.estimates import expectations
 from atoll.scheduling.tenants import Tenant
+from atoll.scheduling.turns import TurnFailedError, Turns
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.report import ReportSource, report
 from atoll.telemetry.trace_requests import Tracing
+
+# Waiting requests per connection.
+MOST_REQUESTS = 64
 
 
 class OperatorService:
     """Answers each message of an operator's connection with one reply.
 
-    A tenant that is no operator sees and moves what is its own, and nothing else. `end_session(number, status)` ends
-    one, `store_usage()` has the shell keep what was used until now, and `stop_asked(operator, message)` learns of the
-    end, and answers.
+    A tenant that is not an operator can see and move only what belongs to it. `end_session(number, status)` ends a
+    session, `store_usage()` makes the shell store the usage so far, and `stop_asked(operator, message)` handles and
+    answers a request to end the cluster.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class OperatorService:
             self._outbox.send(peer.connection, m.OperationReply(error.status, ""))
 
     def _handle(self, peer: Peer, message: Any, viewer: Tenant | None, now: float) -> None:
-        """`viewer`: it is to be about this tenant's own alone."""
+        """Answer a message. The reply is restricted to what belongs to `viewer`, if given."""
         reply: Any
         match message:
             case m.StatusRequest():
@@ -125,7 +128,7 @@ class OperatorService:
         return m.OperationReply(OK, text)
 
     def _check_owner(self, number: int, viewer: Tenant | None) -> None:
-        """Raises NOT_FOUND for another's session as for none: a user learns nothing of others'."""
+        """Raise NOT_FOUND for another tenant's session as for none, so that users learn nothing of others."""
         session = self._controller.sessions.get(number)
         if session is None or viewer not in (None, session.tenant):
             raise not_found(f"session {number} does not exist (atoll status lists them)")
@@ -136,7 +139,7 @@ class OperatorService:
         if not self._tenants.are_told_apart:
             raise StatusError(
                 Code.FAILED_PRECONDITION,
-                "this cluster was started without tenants: `atoll up --tenants FILE` starts one that has them",
+                "this cluster was started without tenants; start one with tenants using `atoll up --tenants FILE`",
             )
         known = self._tenants.by_name.get(message.name)
         if message.is_new or known is None:
@@ -161,11 +164,11 @@ class OperatorService:
                 f"the reserve of tenant {message.name} cannot be {message.limits['reserve']}: "
                 f"a reserve is a percentage of device time, and at most {MOST_RESERVE}"
             )
-        said = {name: value for name in ("share", "priority", "role") if (value := getattr(message, name)) is not None}
+        given = {name: value for name in ("share", "priority", "role") if (value := getattr(message, name)) is not None}
         if message.token_hash:
-            said["token_hash"] = message.token_hash
+            given["token_hash"] = message.token_hash
         try:
-            changed = msgspec.structs.asdict(current) | said | message.limits
+            changed = msgspec.structs.asdict(current) | given | message.limits
             settings = msgspec.convert(changed, TenantSettings)
         except msgspec.ValidationError as error:
             raise invalid(f"tenant {message.name}: {error}") from None
@@ -174,7 +177,7 @@ class OperatorService:
         return text if message.priority is None else text + self._meaning(settings)
 
     def _meaning(self, settings: TenantSettings) -> str:
-        """Return what the priority of a tenant means for the others, as further lines."""
+        """Return lines that explain the effect of a tenant's priority on other tenants."""
         others = [each for each in self._tenants.settings() if each.name != settings.name]
         lower = [each.name for each in others if each.priority < settings.priority]
         higher = [each.name for each in others if each.priority > settings.priority]
@@ -196,4 +199,45 @@ class OperatorService:
         ended = [session.number for session in self._controller.sessions.values() if session.tenant is tenant]
         for number in ended:
             self._end_session(number, Status(Code.CANCELLED, f"the tenant {name} was removed"))
-        return f"tenant {name} is none any more" + (f"; {len(ended)} of its sessions ended" if ended else "")
+        return f"tenant {name} was removed" + (f"; {len(ended)} of its sessions ended" if ended else "")
+
+
+class WaitingRequests:
+    """Requests of users' commands, by connection. Each flush of the controller answers one; operators do not wait.
+
+    A report or a part of a trace takes a few milliseconds to make, and one read may bring a thousand requests.
+    `answer(peer, message)` answers a request; `end(peer, reason)` ends a connection with too many requests.
+    """
+
+    def __init__(
+        self, peers: Mapping[int, Peer], answer: Callable[[Peer, Any], None], end: Callable[[Peer, str], None]
+    ) -> None:
+        self._peers = peers
+        self._answer = answer
+        self._end = end
+        self._turns: Turns[Any] = Turns()
+        self.waiting = self._turns.waiting
+
+    def add(self, peer: Peer, message: Any) -> None:
+        """Queue a request of the connection."""
+        assert peer.tenant is not None
+        number = peer.connection
+        self._turns.add(number, peer.tenant.name, message)
+        if len(self.waiting[number]) > MOST_REQUESTS:
+            self._turns.remove(number)
+            self._end(peer, f"more than {MOST_REQUESTS} requests of this command are waiting")
+
+    def proceed(self) -> None:
+        """Answer one request. Tenants take turns, and the connections of one tenant take turns."""
+        number = self._turns.next()
+        if number is None:
+            return
+        peer = self._peers.get(number)
+        if peer is None:
+            self._turns.remove(number)
+            return
+        message = self._turns.take(number)
+        try:
+            self._answer(peer, message)
+        except Exception as error:
+            raise TurnFailedError(connection=number) from error

@@ -1,4 +1,4 @@
-"""The checks of single fields, and the error that they raise."""
+"""Checks of single fields of messages. They raise a `violation`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 from atoll.errors import MAX_TEXT, Code, Status, StatusError
 from atoll.protocol import messages as m
 
-# Numbers that clients choose, for programs, functions, waits and the like. Negative ones are the controller's own.
+# Bound of the numbers that clients choose for programs, functions, waits and the like. Negative ones are internal.
 MAX_NUMBER = 1 << 62
-# Handles of one message.
-# Handles from `m.FIRST_INTERNAL_HANDLE` to here are the controller's own.
+# Handles from `m.FIRST_INTERNAL_HANDLE` to here are internal.
 _OWN_HANDLES_END = 2 * m.INTERNAL_HANDLES
 _MAX_HANDLE = 1 << 63
 
@@ -23,7 +22,7 @@ _CODES = frozenset(map(int, Code))
 
 
 def violation(message: Any, field: str, value: Any, expected: str) -> StatusError:
-    """The error for a field that no correct sender fills in like this."""
+    """Return the error for a value that no correct sender puts into a field."""
     shown = repr(value)
     if len(shown) > _MAX_SHOWN:
         shown = shown[:_MAX_SHOWN] + "..."
@@ -37,7 +36,7 @@ def check_number(message: Any, field: str, limit: int = MAX_NUMBER) -> None:
 
 
 def check_new(message: Any, field: str, *taken: Collection[int]) -> None:
-    """Check a number that the sender gives to something new."""
+    """Check a number that the sender assigns to something new."""
     check_number(message, field)
     value = getattr(message, field)
     if any(value in some for some in taken):
@@ -71,17 +70,17 @@ def check_seconds(message: Any, field: str) -> None:
 
 
 def is_client_handle(handle: int) -> bool:
-    """Whether a client may name an array like this."""
+    """Whether a client may use this handle for an array."""
     return 0 <= handle < m.FIRST_INTERNAL_HANDLE or _OWN_HANDLES_END <= handle < _MAX_HANDLE
 
 
 def check_handles(message: Any, field: str) -> None:
-    """Check handles that may or may not exist."""
+    """Check handles of arrays that need not exist."""
     handles: tuple[int, ...] = getattr(message, field)
     if not handles:
         return
     check_count(message, field, m.MAX_HANDLES)
-    # Almost always all of them are small.
+    # The usual case: all handles are small.
     if min(handles) >= 0 and max(handles) < m.FIRST_INTERNAL_HANDLE:
         return
     for handle in handles:
@@ -90,12 +89,12 @@ def check_handles(message: Any, field: str) -> None:
 
 
 def check_new_handles(message: Any, field: str, taken: Collection[int]) -> None:
-    """Check handles that the sender gives to new arrays."""
+    """Check handles that the sender assigns to new arrays."""
     check_handles(message, field)
     handles: tuple[int, ...] = getattr(message, field)
     for handle in handles:
         if handle in taken:
-            raise violation(message, field, handle, "the handle of no array that exists already")
+            raise violation(message, field, handle, "a handle that is not in use")
     if len(handles) > 1 and len(set(handles)) != len(handles):
         raise violation(message, field, handles, "each handle once")
 

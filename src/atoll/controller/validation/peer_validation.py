@@ -5,3 +5,240 @@ Atoll or from a bug. A command receives the violation as its reply.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.cluster.topology import MOST, Topology
+from atoll.controller.validation.fields import (
+    check_count,
+    check_number,
+    check_numbers,
+    check_seconds,
+    check_status,
+    check_text,
+    violation,
+)
+from atoll.errors import MAX_TEXT
+from atoll.protocol import messages as m
+from atoll.scheduling.tallies import BOUNDS
+
+_PAIR_BYTES = 16  # the start and the end of a segment
+_MAX_NANOSECONDS = 1 << 63
+_MAX_NAME = 1024
+_MAX_HASH = 128
+_MAX_LIMITS = 64
+_MAX_SHARE = 1e9
+_MAX_PRIORITY = 1 << 31
+
+_Validator = Callable[[Any, Topology], None]
+
+
+def _host(message: Any, topology: Topology) -> None:
+    if not 0 <= message.host < topology.host_count:
+        raise violation(message, "host", message.host, f"a host of {topology}")
+
+
+def _island(message: Any, topology: Topology) -> None:
+    if not 0 <= message.island < topology.islands:
+        raise violation(message, "island", message.island, f"an island of {topology}")
+
+
+def worker_ready(message: m.WorkerReady, topology: Topology) -> None:
+    if not 0 <= message.island < topology.islands:
+        return  # `Admission` refuses such a worker
+    expected = topology.shapes[message.island].devices
+    if len(message.devices) != expected:
+        raise violation(message, "devices", f"{len(message.devices)} devices", f"{expected}")
+    ordinals = sorted(device.ordinal for device in message.devices)
+    if ordinals != list(range(expected)):
+        raise violation(message, "devices", ordinals, f"the ordinals 0 to {expected - 1}")
+    if not 1 <= message.max_in_flight <= MOST:
+        raise violation(message, "max_in_flight", message.max_in_flight, f"1 to {MOST}")
+
+
+def compiled(message: m.Compiled, topology: Topology) -> None:
+    check_status(message, "status")
+    check_seconds(message, "seconds")
+    check_number(message, "scratch_bytes")
+
+
+def done(message: m.Done, topology: Topology) -> None:
+    for sequence, started, ended in message.runs:
+        if not (0 <= started <= ended < _MAX_NANOSECONDS):
+            raise violation(message, "runs", (sequence, started, ended), "an end after the start")
+
+
+def failed(message: m.Failed, topology: Topology) -> None:
+    check_status(message, "status", is_error=True)
+
+
+def worker_fails(message: m.WorkerFails, topology: Topology) -> None:
+    check_text(message, "text", MAX_TEXT)
+
+
+def worker_answer(message: m.WorkerAnswer, topology: Topology) -> None:
+    check_status(message, "status")
+
+
+def pong(message: m.Pong, topology: Topology) -> None:
+    check_seconds(message, "seconds")
+    if message.clock < -1:
+        raise violation(message, "clock", message.clock, "-1 or more")
+    check_numbers(message, "running", most=MOST)
+
+
+def feeds_lost(message: m.FeedsLost, topology: Topology) -> None:
+    _host(message, topology)
+    check_status(message, "status", is_error=True)
+
+
+def peer_silent(message: m.PeerSilent, topology: Topology) -> None:
+    _host(message, topology)
+    check_seconds(message, "seconds")
+
+
+def rows_moved(message: m.RowsMoved, topology: Topology) -> None:
+    check_number(message, "sent")
+    check_number(message, "received")
+
+
+def spill_reply(message: m.SpillReply, topology: Topology) -> None:
+    check_status(message, "status")
+    check_seconds(message, "seconds")
+
+
+def send_spilled_failed(message: m.SendSpilledFailed, topology: Topology) -> None:
+    check_status(message, "status", is_error=True)
+
+
+def run_progress(message: m.RunProgress, topology: Topology) -> None:
+    check_number(message, "first")
+    if len(message.times) % _PAIR_BYTES:
+        raise violation(message, "times", f"{len(message.times)} bytes", f"a multiple of {_PAIR_BYTES} bytes")
+    ended = message.ended
+    if ended is not None and len(ended.counts) != len(BOUNDS) + 1:
+        raise violation(message, "ended.counts", f"{len(ended.counts)} counts", f"{len(BOUNDS) + 1}")
+
+
+def gathered(message: m.Gathered, topology: Topology) -> None:
+    for unit in message.units:
+        if len(unit.times) != 2 * len(unit.hosts):
+            raise violation(message, "units.times", f"{len(unit.times)} times", f"{2 * len(unit.hosts)}")
+        for host in unit.hosts:
+            if not 0 <= host < topology.host_count:
+                raise violation(message, "units.hosts", host, f"hosts of {topology}")
+
+
+def member_failed(message: m.MemberFailed, topology: Topology) -> None:
+    _host(message, topology)
+    check_status(message, "status", is_error=True)
+
+
+def stores_reported(message: m.StoresReported, topology: Topology) -> None:
+    check_number(message, "check")
+
+
+def worker_ended(message: m.WorkerEnded, topology: Topology) -> None:
+    _host(message, topology)
+
+
+def engine_report(message: m.EngineReport, topology: Topology) -> None:
+    check_count(message, "waits", MOST)
+    check_count(message, "machines", MOST)
+
+
+HOSTS: Mapping[type[Any], _Validator] = {
+    m.WorkerReady: worker_ready,
+    m.Compiled: compiled,
+    m.Done: done,
+    m.Failed: failed,
+    m.WorkerAnswer: worker_answer,
+    m.WorkerFails: worker_fails,
+    m.Pong: pong,
+    m.FeedsLost: feeds_lost,
+    m.PeerSilent: peer_silent,
+    m.RowsMoved: rows_moved,
+    m.SpillReply: spill_reply,
+    m.SendSpilledFailed: send_spilled_failed,
+    m.RunProgress: run_progress,
+    m.Gathered: gathered,
+    m.MemberFailed: member_failed,
+    m.StoresReported: stores_reported,
+    m.WorkerEnded: worker_ended,
+    m.IslandRemoved: _island,
+    m.IslandEnded: _island,
+    m.IslandStarts: _island,
+    m.EngineReport: engine_report,
+    m.LinkLost: _host,
+}
+# Unknown numbers in these messages are ignored. The controller forwards the messages of the engine and agents unread.
+NOTHING_FROM_HOSTS = frozenset(
+    {m.FeedsArrived, m.Enqueued, m.PlanRegistered, m.ValueReported, m.RunsRevoked, m.AgentSays, m.TellAgent}
+)
+
+
+def usage_request(message: m.UsageRequest, topology: Topology) -> None:
+    check_seconds(message, "seconds")
+
+
+def remap_request(message: m.RemapRequest, topology: Topology) -> None:
+    for field in ("session", "slice", "island"):
+        check_number(message, field)
+    check_numbers(message, "devices", most=MOST)
+
+
+def resume_request(message: m.ResumeRequest, topology: Topology) -> None:
+    check_number(message, "session")
+    check_numbers(message, "islands", most=MOST)
+    check_seconds(message, "wait_seconds")
+
+
+def add_island_request(message: m.AddIslandRequest, topology: Topology) -> None:
+    check_seconds(message, "wait_seconds")
+    if message.like < -1:
+        raise violation(message, "like", message.like, "-1 or more")
+    shape = message.shape
+    if shape is not None and len(shape.mesh) > _MAX_LIMITS:
+        raise violation(message, "shape.mesh", f"{len(shape.mesh)} dimensions", f"at most {_MAX_LIMITS}")
+    if shape is not None and max(len(shape.platform), len(shape.kind)) > _MAX_NAME:
+        raise violation(message, "shape", shape, f"names of at most {_MAX_NAME} characters")
+
+
+def set_tenant(message: m.SetTenant, topology: Topology) -> None:
+    check_text(message, "name", _MAX_NAME)
+    check_text(message, "token_hash", _MAX_HASH)
+    if message.share is not None and not abs(message.share) <= _MAX_SHARE:
+        # The service refuses other shares that are out of range, in the terms of the command.
+        raise violation(message, "share", message.share, f"a number up to {_MAX_SHARE:g}")
+    if message.priority is not None and abs(message.priority) > _MAX_PRIORITY:
+        raise violation(message, "priority", message.priority, f"at most {_MAX_PRIORITY}")
+    if len(message.limits) > _MAX_LIMITS:
+        raise violation(message, "limits", f"{len(message.limits)} entries", f"at most {_MAX_LIMITS}")
+
+
+def remove_tenant(message: m.RemoveTenant, topology: Topology) -> None:
+    check_text(message, "name", _MAX_NAME)
+
+
+def _number(field: str) -> _Validator:
+    def check(message: Any, topology: Topology) -> None:
+        check_number(message, field)
+
+    return check
+
+
+OPERATORS: Mapping[type[Any], _Validator] = {
+    m.UsageRequest: usage_request,
+    m.RemapRequest: remap_request,
+    m.SuspendRequest: _number("session"),
+    m.ResumeRequest: resume_request,
+    m.AddIslandRequest: add_island_request,
+    m.DrainRequest: _number("island"),
+    m.SetTenant: set_tenant,
+    m.RemoveTenant: remove_tenant,
+    m.EndSessionRequest: _number("session"),
+}
+NOTHING_FROM_OPERATORS = frozenset(
+    {m.StatusRequest, m.DumpRequest, m.StopRequest, m.CheckRequest, m.TraceRequest, m.RecordRequest}
+)

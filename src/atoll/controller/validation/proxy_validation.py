@@ -1,6 +1,6 @@
-"""The checks of messages that a session's proxy sends.
+"""Validation of messages from a session's proxy.
 
-`launch` is on the path of every call: it makes the cheapest check that covers the usual case first.
+`launch` is on the path of every call, so it checks the usual case first, as cheaply as possible.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from atoll.ir.validation import MAX_RESULTS, DefinitionCheck
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
 
-# Of one session at a time.
+# Per session.
 MAX_FUNCTIONS = 1 << 16
 MAX_PROGRAMS = 1 << 16
-MAX_PARTS = 64  # programs that have not come completely
+MAX_PARTS = 64  # incomplete programs
 MAX_WAITS = 1 << 16
 
 MAX_BRANCHES = 1 << 12
@@ -66,7 +66,7 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         if not 0 <= handle < first_own:
             check_handles(message, "released")
             break
-    if message.credits > MAX_CREDITS:  # `check_window` has the lower bound, which depends on the program
+    if message.credits > MAX_CREDITS:  # `check_window` checks the lower bound, which depends on the program
         raise violation(message, "credits", message.credits, f"at most {MAX_CREDITS}")
 
 
@@ -78,7 +78,7 @@ def register_function(session: Session, message: m.RegisterFunction, topology: T
     check_number(message, "feed", m.INTERNAL_FEEDS)
     rows = message.assignment
     if not rows or not rows[0] or len({len(row) for row in rows}) != 1:
-        raise violation(message, "assignment", rows, "rows of devices, all of one length")
+        raise violation(message, "assignment", rows, "rows of devices of equal length")
     devices = [device for row in rows for device in row]
     for device in devices:
         if device not in session.devices.locations:
@@ -97,9 +97,9 @@ def register_program(session: Session, message: m.RegisterProgram, topology: Top
 
 def program_part(session: Session, message: m.ProgramPart, topology: Topology) -> None:
     if message.program not in session.parts and len(session.parts) >= MAX_PARTS:
-        raise violation(message, "program", message.program, f"at most {MAX_PARTS} programs that come in parts")
+        raise violation(message, "program", message.program, f"at most {MAX_PARTS} incomplete programs in a session")
     if message.definition.results:
-        raise violation(message, "definition.results", message.definition.results, "none before the last part")
+        raise violation(message, "definition.results", message.definition.results, "no results before the last part")
     _checked_part(session, message)
 
 
@@ -130,7 +130,7 @@ def check_new_program(session: Session, message: Any) -> None:
 
 
 def violation_in(message: Any, field: str, error: StatusError) -> StatusError:
-    """The violation for an error that begins with a path in this field."""
+    """Return the violation for an error that begins with a path in this field."""
     return invalid(f"{type(message).__name__}.{field}.{error.status.message}")
 
 
