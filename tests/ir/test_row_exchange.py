@@ -198,7 +198,7 @@ def test_an_order_of_rows_that_are_not_there_is_refused(row: int) -> None:
     case = Case(
         cluster(2, 1, 1), 2, rows, sizes, [block], np.array([[1], [2]]), np.arange(12).reshape(6, 2), order, places
     )
-    with pytest.raises(StatusError, match="of group 1 are to be sent, which has 3") as failure:
+    with pytest.raises(StatusError, match="of group 1, which has 3 rows") as failure:
         ran(case, program)
     assert failure.value.status.code == Code.INVALID_ARGUMENT
 
@@ -207,7 +207,7 @@ def test_a_message_of_another_length_than_it_says_is_refused() -> None:
     program, place = many(8)
     lowered = lower(program, place, {})
     (step,) = [s for plan in lowered.plans.values() for s in steps_of(plan) if isinstance(s, p.ReceiveRows)]
-    from atoll.host_services.rows.row_messages import unpacked
+    from atoll.host_services.row_messages import unpacked
 
     spans = np.array([[0, 0, 1]] * 8, "<i4").tobytes()
     for content in (b"", spans[:-1], spans, spans + bytes(8 * 16 + 1)):

@@ -1,1 +1,1 @@
-"""What a host does for a session beside running its programs: calls into the client's Python, Python, profiles."""
+"""Services of a host for a session besides running programs: calls into the client's Python, Python, profiles."""

@@ -1,7 +1,7 @@
-"""Bytes from and for the client, as arrays: dtypes, strides, and the boxes that shards are of a whole.
+"""Converts between the client's buffers and arrays: dtypes, strides, and the boxes of shards in an array.
 
-The client's buffers are minimal: from the lowest to the highest byte that belongs to an element. Elements of less
-than a byte travel as one byte each.
+A client's buffer ranges from the lowest to the highest byte that belongs to an element. Elements smaller than a byte
+are sent as one byte each.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from atoll.transfers.host_memory import aligned
 
 
 def region_bytes(itemsize: int, shape: Shape, strides: tuple[int, ...] | None) -> tuple[int, int]:
-    """The size of the minimal region, and where in it the element of index 0 lies; both in bytes."""
+    """Return the size of a buffer and the offset of the element with index 0, both in bytes."""
     if math.prod(shape) == 0:
         return 0, 0
     if strides is None:
         return itemsize * math.prod(shape), 0
     if len(strides) != len(shape):
-        raise invalid(f"{len(strides)} byte strides for an array of {len(shape)} dimensions")
+        raise invalid(f"got {len(strides)} byte strides for an array of {len(shape)} dimensions")
     low = high = 0
     for size, stride in zip(shape, strides, strict=True):
         reach = stride * (size - 1)
@@ -34,21 +34,21 @@ def region_bytes(itemsize: int, shape: Shape, strides: tuple[int, ...] | None) -
 
 
 def view(content: Any, dtype: str, shape: Shape, strides: tuple[int, ...] | None) -> np.ndarray[Any, Any]:
-    """The client's buffer as an array; no copy, but for strings."""
+    """Return a client's buffer as an array, without a copy except for strings."""
     if dtype == "string":
         return _strings(content, shape)
     kind = numpy_dtype(dtype)
     expected, origin = region_bytes(kind.itemsize, shape, strides)
     given = memoryview(content).nbytes
     if given != expected:
-        raise invalid(f"a host buffer of {given} bytes for {dtype}{list(shape)}, which takes {expected}")
+        raise invalid(f"a host buffer for {dtype}{list(shape)} must have {expected} bytes, got {given}")
     if not expected:
         return np.empty(shape, kind)
     return np.ndarray(shape, kind, buffer=content, offset=origin, strides=strides)
 
 
 def empty(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Memory that a CPU device can use as it is: what is not aligned so, it copies."""
+    """Allocate an array with an alignment that lets a CPU device use it without a copy."""
     if dtype.kind == "T":
         return np.empty(shape, dtype)
     return aligned(dtype.itemsize * math.prod(shape)).view(dtype).reshape(shape)
@@ -61,7 +61,7 @@ def copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def cut(array: np.ndarray[Any, Any], box: Box | None) -> np.ndarray[Any, Any]:
-    """The part of the array inside the box, as a view."""
+    """Return a view of the array inside the box."""
     if box is None:
         return array
     index: tuple[Any, ...] = (*[slice(start, stop) for start, stop in box], ...)
@@ -77,7 +77,7 @@ def fill(
     boxes: tuple[Box, ...],
     shards: list[np.ndarray[Any, Any]],
 ) -> None:
-    """Writes the shards into a region laid out by `strides`."""
+    """Write the shards into a buffer with the layout `strides`."""
     _, origin = region_bytes(dtype.itemsize, shape, strides)
     whole: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=target, offset=origin, strides=strides)
     for box, shard in zip(boxes, shards, strict=True):
@@ -88,18 +88,18 @@ def _strings(content: Any, shape: Shape) -> np.ndarray[Any, Any]:
     try:
         texts = [text.decode() for text in msgspec.msgpack.decode(bytes(content), type=list[bytes])]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise invalid(f"a host buffer that holds no UTF-8 strings: {error}") from None
+        raise invalid(f"a host buffer of strings must contain valid UTF-8: {error}") from None
     if len(texts) != math.prod(shape):
-        raise invalid(f"{len(texts)} strings for an array of shape {list(shape)}")
+        raise invalid(f"got {len(texts)} strings for an array of shape {list(shape)}")
     flat = np.array(texts, dtype=np.dtypes.StringDType())
     return flat.reshape(shape)
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> Any:
-    """The contents of a contiguous array, without a copy."""
+    """Return the bytes of a contiguous array without a copy."""
     return array.reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
-    """The inverse of what `view` reads for strings."""
+    """Encode an array of strings in the format that `view` reads."""
     return msgspec.msgpack.encode([str(text).encode() for text in array.reshape(-1)])

@@ -1,6 +1,6 @@
-"""Arrays of any size, a slab at a time: who copies them needs little memory beside them.
+"""Copies arrays one slab at a time, so that a copy needs little additional memory.
 
-A slab is a box of an array whose elements follow one another in memory, in the array's order.
+A slab is a box of an array whose elements are consecutive in the array's order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 def slabs(shape: Shape, itemsize: int, nbytes: int = SLAB_BYTES) -> Iterator[Box]:
-    """The array in order, in slabs of at most so many bytes, or of one element."""
+    """Yield the slabs of an array in order. Each has at most `nbytes` bytes, or one element."""
     if not shape:
         yield ()
         return
@@ -41,7 +41,7 @@ def slabs(shape: Shape, itemsize: int, nbytes: int = SLAB_BYTES) -> Iterator[Box
 
 
 class Part(NamedTuple):
-    """What `box` of an array is to hold, contiguous; nobody else reads what is `consumed`."""
+    """Contiguous contents for a box of an array. `consumed` contents are not read by others, and may be released."""
 
     box: Box
     contents: Array
@@ -49,10 +49,10 @@ class Part(NamedTuple):
 
 
 def assemble(target: Array, parts: Sequence[Part]) -> None:
-    """Copies the parts, whose boxes are those of a tiling, into the target.
+    """Copy the parts, whose boxes form a tiling, into the target.
 
-    Slab by slab of the target, whose memory is touched then; that of parts which are consumed goes back to the system,
-    page by page. So there is never much more than the array, wherever the parts lie in it.
+    The function copies one slab of the target at a time. It touches the target's memory only then, and returns the
+    memory of consumed parts to the system page by page. So the total is never much more than the array.
     """
     if not parts:
         return
@@ -69,20 +69,20 @@ def assemble(target: Array, parts: Sequence[Part]) -> None:
 
 
 class _Consumed:
-    """Contents that are read once, from their beginning to their end."""
+    """Contents that are read once, from the beginning to the end."""
 
     __slots__ = ("_kept", "_read")
 
     def __init__(self, contents: Array) -> None:
         self._read = contents.ctypes.data
-        self._kept = -(-self._read // _PAGE) * _PAGE  # pages from here on are there
+        self._kept = -(-self._read // _PAGE) * _PAGE  # address of the first page that was not released
 
     def advance(self, nbytes: int) -> None:
-        """So many more bytes have been read: has the system take back the pages that are done."""
+        """Release the pages that are completely read, after `nbytes` more bytes have been read."""
         self._read += nbytes
         stop = self._read // _PAGE * _PAGE
         if _DONTNEED is not None and stop > self._kept:
-            _madvise(self._kept, stop - self._kept, _DONTNEED)  # pages that cannot be given back stay as they are
+            _madvise(self._kept, stop - self._kept, _DONTNEED)  # ignore errors: the pages then stay allocated
             self._kept = stop
 
 
@@ -91,8 +91,9 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class ArrayContents:
-    """The elements of an array in order, as the `Contents` of a piece: what is not contiguous is copied when it is
-    sent, as much as is sent then. The array must not change before.
+    """The elements of an array in order, as the `Contents` of a piece.
+
+    Noncontiguous bytes are copied when they are sent, one chunk at a time. The array must not change before.
     """
 
     __slots__ = ("_array", "nbytes", "together")
@@ -115,7 +116,7 @@ class ArrayContents:
 
 
 def _bytes(array: Array, start: int, stop: int) -> Iterator[memoryview]:
-    """The bytes from `start` to `stop` of the array's elements in order. Copies no more than these."""
+    """Yield the bytes from `start` to `stop` of the array's elements in order. Copies at most these bytes."""
     if array.flags.c_contiguous:
         yield memoryview(host_data.bytes_of(array))[start:stop]
         return

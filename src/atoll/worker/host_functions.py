@@ -21,7 +21,7 @@ from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.client_calls import Calls
 from atoll.host_services.calls.client_errors import status_of
 from atoll.host_services.calls.function_callbacks import Callbacks
-from atoll.host_services.profiles.profiled_programs import Programs
+from atoll.host_services.profiles.xspace import Programs
 from atoll.host_services.python.python_sessions import PythonSessions
 from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
 from atoll.transfers.inbox import Inbox

@@ -18,7 +18,7 @@ import numpy as np
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Status, StatusError
 from atoll.host_services import host_data
-from atoll.host_services.rows.row_messages import packed, unpacked
+from atoll.host_services.row_messages import packed, unpacked
 from atoll.host_services.slabs import ArrayContents, Part, assemble
 from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange

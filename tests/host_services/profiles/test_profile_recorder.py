@@ -190,7 +190,7 @@ def test_a_client_that_does_not_take_its_profile_gets_no_second_one(start: Any, 
     collecting = threading.Thread(target=ask, args=(recorder, ALICE, p.Collect(callback=1)))
     collecting.start()
     assert called.wait(10)
-    assert "still hands over" in refused(recorder, ALICE, p.Start()).status.message
+    assert "is still handing over" in refused(recorder, ALICE, p.Start()).status.message
     ask(recorder, BOB, p.Start())
     ask(recorder, BOB, p.Collect())
     go_on.set()

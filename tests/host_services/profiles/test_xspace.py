@@ -70,5 +70,5 @@ def test_what_has_nothing_of_others_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("length", range(1, 120, 7))
 def test_what_is_cut_off_is_refused(length: int) -> None:
-    with pytest.raises(StatusError, match="no XSpace"):
+    with pytest.raises(StatusError, match="invalid XSpace"):
         hide(serialized()[:-length], Others({"jit_secret"}))

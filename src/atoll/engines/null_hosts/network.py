@@ -8,7 +8,7 @@ from functools import partial
 from atoll.devices.device import DeviceArray
 from atoll.devices.null.null_backend import NullArray, NullBackend, bytes_of
 from atoll.devices.null.sim_events import SimEvent, SimTask, all_of
-from atoll.host_services.rows.row_messages import SPAN_BYTES
+from atoll.host_services.row_messages import SPAN_BYTES
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox

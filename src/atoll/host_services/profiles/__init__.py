@@ -1,1 +1,1 @@
-"""Profiles of a host: recorded for one session at a time, cleared of others' programs, handed over."""
+"""Profiles of a host: recorded for one session at a time, without other sessions' programs, and handed over."""

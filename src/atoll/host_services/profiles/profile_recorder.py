@@ -1,17 +1,22 @@
-"""Records what this process does, for one session at a time: XLA has one profiler a process.
+"""Records profiles of this process for one session at a time, because XLA has one profiler per process.
 
-A profile is the session's that started it. It ends when the session says so, with the session, and after its seconds;
-what was recorded stays until it is collected. Invariant: other sessions' programs have no names in it.
+A profile belongs to the session that started it. Recording ends at the session's request, with the session, after the
+requested time, or when memory is short. The result is kept until the session collects it.
+
+Invariant: a profile contains no names of other sessions' programs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,29 +25,28 @@ from atoll.cluster.processes.memory import has_memory_for
 from atoll.errors import OK, Code, Status, StatusError, not_found, status_of, unimplemented
 from atoll.host_services.calls.call_arrays import packed
 from atoll.host_services.calls.client_calls import Calls
-from atoll.host_services.profiles.profile_files import write
 from atoll.host_services.profiles.xspace import Others, hide
 from atoll.protocol import profiles as p
 
 _log = logging.getLogger(__name__)
 
 _PART_BYTES = 4 << 20
-# How often it is looked whether there is memory left.
+# Interval between checks of the available memory.
 _LOOK_SECONDS = 1.0
 
-# Ends the recording, and gives an XSpace.
+# Ends a recording and returns an XSpace.
 End = Callable[[], bytes]
-# What remains to be done, and may wait for a client, or for a store.
+# Hands a profile over. It may wait for a client or for a store.
 HandOver = Callable[[], None]
 
 
 def is_memory_short() -> bool:
-    """Whether this machine has hardly any memory left for anybody."""
+    """Return whether this machine's memory is nearly exhausted."""
     return not has_memory_for(0)
 
 
 class _Profile:
-    """One that is being recorded, or was, and waits to be collected."""
+    """A profile that is being recorded or that waits for collection."""
 
     def __init__(self, session: int, end: End) -> None:
         self.session = session
@@ -53,9 +57,10 @@ class _Profile:
 
 
 class Recorder:
-    """For any thread. `begin` starts to record, and gives what ends it.
+    """Records and hands over profiles. Thread-safe.
 
-    `others_programs(session)` are those that a session must not see.
+    `begin` starts a recording and returns the function that ends it. `others_programs(session)` returns the programs
+    that the session must not see.
     """
 
     def __init__(
@@ -73,11 +78,11 @@ class Recorder:
         self._is_memory_short = is_memory_short
         self._lock = threading.Lock()  # held while XLA starts or ends its profiler
         self._profile: _Profile | None = None
-        self._handing_over: set[int] = set()  # sessions: what one does not take, it cannot have twice
+        self._handing_over: set[int] = set()  # sessions that receive a profile, which must not start another one
         self._thread = ThreadPoolExecutor(1, "atoll-profile")
 
     def submit(self, session: int, payload: bytes, then: Callable[[Status], None]) -> None:
-        """Does what a session asks, and calls `then`, on another thread. Does not block."""
+        """Handle a session's request on another thread, and call `then` there. Does not block."""
         start_in(self._thread, self._handle, session, payload, then)
 
     def _handle(self, session: int, payload: bytes, then: Callable[[Status], None]) -> None:
@@ -96,22 +101,22 @@ class Recorder:
             threading.Thread(target=run, args=(hand_over,), name="atoll-profile-out", daemon=True).start()
 
     def handle(self, session: int, payload: bytes) -> HandOver | None:
-        """Does what a session asks, except what waits for others: that is returned, to be called.
+        """Handle a session's request. Return a function that hands the profile over, if it was collected.
 
-        Blocks while XLA starts or ends its profiler. Raises StatusError, and what XLA raises; handing over raises
-        OSError, too.
+        Blocks while XLA starts or ends its profiler. Raises StatusError and XLA's errors. The returned function may
+        block, and also raises OSError.
         """
         match p.decode(payload):
             case p.Start(recording=recording):
                 self._start(session, recording)
             case p.Stop():
                 with self._lock:
-                    self._record_no_longer(self._of(session))
+                    self._finish(self._of(session))
             case p.Collect(callback=callback, directory=directory):
                 with self._lock:
                     profile = self._of(session)
                     self._profile = None
-                    self._record_no_longer(profile)
+                    self._finish(profile)
                     if not (callback or directory):
                         return None
                     self._handing_over.add(session)
@@ -119,7 +124,7 @@ class Recorder:
         return None
 
     def close(self, session: int) -> None:
-        """The session has ended. Does not block."""
+        """Drop the profile of a session that has ended. Does not block."""
         profile = self._profile
         if profile is not None and profile.session == session:
             threading.Thread(target=self._drop, args=(profile,), name="atoll-profile-end", daemon=True).start()
@@ -131,7 +136,7 @@ class Recorder:
             running = self._profile
             if session in self._handing_over:
                 raise StatusError(
-                    Code.FAILED_PRECONDITION, f"host {self._host} still hands over this session's last profile"
+                    Code.FAILED_PRECONDITION, f"host {self._host} is still handing over this session's last profile"
                 )
             if running is not None and (running.session != session or running.end is not None):
                 whose = "this session" if running.session == session else "another session"
@@ -148,30 +153,30 @@ class Recorder:
 
     def _of(self, session: int) -> _Profile:
         if self._profile is None or self._profile.session != session:
-            raise not_found(f"host {self._host} records no profile of this session: it was not started, or was lost")
+            raise not_found(f"host {self._host} has no profile of this session: it was not started, or was lost")
         return self._profile
 
-    def _record_no_longer(self, profile: _Profile) -> None:
-        """With the lock held."""
+    def _finish(self, profile: _Profile) -> None:
+        """End a recording. The caller holds the lock."""
         profile.ended.set()
         end, profile.end = profile.end, None
         if end is not None:
             profile.content = end()
 
     def _watch(self, profile: _Profile, seconds: float) -> None:
-        """Ends a recording that nobody has ended in time, or for which this machine's memory is too short."""
+        """End a recording after its time, or when this machine's memory is short."""
         reason = ""
         while not profile.ended.wait(min(_LOOK_SECONDS, max(0.0, profile.began + seconds - time.monotonic()))):
             if time.monotonic() >= profile.began + seconds:
-                reason = f"it has taken {seconds:.0f} s"
+                reason = f"{seconds:.0f} s have passed"
             elif self._is_memory_short():
                 reason = "this machine's memory is short"
             if not reason:
                 continue
             with self._lock, contextlib.suppress(Exception):
                 if self._profile is profile and profile.end is not None:
-                    _log.warning("the profile of session %d ends: %s", profile.session, reason)
-                    self._record_no_longer(profile)
+                    _log.warning("ending the profile of session %d: %s", profile.session, reason)
+                    self._finish(profile)
             return
 
     def _drop(self, profile: _Profile) -> None:
@@ -179,7 +184,7 @@ class Recorder:
             if self._profile is profile:
                 self._profile = None
                 with contextlib.suppress(Exception):
-                    self._record_no_longer(profile)
+                    self._finish(profile)
 
     # ---- handing over
 
@@ -188,8 +193,8 @@ class Recorder:
             if len(recorded) > p.MAX_BYTES:
                 raise StatusError(
                     Code.RESOURCE_EXHAUSTED,
-                    f"host {self._host} has recorded {len(recorded):,} bytes, of which {p.MAX_BYTES:,} can be handed "
-                    "over: record for a shorter time, or with a lower host_tracer_level",
+                    f"host {self._host} has recorded {len(recorded):,} bytes, but a profile may have {p.MAX_BYTES:,}: "
+                    "record for a shorter time, or with a lower host_tracer_level",
                 )
             content = hide(recorded, self._others_programs(session))
             if callback:
@@ -201,9 +206,42 @@ class Recorder:
 
     def _send(self, session: int, callback: int, content: bytes) -> None:
         if self._calls is None:
-            raise unimplemented("this host's sessions have no channel to their clients")
+            raise unimplemented("this host has no channels to its sessions' clients")
         view = memoryview(content)
         for offset in range(0, max(1, view.nbytes), _PART_BYTES):
             part = np.frombuffer(view[offset : offset + _PART_BYTES], np.uint8)
             head = np.array([self._host, offset, view.nbytes], np.int64)
             self._calls.call(session, callback, *packed([head, part])).done()
+
+
+def write(directory: str, name: str, content: bytes) -> None:
+    """Write a new file. Raise OSError, or UNIMPLEMENTED if this host cannot reach the URL `directory`.
+
+    `directory` is a path on this host, or a URL of an object store that fsspec supports.
+    """
+    if "://" in directory:
+        _write_to_store(f"{directory}/{name}", content)
+        return
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    path = os.path.join(directory, name)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+def _write_to_store(url: str, content: bytes) -> None:
+    try:
+        import fsspec
+
+        opened: Any = fsspec.open(url, "wb")
+    except ImportError as error:
+        raise unimplemented(
+            f"this host cannot write {url[:300]}: {error}. Install fsspec and the package for this URL on the host"
+        ) from None
+    with opened as file:
+        file.write(content)

@@ -1,13 +1,15 @@
-"""An XSpace, what XLA's profiler recorded of a whole process: hides other sessions' programs in it, and joins two.
+"""Edits an XSpace, XLA's profile of a whole process: hides other sessions' programs, and joins two profiles.
 
-The format is protobuf's. Names stand once, in each plane's tables; events refer to them by number, so the millions of
-events are passed on as they are. What is left of another session's work is when devices were busy, and with which of
-XLA's operations.
+An XSpace is a protobuf message. Each plane has tables of names, and events refer to names by number, so events are
+copied without changes. A profile still shows when devices were busy with another session's work, and with which XLA
+operations.
 """
 
 from __future__ import annotations
 
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
@@ -18,25 +20,64 @@ HIDDEN = b"another session's program"
 # Field numbers (tsl/profiler/protobuf/xplane.proto)
 _PLANES = 1  # of XSpace
 _PLANE_NAME = 2  # of XPlane
-_EVENT_NAMES, _STAT_NAMES, _PLANE_STATS = 4, 5, 6  # of XPlane; the first two are maps, which have keys and values
+_EVENT_NAMES, _STAT_NAMES = 4, 5  # of XPlane; both are maps
 _VALUE = 2  # of an entry of a map
-_ID, _NAME, _METADATA, _DISPLAY_NAME, _DESCRIPTION, _STATS = 1, 2, 3, 4, 3, 5
-_BYTES = 2  # the wire type of what has a length
+_ID, _NAME, _DISPLAY_NAME, _DESCRIPTION = 1, 2, 4, 3
+_BYTES = 2  # the wire type of fields with a length
+
+_THREADS = b"/host:CPU"  # the plane of a process's threads; TensorBoard shows only the first plane with this name
+_FURTHER = b"/device:CUSTOM:"  # a prefix for names of planes that TensorBoard always shows
+_WORDS = re.compile(rb"[A-Za-z0-9_.<>$-]+")
+# Number of program names that are kept after their functions were dropped.
+_PAST_NAMES = 4096
 
 
 @dataclass(frozen=True)
 class Others:
-    """Names of programs that other sessions have. The `ambiguous` are those of programs of one's own, too."""
+    """Names of other sessions' programs. The session itself also has programs with the `ambiguous` names."""
 
     hidden: Collection[str] = ()
     ambiguous: Collection[str] = ()
 
 
-_WORDS = re.compile(rb"[A-Za-z0-9_.<>$-]+")
+class Programs:
+    """The names of a host's programs, by function, and the sessions that have compiled them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[str, tuple[str, set[int]]] = {}
+        self._past: OrderedDict[str, None] = OrderedDict()  # names of dropped programs, oldest first
+
+    def compiled(self, function: str, program: str, session: int) -> None:
+        """Record that a session has compiled a program, maybe after other sessions."""
+        with self._lock:
+            self._names.setdefault(function, (program, set()))[1].add(session)
+
+    def dropped(self, function: str) -> None:
+        with self._lock:
+            program, _ = self._names.pop(function)
+            self._past[program] = None
+            while len(self._past) > _PAST_NAMES:
+                self._past.popitem(last=False)
+
+    def close(self, session: int) -> None:
+        """Forget a session that has ended."""
+        with self._lock:
+            for _, sessions in self._names.values():
+                sessions.discard(session)
+
+    def others(self, session: int) -> Others:
+        """Return the current and past programs of this host that the session has not compiled."""
+        own: set[str] = set()
+        with self._lock:
+            others = set(self._past)
+            for program, sessions in self._names.values():
+                (own if session in sessions else others).add(program)
+        return Others(others - own, others & own)
 
 
 def hide(xspace: bytes, others: Others) -> bytes:
-    """The XSpace without other sessions' programs. Raises INVALID_ARGUMENT for what is no XSpace."""
+    """Return an XSpace without other sessions' programs. Raise INVALID_ARGUMENT if it is not an XSpace."""
     hidden = {name.encode() for name in others.hidden}
     bare = hidden | {name.encode() for name in others.ambiguous}
     if not bare:
@@ -49,7 +90,7 @@ def hide(xspace: bytes, others: Others) -> bytes:
         return HIDDEN if has(text, hidden) else text
 
     def event(content: bytes) -> bytes:
-        """Its stats and metadata go with its name: they may be the program itself."""
+        """Remove the stats and metadata along with the name, because they may contain the program itself."""
         fields = list(_fields(content))
         texts = [whole[start:] for number, start, whole in fields if number in (_NAME, _DISPLAY_NAME)]
         if not any(has(text, bare) for text in texts):
@@ -67,14 +108,10 @@ def hide(xspace: bytes, others: Others) -> bytes:
     return _rewritten(xspace, {_PLANES: lambda content: _rewritten(content, plane)})
 
 
-_THREADS = b"/host:CPU"  # the plane of a process's threads: of planes with this name TensorBoard shows the first
-_FURTHER = b"/device:CUSTOM:"  # what the names of planes begin with that it shows whatever they are
-
-
 def joinable(xspace: bytes, name: str) -> bytes:
-    """The XSpace such that it may follow another one in its file: its threads are in a plane of this name.
+    """Return an XSpace that can be appended to another one, with its threads in a plane called `name`.
 
-    To follow one another joins them: so protobuf has it. Raises INVALID_ARGUMENT for what is no XSpace.
+    Protobuf merges concatenated messages. Raises INVALID_ARGUMENT if the bytes are not an XSpace.
     """
 
     def renamed(plane: bytes) -> bytes:
@@ -84,7 +121,7 @@ def joinable(xspace: bytes, name: str) -> bytes:
 
 
 def _rewritten(message: bytes, rewrites: dict[int, Callable[[bytes], bytes]]) -> bytes:
-    """The message with these of its fields rewritten."""
+    """Return the message with the given fields rewritten."""
     parts = []
     for number, start, whole in _fields(message):
         rewrite = rewrites.get(number)
@@ -93,7 +130,7 @@ def _rewritten(message: bytes, rewrites: dict[int, Callable[[bytes], bytes]]) ->
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(number, where in the field its content begins, the field), -1 for content without a length."""
+    """Yield (number, offset of the content in the field, field); the offset is -1 for a field without a length."""
     position, end = 0, len(message)
     while position < end:
         first = position
@@ -111,9 +148,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
         elif kind == 5:
             position += 4
         else:
-            raise invalid("no XSpace: a field of an unknown kind")
+            raise invalid("invalid XSpace: a field has an unknown wire type")
         if position > end:
-            raise invalid("no XSpace: a field that is cut off")
+            raise invalid("invalid XSpace: a field is truncated")
         yield key >> 3, start, message[first:position]
 
 
@@ -121,7 +158,7 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if position >= len(message) or shift > 63:
-            raise invalid("no XSpace: a number that does not end")
+            raise invalid("invalid XSpace: a number is truncated or too long")
         byte = message[position]
         position += 1
         value |= (byte & 0x7F) << shift

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atoll.host_services.rows.row_contents import RowMessage, Rows
+from atoll.host_services.row_messages import RowMessage, Rows
 
 INDEX = np.array([3, 0, 0, 4])
 

@@ -1,7 +1,6 @@
-"""What hosts send one another in a sparse exchange: how many rows there are of each group, and the rows.
+"""Messages between hosts in a sparse exchange.
 
-A message is three int32 numbers for each of its groups (`ir.row_exchange.RowSpan`), and then the rows, of one piece
-after the other. Pure.
+A message contains three int32 numbers per group (`ir.row_exchange.RowSpan`), followed by the rows of each piece. Pure.
 """
 
 from __future__ import annotations
@@ -14,26 +13,79 @@ import numpy as np
 
 from atoll.errors import Code, StatusError, invalid
 from atoll.host_services import host_data
-from atoll.host_services.rows.row_contents import RowMessage, Rows
+from atoll.host_services.host_data import bytes_of
+from atoll.host_services.slabs import ArrayContents
 from atoll.ir import plan as p
 from atoll.ir.exchange import common, relative
 from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan, groups_of
 from atoll.ir.types import Box, Shape
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import copy_all
+from atoll.transfers.piece_contents import Buffers, Joined
 from atoll.transfers.receive_buffer_pool import Range
 
 Array = np.ndarray[Any, Any]
-# As `ReceiveBufferPool.take_zeros`.
+# The type of `ReceiveBufferPool.take_zeros`.
 TakeZeros = Callable[[int, Iterable[Range]], np.ndarray[Any, np.dtype[np.uint8]]]
 _SPAN = np.dtype("<i4")
 SPAN_BYTES = 3 * _SPAN.itemsize
 
 
-def packed(step: p.SendRows, exchange: RowExchange, to: int, inputs: Sequence[Sequence[Array]]) -> RowMessage:
-    """The message of an exchange to a host, of this host's shards of the step's inputs. It refers to them.
+class Rows:
+    """Rows of an array, either all rows or those in `index`, as the `Contents` of a piece.
 
-    Raises INVALID_ARGUMENT where the numbers of rows, or their order, do not fit.
+    Rows are gathered when they are written. The array must not change before.
+    """
+
+    __slots__ = ("_array", "_index", "nbytes", "shape")
+
+    def __init__(self, array: Array, index: Array | None = None) -> None:
+        self._array = array
+        self._index = index
+        self.shape: tuple[int, ...] = array.shape if index is None else (len(index), *array.shape[1:])
+        self.nbytes = array.nbytes // max(1, len(array)) * self.shape[0]
+
+    def copy_to(self, place: Array) -> None:
+        """Write the rows into an array of their shape."""
+        array = self._array
+        if array.flags.c_contiguous and place.flags.c_contiguous:
+            # Copy bytes, because NumPy holds the GIL when it copies some dtypes, such as bfloat16.
+            array, place = _row_bytes(array), _row_bytes(place)
+            if self._index is not None:  # mode="clip" avoids a copy; all indices are in range
+                np.take(array, self._index, axis=0, out=place, mode="clip")
+                return
+        place[...] = array if self._index is None else array[self._index]
+
+    def views(self) -> Sequence[memoryview]:
+        return self.slice(0, self.nbytes)
+
+    def slice(self, start: int, stop: int) -> Sequence[memoryview]:
+        if self._index is None:
+            return ArrayContents(self._array).slice(start, stop)
+        size = self.nbytes // len(self._index)
+        first, last = start // size, -(-stop // size)
+        found = memoryview(bytes_of(np.ascontiguousarray(self._array[self._index[first:last]])))
+        return (found[start - first * size : stop - first * size],)
+
+    def write_into(self, target: memoryview) -> None:
+        self.copy_to(np.ndarray(self.shape, self._array.dtype, buffer=target))
+
+
+class RowMessage(Joined):
+    """The spans of a message's groups, followed by the rows."""
+
+    __slots__ = ("numbers", "rows")
+
+    def __init__(self, numbers: Array, rows: Sequence[Rows]) -> None:
+        self.numbers = memoryview(bytes_of(numbers))
+        self.rows = rows
+        super().__init__([Buffers([self.numbers]), *rows])
+
+
+def packed(step: p.SendRows, exchange: RowExchange, to: int, inputs: Sequence[Sequence[Array]]) -> RowMessage:
+    """Return the message to a host from this host's shards of the step's inputs. The message refers to the shards.
+
+    Raises INVALID_ARGUMENT if the numbers of rows or their order do not fit the exchange.
     """
     shards, numbers, *orders = inputs
     message = exchange.message(step.host, to)
@@ -59,16 +111,16 @@ def packed(step: p.SendRows, exchange: RowExchange, to: int, inputs: Sequence[Se
 
 
 def _index(group: int, order: Array, rows: int, groups: range) -> Array:
-    """Rows of a group, in an order, as rows of a shard that has so many of these groups."""
+    """Return the indices in a shard, which holds `groups` and has `rows` rows, of a group's rows in `order`."""
     each = rows // len(groups)
     if order.min() < 0 or order.max() >= each:
-        raise invalid(f"rows {order.min()} to {order.max()} of group {group} are to be sent, which has {each}")
+        raise invalid(f"cannot send rows {order.min()} to {order.max()} of group {group}, which has {each} rows")
     index: Array = order + (group - groups.start) * np.intp(each)
     return index
 
 
 class _Arrived(NamedTuple):
-    """Rows of a piece: where they go."""
+    """The rows of a piece and their position in a shard."""
 
     first: int
     columns: Box
@@ -82,10 +134,10 @@ class _Arrived(NamedTuple):
 def unpacked(
     step: p.ReceiveRows, contents: Sequence[Any], take_zeros: TakeZeros
 ) -> tuple[list[Array], list[Array], int]:
-    """The shards of the array that is received, those of its spans, if it has any, and how many bytes came.
+    """Return the shards of the received array, the shards of its spans array (if any) and the received bytes.
 
-    `contents` are the messages, in the order of `step.feeds`, as bytes or as `packed` has made them. Raises INTERNAL
-    for what no worker sends.
+    `contents` are the messages in the order of `step.feeds`, as bytes or as returned by `packed`. Raises INTERNAL if a
+    message is inconsistent, which workers never send.
     """
     dtype = numpy_dtype(step.array.dtype)
     target = step.exchanges[0].target
@@ -108,19 +160,20 @@ def unpacked(
     shards, given = [], set()
     for position in step.array.positions:
         box = target.boxes[position]
-        shards.append(host_data.copied(made[box]) if box in given else made[box])  # one device may write over its own
+        # Copy for further devices, because a device may overwrite its shard.
+        shards.append(host_data.copied(made[box]) if box in given else made[box])
         given.add(box)
     return shards, _spans_shards(step, spans_of), nbytes
 
 
 def _made(box: Box, dtype: np.dtype[Any], parts: Sequence[_Arrived], take_zeros: TakeZeros) -> Array:
-    """The shard of these rows, and of zeros."""
+    """Return a shard with the given rows, and with zeros elsewhere."""
     shape = _shape(box)
     row_bytes = math.prod(shape[1:]) * dtype.itemsize
     written = [(part.first * row_bytes, part.stop * row_bytes) for part in parts]
     array = take_zeros(math.prod(shape) * dtype.itemsize, written).view(dtype).reshape(shape)
     for part in parts:
-        if part.columns != box[1:]:  # others may have the rest of these rows, or nobody
+        if part.columns != box[1:]:  # other parts may or may not contain the rest of these rows
             array[part.first : part.stop] = 0
     copy_all([(part.rows, array[part.first : part.stop, *_columns(part.columns, box)]) for part in parts])
     return array
@@ -146,7 +199,7 @@ def _spans_shards(step: p.ReceiveRows, spans_of: dict[int, RowSpan]) -> list[Arr
 
 
 def _span(exchange: RowExchange, numbers: Array) -> RowSpan:
-    """From a row of a sizes array, or of a spans array."""
+    """Return the span of a group from its row of a sizes array or of a spans array."""
     if exchange.destination >= 0:
         before = numbers[: exchange.destination].sum(dtype=np.int64)
         return RowSpan(int(before), 0, int(numbers[exchange.destination]))
@@ -164,18 +217,22 @@ def _read_spans(exchange: RowExchange, message: HostMessage, view: memoryview) -
 
 def _check(is_right: bool, sender: int) -> None:
     if not is_right:
-        raise StatusError(Code.INTERNAL, f"rows of host {sender} are not as many as it says")
+        raise StatusError(Code.INTERNAL, f"host {sender} sent a different number of rows than it announced")
 
 
 def _shared(piece: RowPiece) -> Box:
-    """What the two boxes have in common beside rows."""
+    """Return the intersection of the piece's two boxes without the dimension of rows."""
     return common(piece.source[1:], piece.target[1:])
 
 
 def _columns(shared: Box, box: Box) -> tuple[slice, ...]:
-    """What is shared beside rows, as indices into a shard that holds `box`."""
+    """Return `shared`, which lacks the dimension of rows, as indices into a shard that holds `box`."""
     return tuple(slice(start, stop) for start, stop in relative(shared, box[1:]))
 
 
 def _shape(box: Box) -> Shape:
     return tuple(stop - start for start, stop in box)
+
+
+def _row_bytes(array: Array) -> Array:
+    return array.reshape(len(array), -1).view(np.uint8)

@@ -1,1 +1,0 @@
-"""The rows of sparse exchanges, as hosts send them to one another."""
