@@ -21,7 +21,7 @@ from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
-from atoll.wire.pieces import PIECE_BYTES
+from atoll.wire.framing import PIECE_BYTES
 from atoll.wire.resumption.link_messages import Acknowledge
 from atoll.wire.resumption.resumable_connection import ResumableConnection
 from tests.controller.play import ready

@@ -178,7 +178,7 @@ def test_without_a_certificate_nobody_gets_beyond_joining(secured: StandingClust
     join = join_of(secured)
     assert introduced(join.address, client, "proxy", join.token) == []
     for address in data_addresses(secured):
-        with pytest.raises(ConnectionError, match=r"it asks for a certificate|closed|reset|Broken"):
+        with pytest.raises(ConnectionError, match=r"it requires a certificate|closed|reset|Broken"):
             open_data_port(address, client, 1, "secret")
 
 
@@ -214,8 +214,8 @@ def test_a_script_learns_why_it_may_not(
         ({"ATOLL_JOIN": str(other)}, "is not that of the join token"),
         ({"ATOLL_JOIN": str(token)}, "its token is not the cluster's"),
         ({"ATOLL_JOIN": "/nowhere/join"}, "neither a join token"),
-        ({"ATOLL_ADDRESS": plain}, "is reached by TLS, for which this process needs the cluster's join token"),
-        ({"ATOLL_ADDRESS": plain, "ATOLL_INSECURE": "1"}, "speaks TLS, and this side does not"),
+        ({"ATOLL_ADDRESS": plain}, "uses TLS, for which this process needs the cluster's join token"),
+        ({"ATOLL_ADDRESS": plain, "ATOLL_INSECURE": "1"}, "uses TLS, and this side does not"),
     ]
     for text, (_, words) in zip(start_python().call(refusals, *(each for each, _ in attempts)), attempts, strict=True):
         assert words in text
@@ -232,7 +232,7 @@ def test_a_join_string_for_a_cluster_in_the_clear_says_so(
 ) -> None:
     join = JoinToken(parse_address(in_the_clear.address).secured(), "0" * 64, "a token")
     (text,) = start_python().call(refusals, {"ATOLL_JOIN": str(join)})
-    assert re.search(r"speaks no TLS.*--insecure", text)
+    assert re.search(r"does not use TLS.*--insecure", text)
 
 
 def test_a_holder_of_the_clients_token_is_no_engine_on_a_cluster_in_the_clear_either(

@@ -141,8 +141,8 @@ def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent(
 def test_who_shows_the_right_authority_and_has_no_certificate_of_it_gets_no_token() -> None:
     """The authority's certificate is no secret: anybody can send it."""
     for own, words in (
-        (identity(Role.CONTROLLER, Authority.make("somebody else's")), "is not trusted: its certificate is not of the"),
-        (identity(Role.HOST, AUTHORITY), "its certificate is of another role"),
+        (identity(Role.CONTROLLER, Authority.make("somebody else's")), "is not trusted: its certificate is not from"),
+        (identity(Role.HOST, AUTHORITY), "its certificate is for another role"),
     ):
         with controller(own) as served, pytest.raises(AccessError, match=words):
             enroll(served.join(Role.CLIENT), Role.CLIENT, "x")
@@ -150,7 +150,7 @@ def test_who_shows_the_right_authority_and_has_no_certificate_of_it_gets_no_toke
 
 @pytest.mark.parametrize(
     ("ahead", "words"),
-    [(-3 * 86400.0, "has expired by this machine's clock"), (3 * 86400.0, "is of the future by this machine's clock")],
+    [(-3 * 86400.0, "has expired according to this machine's clock"), (3 * 86400.0, "is not yet valid")],
 )
 def test_a_clock_that_is_wrong_is_said_to_be(ahead: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen from the joiner: the controller's clock, and what it has signed, are of another time."""

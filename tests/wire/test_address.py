@@ -31,14 +31,14 @@ def test_addresses_are_read_and_printed(text, address, printed):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no address"),
-        ("localhost", "no address"),
-        (":80", "no address"),
-        ("localhost:", "no address"),
-        ("localhost:eighty", "no address"),
-        ("localhost:65536", "no address"),
-        ("localhost:-1", "no address"),
-        ("localhost:٣", "no address"),
+        ("", "invalid address"),
+        ("localhost", "invalid address"),
+        (":80", "invalid address"),
+        ("localhost:", "invalid address"),
+        ("localhost:eighty", "invalid address"),
+        ("localhost:65536", "invalid address"),
+        ("localhost:-1", "invalid address"),
+        ("localhost:٣", "invalid address"),
         ("unix:atoll.sock", "absolute path"),
         ("unix:", "absolute path"),
         ("unix:/" + 107 * "x", "107 bytes"),
@@ -95,7 +95,7 @@ def test_each_of_several_addresses_is_one(text):
     if text.startswith("unix:"):  # whose path may have commas
         assert parse_address(text).path == "/a,b:x,"
         return
-    with pytest.raises(AddressError, match="is no address"):
+    with pytest.raises(AddressError, match="invalid address"):
         parse_address(text)
 
 

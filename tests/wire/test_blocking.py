@@ -61,7 +61,7 @@ def test_a_peer_that_sends_no_message_is_named() -> None:
     mine.sendall(struct.pack("<I", len(body)) + body + b"\xff\xff\xff\xff")
     received = connection.receive()
     assert next(received) == Note("first")
-    with pytest.raises(FrameError, match="the worker sent what we do not understand: a piece of 1073741823 bytes"):
+    with pytest.raises(FrameError, match="the worker sent invalid data: a piece of 1073741823 bytes"):
         next(received)
     connection.close()
     mine.close()

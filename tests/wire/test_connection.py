@@ -138,12 +138,12 @@ def test_a_message_may_be_larger_than_the_reading_buffer(size):
     [
         (struct.pack("<I", MAX_FRAME + 1), "over the limit"),
         (b"\xff\xff\xff\xff", "over the limit"),
-        (struct.pack("<I", 0), "do not understand"),
-        (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "do not understand"),
-        (frame([3, "unknown tag"]), "do not understand"),
-        (frame([1, 17]), "do not understand"),
-        (frame([1]), "do not understand"),
-        (frame({"text": "no array"}), "do not understand"),
+        (struct.pack("<I", 0), "sent invalid data"),
+        (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "sent invalid data"),
+        (frame([3, "unknown tag"]), "sent invalid data"),
+        (frame([1, 17]), "sent invalid data"),
+        (frame([1]), "sent invalid data"),
+        (frame({"text": "no array"}), "sent invalid data"),
     ],
 )
 def test_a_peer_that_sends_what_is_no_message_is_cut_off(data, reason):

@@ -107,11 +107,11 @@ NO_MESSAGES = {
         (piece_header(600, False) + bytes(600)) * 2,
         f"a message in pieces is over the limit of {LIMIT} bytes",
     ),
-    "pieces of no message": (piece_header(1, False) + b"\xc1" + piece_header(1, True) + b"\xc1", "no message"),
-    "empty": (struct.pack("<I", 0), "no message"),
-    "no msgpack": (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "no message"),
-    "an unknown tag": (frame([3, "x"]), "no message"),
-    "a field of another type": (frame([1, 17]), "no message"),
+    "pieces of no message": (piece_header(1, False) + b"\xc1" + piece_header(1, True) + b"\xc1", "invalid message"),
+    "empty": (struct.pack("<I", 0), "invalid message"),
+    "no msgpack": (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "invalid message"),
+    "an unknown tag": (frame([3, "x"]), "invalid message"),
+    "a field of another type": (frame([1, 17]), "invalid message"),
 }
 
 
@@ -145,7 +145,7 @@ def test_a_header_states_the_length_within_the_limit() -> None:
 def test_what_msgpack_cannot_decode_is_a_frame_error(body: bytes) -> None:
     """Text that is no UTF-8, deep nesting, and a byte that has no meaning."""
     decoder = FrameDecoder(Any)
-    with pytest.raises(FrameError, match="no message"):
+    with pytest.raises(FrameError, match="invalid message"):
         list(decoder.feed(memoryview(frame_header(len(body)) + body)))
 
 

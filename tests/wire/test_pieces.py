@@ -17,8 +17,7 @@ from atoll.wire import connection as module
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect, listen
-from atoll.wire.framing import FrameDecoder, encode
-from atoll.wire.pieces import PIECE_BYTES
+from atoll.wire.framing import PIECE_BYTES, FrameDecoder, encode
 from tests.certificates import identity
 from tests.wire.test_connection import Count, Note, Peer
 

@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import Code, FrameError, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.wire.pieces import PIECE_BYTES
+from atoll.wire.framing import PIECE_BYTES
 from atoll.worker import host_group
 from atoll.worker.host_group import HostGroup
 

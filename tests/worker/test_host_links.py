@@ -16,7 +16,7 @@ from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import Address
-from atoll.wire.pieces import PIECE_BYTES
+from atoll.wire.framing import PIECE_BYTES
 from atoll.worker import host_links
 from atoll.worker.host_links import HostLinks
 

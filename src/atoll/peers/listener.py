@@ -20,8 +20,7 @@ from atoll.transfers.transfer_engine import TransferEngine
 from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address
 from atoll.wire.byte_stream import accepted_stream
-from atoll.wire.pending_connections import PendingConnections
-from atoll.wire.refusals import Refusals
+from atoll.wire.pending_connections import PendingConnections, Refusals
 from atoll.wire.sockets import bind, peer_of
 from atoll.wire.tls.identity import Identity
 

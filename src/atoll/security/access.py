@@ -18,7 +18,7 @@ from atoll.security.join_token import JoinToken, join_of_environment
 from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.tls.identity import Certificate, Identity
-from atoll.wire.tls.tls_stream import no_identity
+from atoll.wire.tls.tls_errors import no_identity
 
 TOKEN_VARIABLE = "ATOLL_TOKEN"
 HOST_TOKEN_VARIABLE = "ATOLL_HOST_TOKEN"

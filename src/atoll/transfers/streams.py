@@ -5,7 +5,7 @@ further connections, which the side that dialed opens when bulk data is about to
 channel's own connection carries chunks as well.
 
 A stream carries chunks in one direction, because TLS costs less on a connection that is only written to
-(`wire.tls.one_way`). Each of its ends has one thread. A chunk takes any free stream, so the chunks of a transfer arrive
+(`TlsSender`). Each of its ends has one thread. A chunk takes any free stream, so the chunks of a transfer arrive
 in any order, directly in their final memory. A sender is done when the receiver confirms that all chunks have landed,
 so the transfers that a broken connection lost are known. GridFTP and the rendezvous protocol of MPI work alike.
 """

@@ -1,1 +1,1 @@
-"""Bytes between processes: control connections, HTTP/2 and gRPC. Knows nothing of Atoll's messages."""
+"""Bytes between processes: addresses, sockets, TLS, framing and control connections, independent of their messages."""

@@ -1,9 +1,8 @@
-"""Addresses, and the rule of who may listen where.
+"""Addresses of processes.
 
-An address is `unix:/path`, `tls://HOST:PORT` (by TLS, where both sides prove themselves) or `HOST:PORT` (in the clear,
-also written `tcp://HOST:PORT`). What is reached on several networks has several of HOST:PORT, separated by commas: who
-dials tries them in turn. Loopback and unix sockets are reachable by this machine alone; anything else is
-reachable by strangers, so it needs TLS, or at least a token.
+An address is `unix:/path`, `tls://HOST:PORT` (mutual TLS) or `HOST:PORT` (unencrypted, also written `tcp://HOST:PORT`).
+A process on several networks has several HOST:PORT, separated by commas, and clients try them in turn. Only this
+machine can reach loopback addresses and unix sockets. All other addresses need TLS or at least a token.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Address:
-    """Where a process listens: a unix socket's `path`, or `host` and `port`, perhaps with TLS; and its `others`."""
+    """The address of a process: the `path` of a unix socket, or `host` and `port`, and `others` on other networks."""
 
     path: str = ""
     host: str = ""
@@ -29,7 +28,7 @@ class Address:
 
     @property
     def each(self) -> tuple[Address, ...]:
-        """Its addresses, to be dialed in this order."""
+        """The single addresses, in the order in which to dial them."""
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
     @property
@@ -38,7 +37,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """True where nobody from outside this machine can connect."""
+        """Whether only this machine can connect."""
         if not all(each.is_local for each in self.others):
             return False
         if self.is_unix or self.host == "localhost":
@@ -55,22 +54,25 @@ class Address:
 
     @property
     def host_and_port(self) -> str:
-        """As people write it, whether with TLS or without."""
+        """The address as users write it, without the scheme."""
         first = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         return ",".join([first, *(each.host_and_port for each in self.others)])
 
     @property
     def is_everywhere(self) -> bool:
-        """True where it stands for all of a machine's addresses: to be listened at, and not to be dialed."""
+        """Whether the address means all addresses of a machine. A process can listen there, but not dial it."""
         return self.host in _EVERYWHERE
 
     def secured(self) -> Address:
-        """The same with TLS; a unix socket needs none."""
+        """Return the address with TLS, or a unix address unchanged."""
         return self if self.is_unix else replace(self, tls=True, others=tuple(each.secured() for each in self.others))
 
 
 def parse_address(text: str) -> Address:
-    """Reads `unix:/path`, `tls://HOST:PORT`, `HOST:PORT`, `[V6]:PORT`, `tcp://HOST:PORT` or `grpc://HOST:PORT`."""
+    """Parse `unix:/path`, `tls://HOST:PORT`, `HOST:PORT`, `[V6]:PORT`, `tcp://HOST:PORT` or `grpc://HOST:PORT`.
+
+    Raise AddressError for other text.
+    """
     rest = text.strip()
     tls = rest.startswith("tls://")
     for scheme in ("tls://", "tcp://", "grpc://"):
@@ -81,7 +83,7 @@ def parse_address(text: str) -> Address:
         if not path.startswith("/"):
             raise AddressError(f"{text!r}: a unix address needs an absolute path, such as unix:/run/atoll.sock")
         if len(path.encode()) > _UNIX_PATH_LIMIT:
-            raise AddressError(f"{text!r}: a unix socket's path may have {_UNIX_PATH_LIMIT} bytes at most")
+            raise AddressError(f"{text!r}: the path of a unix socket is limited to {_UNIX_PATH_LIMIT} bytes")
         return Address(path=path)
     first, *more = rest.split(",")
     found = [_host_and_port(each, text, tls) for each in (first, *more)]
@@ -92,19 +94,16 @@ def _host_and_port(rest: str, text: str, tls: bool) -> Address:
     host, colon, port = rest.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise AddressError(f"{text!r} is no address: expected unix:/path or HOST:PORT")
+        raise AddressError(f"invalid address {text!r}: expected unix:/path or HOST:PORT")
     return Address(host=host, port=int(port), tls=tls)
 
 
 def check_may_listen(address: Address, token: str) -> None:
-    """Raises AddressError for several addresses, and where listening would open the cluster to strangers.
-
-    That is without TLS or a token.
-    """
+    """Raise AddressError for several addresses, and for one that others can reach if there is no TLS and no token."""
     if address.others:
-        raise AddressError(f"{address}: a process listens at one address; on several networks at 0.0.0.0 or [::]")
+        raise AddressError(f"{address}: a process listens at one address; for several networks, use 0.0.0.0 or [::]")
     if not address.is_local and not address.tls and not token:
         raise AddressError(
-            f"{address} can be reached from other machines, so it needs a token: set ATOLL_TOKEN "
-            "(the same for the cluster and for its clients), or listen on 127.0.0.1 or a unix socket"
+            f"{address} can be reached from other machines, so it needs a token: set ATOLL_TOKEN to the same value "
+            "for the cluster and its clients, or listen on 127.0.0.1 or a unix socket"
         )

@@ -1,8 +1,8 @@
-"""A control connection on blocking sockets, for a process whose work is done by threads.
+"""A control connection on blocking sockets, for processes that work with threads.
 
-The frames are those of `wire.framing`. Any thread may send, at once and without a detour over an event loop, which
-would cost a worker two thread switches a message; one thread receives. It outlives its sockets where who was dialed
-grants that, as `wire.resumption` has it: then the receiving thread dials again, and what is sent meanwhile is kept.
+Any thread can send directly. Sending through an event loop would cost a worker two thread switches per message. If the
+acceptor sends a resume token (`wire.resumption`), the connection survives its sockets: the receiving thread dials
+again, and messages that are sent meanwhile are kept.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from typing import Any
 import msgspec
 
 from atoll.errors import AccessError, ConnectError, FrameError
-from atoll.wire.address import Address, parse_address
+from atoll.wire.address import Address
 from atoll.wire.byte_stream import SocketStream, Stream, dial_stream
 from atoll.wire.framing import HEADER_BYTES, FrameDecoder, frame_header, link_length
-from atoll.wire.resumption.acknowledgment_pace import (
+from atoll.wire.resumption.link_messages import (
     ACKNOWLEDGE_BYTES,
     ACKNOWLEDGE_MESSAGES,
     FIRST_PAUSE_SECONDS,
     MOST_PAUSE_SECONDS,
     SILENT_SECONDS,
-)
-from atoll.wire.resumption.link_messages import (
     Acknowledge,
     AlternateAddresses,
     AnyLinkMessage,
@@ -40,6 +38,7 @@ from atoll.wire.resumption.link_messages import (
     decode_link,
     encode_link,
 )
+from atoll.wire.resumption.peer_addresses import PeerAddresses
 from atoll.wire.resumption.retransmit_buffer import Counts, RetransmitBuffer
 from atoll.wire.sockets import NEXT_SECONDS
 from atoll.wire.tls.identity import Identity
@@ -48,7 +47,11 @@ _READ_SIZE = 64 * 1024
 
 
 class BlockingConnection:
-    """One end of a control connection. `redial(address, timeout)` makes a stream to the peer, at one of `addresses`."""
+    """One end of a control connection. Any thread can send, and one thread receives.
+
+    A dialer passes the `address` of the peer, and `redial(address, timeout)`, which returns a new stream to one of the
+    peer's addresses.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class BlockingConnection:
         message_type: Any,
         *,
         name: str = "peer",
-        addresses: Iterable[Address] = (),
+        address: Address | None = None,
         redial: Callable[[Address, float], Stream] | None = None,
         identity: Identity | None = None,
     ) -> None:
@@ -65,21 +68,19 @@ class BlockingConnection:
         self._message_type = message_type
         self._decoder = FrameDecoder(message_type, on_link=self._link)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # protects all following attributes
         self._redial = redial
         self._identity = identity
-        self._addresses = tuple(addresses)
-        self._elsewhere: tuple[Address, ...] = ()  # more of them, by the peer's word
-        self._answered: tuple[Address, ...] = ()  # the one at which somebody has answered last: it is tried first
-        # until the first message says that it is not needed
+        self._addresses = PeerAddresses(address) if address is not None else None
+        # Dropped if the first message arrives before a resume token.
         self._retransmit_buffer = RetransmitBuffer() if redial is not None else None
         self._resume_token: ResumeToken | None = None
         self._term = self._attempt = 0
-        self._received = 0  # by this stream
+        self._received = 0  # messages of this stream
         self._is_away = self._is_over = False
-        self._acknowledged = Counts()  # to the peer
-        self._due = ACKNOWLEDGE_MESSAGES  # messages of this stream after which they are acknowledged
-        self._unacknowledged = 0  # bytes
+        self._acknowledged = Counts()  # last counts sent to the peer
+        self._due = ACKNOWLEDGE_MESSAGES  # value of `_received` at which to acknowledge
+        self._unacknowledged = 0  # received bytes since the last acknowledgement
 
     @classmethod
     def dial(
@@ -92,25 +93,25 @@ class BlockingConnection:
         role: str = "controller",
         identity: Identity | None = None,
     ) -> BlockingConnection:
-        """Connects within `timeout` seconds to a process of that role. Raises ConnectError that names the address."""
+        """Connect to a process of `role` within `timeout` seconds. Raise ConnectError if that fails."""
 
         def redial(address: Address, timeout: float) -> Stream:
             return dial_stream(address, role, identity, what=name, timeout=timeout)
 
         stream = redial(address, timeout)
-        return cls(stream, message_type, name=name, addresses=address.each, redial=redial, identity=identity)
+        return cls(stream, message_type, name=name, address=address, redial=redial, identity=identity)
 
     # ---- sending
 
     def send(self, *messages: Any) -> None:
-        """Sends messages together, in order; waits while the peer does not read.
+        """Send messages together and in order. Block while the peer does not read.
 
-        A lost connection is not an error here: `receive` ends.
+        A lost connection is not an error here, but ends `receive`.
         """
         self.send_all(messages)
 
     def send_all(self, messages: Iterable[Any]) -> None:
-        """As `send`."""
+        """Send messages together and in order; see `send`."""
         parts: list[bytes] = []
         with self._lock:
             for message in messages:
@@ -125,7 +126,7 @@ class BlockingConnection:
 
     def _retain(self, parts: list[bytes], content: bytes) -> bool:
         assert self._retransmit_buffer is not None
-        if len(parts) == 2:  # the header and body of one message, as a rule
+        if len(parts) == 2:  # the header and body of one message, the usual case
             return self._retransmit_buffer.retain(content)
         is_within_bounds = True
         for header, body in zip(parts[::2], parts[1::2], strict=True):
@@ -136,14 +137,14 @@ class BlockingConnection:
         try:
             self._stream.send((content,))
         except OSError:
-            self._stream.shut_down()  # `receive` notices
+            self._stream.shut_down()  # wakes up `receive`
 
     # ---- receiving
 
     def receive(self) -> Iterator[Any]:
-        """The peer's messages, in order, until it closes; for one thread.
+        """Yield the peer's messages in order until the connection ends.
 
-        Raises FrameError for bytes that are none, and AccessError where the peer does not trust this process.
+        Raise FrameError for invalid data, and AccessError if the peer does not trust this process.
         """
         buffer = memoryview(bytearray(_READ_SIZE))
         while True:
@@ -167,19 +168,15 @@ class BlockingConnection:
                             self._retransmit_buffer = None
                     yield message
             except FrameError as error:
-                raise FrameError(f"{self.name} sent what we do not understand: {error}") from None
+                raise FrameError(f"{self.name} sent invalid data: {error}") from None
             if self._retransmit_buffer is not None:
-                self._read(count)
-
-    def _read(self, count: int) -> None:
-        """So many bytes more have come, and their messages were taken."""
-        self._unacknowledged += count
-        if self._received >= self._due or self._unacknowledged >= ACKNOWLEDGE_BYTES:
-            self._acknowledge()
+                self._unacknowledged += count
+                if self._received >= self._due or self._unacknowledged >= ACKNOWLEDGE_BYTES:
+                    self._acknowledge()
 
     @property
     def _counts(self) -> Counts:
-        """Of the peer's messages, over all streams."""
+        """The numbers of messages received from the peer over all streams."""
         assert self._retransmit_buffer is not None
         whole, pieced = self._retransmit_buffer.received
         return Counts(whole + self._received - self._decoder.pieced, pieced + self._decoder.pieced)
@@ -202,10 +199,8 @@ class BlockingConnection:
                 with self._lock:
                     self._retransmit_buffer.acknowledge(Counts(whole, pieced))
                 self._acknowledge()
-            case AlternateAddresses(addresses=addresses):
-                self._elsewhere = tuple(map(parse_address, addresses))
-                if self._identity is not None:
-                    self._identity.elsewhere = self._elsewhere
+            case AlternateAddresses() if self._addresses is not None:
+                self._addresses.told(message, self._identity)
             case Close():
                 self._is_over = True
 
@@ -213,18 +208,18 @@ class BlockingConnection:
 
     @property
     def can_resume(self) -> bool:
-        """Whether that was granted; not before the first message has come."""
+        """Whether the acceptor has sent a resume token, which arrives before its first message."""
         return self._resume_token is not None
 
     def drop(self) -> None:
-        """The socket is of no use any more, whatever the network thinks of it. For any thread; does not wait."""
+        """Give up the current socket without waiting. Any thread can call this."""
         self._stream.shut_down()
 
     def _resume(self) -> bool:
-        """The stream has ended: whether there is another, after having waited for it."""
+        """Resume the connection after its stream has ended, and wait for that. Return False if it is over."""
         token = self._resume_token
-        self._stream.shut_down()  # who waits in `send`, with the lock, comes out
-        if token is None or self._redial is None or self._is_over:
+        self._stream.shut_down()  # wakes up a thread that blocks in `send` and holds the lock
+        if token is None or self._redial is None or self._addresses is None or self._is_over:
             return False
         with self._lock:
             self._is_away = True
@@ -235,23 +230,23 @@ class BlockingConnection:
         self._stream.close()
         deadline, pause = time.monotonic() + token.seconds, FIRST_PAUSE_SECONDS
         while not self._is_over and time.monotonic() < deadline:
-            for address in dict.fromkeys((*self._answered, *self._addresses, *self._elsewhere)):
+            for address in self._addresses.in_turn:
                 try:
                     self._resume_on(self._redial(address, NEXT_SECONDS), token)
-                    self._answered = (address,)
+                    self._addresses.answered(address)
                     return True
                 except ResumeRefusedError as error:
                     if error.final:
                         return False
-                    self._answered = (address,)
-                except OSError:  # as AtollError's of connections are: a process that ends refuses in many ways
+                    self._addresses.answered(address)
+                except OSError:  # includes ConnectError and AccessError: a process that ends refuses in many ways
                     continue
             time.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
         return False
 
     def _resume_on(self, stream: Stream, token: ResumeToken) -> None:
-        """Raises ConnectError, or OSError, where it is not resumed there."""
+        """Resume the connection on `stream`. Raise ResumeRefusedError or an OSError if that fails."""
         assert self._retransmit_buffer is not None
         try:
             _bound_silence(stream, NEXT_SECONDS)
@@ -275,7 +270,7 @@ class BlockingConnection:
             stream.close()
             raise
 
-    # ---- ending
+    # ---- closing
 
     def _give_up(self) -> None:
         self._is_over = True
@@ -289,13 +284,13 @@ class BlockingConnection:
 
 
 def _bound_silence(stream: Stream, seconds: float = SILENT_SECONDS) -> None:
-    """Reading ends with an error where nothing comes for so long: who was dialed is heard once a second."""
+    """Make reads fail after `seconds` of silence. The acceptor sends at least once per second."""
     timeout = struct.pack("ll", int(seconds), 0)
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
 def _read_link(stream: Stream) -> AnyLinkMessage:
-    """What is said first on a stream about the connection. Raises FrameError for anything else, and OSError."""
+    """Read a link message. Raise FrameError if the stream has another frame, or OSError if it ends."""
     header = _read(stream, HEADER_BYTES)
     return decode_link(_read(stream, link_length(header)))
 

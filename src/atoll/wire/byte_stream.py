@@ -1,8 +1,4 @@
-"""A stream of bytes on a blocking socket: what every blocking connection stands on, whether it is TLS or not.
-
-A new way to carry bytes is a class with these methods; `wire.tls.tls_stream` has TLS. What is only there without TLS
-(descriptors on unix sockets) is asked of `socket`, where `is_unix` says so.
-"""
+"""Byte streams on blocking sockets, with or without TLS (`wire.tls.tls_stream`), below all blocking connections."""
 
 from __future__ import annotations
 
@@ -14,43 +10,46 @@ from typing import Protocol
 from atoll.wire.address import Address
 from atoll.wire.sockets import dial, send_without_delay
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
-from atoll.wire.tls.one_way import TlsSender
-from atoll.wire.tls.tls_stream import TlsStream, no_identity
+from atoll.wire.tls.tls_errors import no_identity
+from atoll.wire.tls.tls_stream import TlsSender, TlsStream
 
-_MAX_PARTS = 512  # of one system call, which takes 1,024 at most
+_MAX_PARTS = 512  # per system call, which accepts at most 1,024
 
 
 class Stream(Protocol):
-    """One end. One thread at a time sends, and one reads; any thread shuts down. Raises OSError where it fails."""
+    """One end of a byte stream. The methods raise OSError if the connection fails.
+
+    One thread at a time may send and one may receive; any thread may call `shut_down`.
+    """
 
     @property
     def socket(self) -> socket.socket:
-        """The socket beneath: for its options, its queues and, without TLS, its descriptors."""
+        """The underlying socket, for its options, its queues and, without TLS, its descriptors."""
 
     @property
     def peer_role(self) -> str:
-        """The role that the peer's certificate has; "" without TLS: then it has proved nothing."""
+        """The role in the peer's certificate. It is "" without TLS, when the peer is not authenticated."""
 
     def secure(self, seconds: float = HANDSHAKE_SECONDS) -> None:
-        """Shakes hands, before all else, within so many seconds. Raises AccessError, or ConnectError, that say why."""
+        """Perform the TLS handshake, before all other calls. Raise ConnectError or AccessError if it fails."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Sends them one after the other; waits while the peer does not read."""
+        """Send the parts in order. Block while the peer does not read."""
 
     def receive_into(self, view: memoryview) -> int:
-        """Waits for bytes and fills the beginning of `view`, which is not empty; 0 where the peer has closed.
+        """Wait for bytes, write them to the start of `view`, and return their number, or 0 if the peer closed.
 
-        Raises BlockingIOError where the socket has a time to wait, and nothing came within it.
+        `view` must not be empty. Raise BlockingIOError if the socket has a timeout that expires.
         """
 
     def shut_down(self) -> None:
-        """Ends the connection for both sides; threads inside of other methods come out."""
+        """End the connection for both sides. Blocked calls of other threads return."""
 
     def close(self) -> None: ...
 
 
 class SocketStream:
-    """Bytes as they are."""
+    """A stream without TLS."""
 
     peer_role = ""
 
@@ -59,7 +58,7 @@ class SocketStream:
         send_without_delay(sock)
 
     def secure(self, seconds: float = HANDSHAKE_SECONDS) -> None:
-        """Nothing to do."""
+        """Do nothing, because there is no handshake without TLS."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         if len(parts) == 1:
@@ -68,7 +67,7 @@ class SocketStream:
         for first in range(0, len(parts), _MAX_PARTS):
             some = parts[first : first + _MAX_PARTS]
             sent = self.socket.sendmsg(some)
-            for part in some:  # what is left: a signal came
+            for part in some:  # send the rest if a signal interrupted the call
                 nbytes = memoryview(part).nbytes
                 if sent < nbytes:
                     self.socket.sendall(memoryview(part).cast("B")[sent:])
@@ -95,11 +94,11 @@ def dial_stream(
     timeout: float = 10.0,
     one_way: bool = False,
 ) -> Stream:
-    """A connected stream; with TLS where the address says so, to a process of that role. Waits `timeout` seconds at
-    most. `one_way`: this side will only send.
+    """Connect to `address` within `timeout` seconds, with TLS if the address has it.
 
-    Raises ConnectError that names the address and `what` was expected there; of its kin AccessError where one side does
-    not trust the other.
+    Set `one_way` if this side only sends. With TLS, the peer's certificate must have `role`. Errors name the address
+    and `what` is expected there. Raise ConnectError if the connection fails, and its subclass AccessError if one side
+    does not trust the other.
     """
     if not address.tls:
         return SocketStream(dial(address, what=what, timeout=timeout))
@@ -116,8 +115,8 @@ def dial_stream(
 
 
 def accepted_stream(sock: socket.socket, address: Address, identity: Identity | None) -> Stream:
-    """The stream of a connection that was accepted at `address`; its handshake is yet to come."""
+    """Return the stream of a connection that was accepted at `address`. The caller must then call `secure`."""
     if not address.tls:
         return SocketStream(sock)
-    assert identity is not None, "who listens with TLS has an identity"
+    assert identity is not None, "a process that listens with TLS has an identity"
     return TlsStream.accepted(sock, identity)

@@ -1,13 +1,13 @@
-"""A framed, asynchronous message connection: the control plane on an event loop.
+"""A control connection on an event loop, which sends and receives the frames of `wire.framing`.
 
-The frames are those of `wire.framing`. Sending never blocks and never awaits: messages queued during one iteration of
-the event loop leave in one write, which is worth a factor of four at high rates. Reading uses one preallocated buffer
-(a fresh one per read costs more than parsing).
+Sending never blocks. Messages that are queued during one iteration of the event loop are sent in one write, which is
+four times as fast at high rates. Reading uses one preallocated buffer, because allocating one per read costs more than
+parsing.
 
-Invariant: messages arrive whole, once, and in the order in which they were sent. A message that is sent in pieces
-(`send_in_pieces`) arrives after all that was sent before it, also in pieces; what is sent whole after it may arrive
-before it, and does where the peer is slow: pieces leave one at a time, behind whatever else there is, and only while
-little is on its way.
+Invariant: messages arrive complete, once, and in the order in which they were sent, with one exception. Later messages
+can overtake a message that is sent in pieces (`send_in_pieces`), and do so if the peer is slow: the connection sends
+one piece at a time, after all queued messages, and only while few bytes are unsent. Messages in pieces keep their order
+among themselves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.wire.framing import HEADER_BYTES, MAX_FIRST_FRAME, MAX_FRAME, FrameDecoder, FrameLimits, encode, piece_header
-from atoll.wire.pieces import PIECE_BYTES, PieceQueue
+from atoll.wire.framing import (
+    HEADER_BYTES,
+    MAX_FIRST_FRAME,
+    MAX_FRAME,
+    PIECE_BYTES,
+    FrameDecoder,
+    FrameLimits,
+    PieceQueue,
+    encode,
+    piece_header,
+)
 from atoll.wire.resumption.link_messages import AnyLinkMessage, decode_link, encode_link
 from atoll.wire.resumption.retransmit_buffer import Counts
 from atoll.wire.sockets import credentials, keep_little_unsent, peer_of, read_what_is_left, send_without_delay
@@ -34,16 +43,16 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 _log = logging.getLogger(__name__)
 
 _READ_SIZE = 64 * 1024
-# Of a connection that was accepted: the loop does nothing else until the messages of a read are handled. After a read
-# of so many bytes, the next read is in the next turn of the loop. uvloop would do up to 32 of them in one turn.
+# Read size of an accepted connection. The loop is blocked until the messages of a read are handled, so a full read
+# delays the next one to the next iteration of the loop. uvloop would otherwise do up to 32 reads per iteration.
 ACCEPTED_READ_SIZE = 4 * 1024
 MAX_UNSENT = 256 * 1024 * 1024
-_CLOSE_SECONDS = 5.0  # for what is queued to leave: a peer that is silent would be waited for for minutes
+_CLOSE_SECONDS = 5.0  # time to send queued bytes; without it, closing would wait for minutes if the peer is silent
 
 
 @dataclass(frozen=True)
 class ConnectionStatistics:
-    """Counts since the connection was made; bytes are payload and headers."""
+    """Counts since the connection was made. Bytes include headers."""
 
     messages_in: int
     messages_out: int
@@ -52,25 +61,22 @@ class ConnectionStatistics:
     unsent_bytes: int
 
 
-# How a handshake begins, and how an alert: no first message of Atoll's is as long as they would say.
+# First bytes of TLS handshakes and alerts. As a frame's length, they would exceed all first messages of Atoll.
 _TLS_RECORDS = frozenset(bytes((kind, 3, version)) for kind in (0x15, 0x16) for version in (1, 3))
-_INSECURE = "one of the two was told to do without (--insecure, ATOLL_INSECURE), and the other was not"
+_INSECURE = "one side was started with --insecure (ATOLL_INSECURE), and the other was not"
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One end of a control connection.
+    """One end of a control connection, used only on the event loop's thread.
 
-    `on_message(message)` runs on the loop's thread for each message, in order. `on_lost(reason)` runs once, when the
-    connection ends for any reason but `close()`. An exception out of `on_message` ends the connection: a peer whose
-    messages cannot be handled is not served any more. `on_made(connection)` runs before anything else, once the peer
-    has proved who it is where it has to: `peer_role` and `peer_name` are then known. All methods are for the loop's
-    thread.
+    `on_made(connection)` runs first, after the TLS handshake if there is one; `peer_role` and `peer_name` are then
+    known. `on_message(message)` runs for each message, in order. If it raises, the connection ends. `on_lost(reason)`
+    runs once when the connection ends, unless `close` or `abort` ended it.
 
-    A connection that was accepted is one of the `unauthenticated` until `authenticated()` is called: its frames are
-    small, and it may be dropped.
+    `unauthenticated` counts an accepted connection until `authenticated()` is called. Until then, the peer can send
+    only small frames, and the connection may be dropped.
 
-    `on_link(message)` gets what the peer says about the connection itself, and `on_read()` comes after each read: both
-    are for `wire.resumption`, which makes one connection of several such.
+    `on_link(message)` receives link messages, and `on_read()` runs after each read. Both are for `wire.resumption`.
     """
 
     def __init__(
@@ -88,33 +94,33 @@ class Connection(asyncio.BufferedProtocol):
         self.on_lost = on_lost
         self.on_link: Callable[[AnyLinkMessage], None] = lambda message: None
         self.on_read: Callable[[], None] | None = None
-        self.peer_role = self.peer_name = ""  # by its certificate; without TLS it has none
-        self.is_broken = False  # it has ended by what one of the two did, not by the loss of its socket
+        self.peer_role = self.peer_name = ""  # from the peer's certificate; "" without TLS
+        self.is_broken = False  # an error of one side ended the connection, not the loss of its socket
         self._on_made = on_made
         self._unauthenticated = unauthenticated
         self._limits: FrameLimits | None = None
         self._decoder = self._new_decoder(message_type)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._full_read = 0 if unauthenticated is None else ACCEPTED_READ_SIZE  # bytes; 0: all reads are alike
+        self._full_read = 0 if unauthenticated is None else ACCEPTED_READ_SIZE  # 0: do not delay reads
         self._read_buffer = bytearray(self._full_read or _READ_SIZE)
         self._read_view = memoryview(self._read_buffer)
         self._outgoing = bytearray()
         self._flush_scheduled = False
         self._large = PieceQueue()
-        self._is_full = False  # of what the peer has not taken
+        self._is_full = False  # the transport's buffer is full
         self._closed = False
         self.messages_in = self._messages_out = self.bytes_in = self._bytes_out = 0
 
     # ---- sending
 
     def send(self, message: Any) -> None:
-        """Queues one message. Never blocks; a message for a connection that has ended is dropped."""
+        """Queue one message, or drop it if the connection has ended."""
         if not self._closed:
             self.send_encoded(encode(message))
 
     def send_encoded(self, frame: bytes) -> None:
-        """The same for a message that `encode` has made a frame of, once for many connections."""
+        """Queue one message that is already encoded as a frame, for example once for many connections."""
         if self._closed:
             return
         self._outgoing += frame
@@ -124,15 +130,15 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
 
     def send_link(self, message: AnyLinkMessage) -> None:
-        """Queues something about the connection itself."""
+        """Queue a link message."""
         if not self._closed:
             self._outgoing += encode_link(message)
             self._flush_soon()
 
     def send_in_pieces(self, frame: bytes) -> None:
-        """As `send_encoded`, for what may be overtaken: nothing that is sent from now on relies on its being there.
+        """Queue an encoded message that later messages may overtake, and send it in pieces.
 
-        Who needs to know when it is there has the peer answer.
+        The peer must reply if the sender needs to know when the message has arrived.
         """
         if self._closed:
             return
@@ -151,14 +157,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._large.nbytes and not self._is_full:
             self._send_piece(self._transport)
         if self._transport.get_write_buffer_size() + self._large.nbytes > MAX_UNSENT:
-            self._break(f"{self.name} does not read: {MAX_UNSENT >> 20} MiB are waiting for it")
+            self._break(f"{self.name} does not read: {MAX_UNSENT >> 20} MiB are unsent")
 
     def flush(self) -> None:
-        """Hands what is queued to the kernel, before anything that other connections have not handed over yet."""
+        """Write the queued messages now, before those of other connections."""
         self._flush()
 
     def _send_piece(self, transport: asyncio.Transport) -> None:
-        """One a turn of the loop, which has other things to do."""
+        """Send one piece, and schedule the next one for the next iteration of the loop."""
         piece, is_last = self._large.take()
         header = piece_header(len(piece), is_last)
         self._bytes_out += len(header) + len(piece)
@@ -197,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def expect(self, message_type: Any, on_message: Callable[[Any], None]) -> None:
-        """The peer's messages are of this type from now on; before the first of them."""
+        """Set the type of the peer's messages. Call this before the first message."""
         self._decoder, self.on_message = self._new_decoder(message_type), on_message
 
     def _new_decoder(self, message_type: Any) -> FrameDecoder:
@@ -205,11 +211,11 @@ class Connection(asyncio.BufferedProtocol):
         return FrameDecoder(message_type, limit, on_link=self._link)
 
     def limit_frames(self, limits: FrameLimits | None) -> None:
-        """Limit the frames of the peer once it is authenticated; with None by `MAX_FRAME` only."""
+        """Set the limits for the peer's frames after authentication. None stands for `MAX_FRAME`."""
         self._limits = limits
 
     def authenticated(self) -> None:
-        """The peer has proved who it is: it may send large messages from now on, also the next one."""
+        """Mark the peer as authenticated, so that it can send large messages, starting with the next one."""
         if self._unauthenticated is not None:
             self._unauthenticated.remove(self)
             self._unauthenticated = None
@@ -227,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_in += nbytes
         if not self.messages_in and bytes(self._read_view[:3]) in _TLS_RECORDS:
-            self._break(f"{self.name} speaks TLS, and this side does not: {_INSECURE}")
+            self._break(f"{self.name} uses TLS, and this side does not: {_INSECURE}")
             return
         try:
             for message in self._decoder.feed(self._read_view[:nbytes]):
@@ -236,17 +242,17 @@ class Connection(asyncio.BufferedProtocol):
                 self.messages_in += 1
                 self.on_message(message)
         except AtollError as error:
-            self._break(f"{self.name} sent what we do not understand: {error}")
+            self._break(f"{self.name} sent invalid data: {error}")
         except Exception as error:
-            _log.exception("handling a message of %s failed", self.name)
-            self._break(f"handling a message of {self.name} failed: {error}")
+            _log.exception("cannot handle a message from %s", self.name)
+            self._break(f"cannot handle a message from {self.name}: {error}")
         if self.on_read is not None:
             self.on_read()
         if nbytes == self._full_read and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
-            self._loop.call_soon(self._read_on)
+            self._loop.call_soon(self._resume_reading)
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -270,9 +276,10 @@ class Connection(asyncio.BufferedProtocol):
         self._break_cycles()
 
     def _break_cycles(self) -> None:
-        """Drop references to objects that refer to this connection: nothing comes of it any more.
+        """Drop references to objects that refer to this connection.
 
-        Otherwise ended connections, with their buffers, wait for the garbage collector, which takes long for many.
+        Otherwise, ended connections and their buffers would stay until the garbage collector runs, which takes long if
+        there are many.
         """
         self.on_message, self.on_lost, self.on_link = _ignore, _ignore, _ignore
         self.on_read = self._on_made = self._transport = None
@@ -298,23 +305,23 @@ class Connection(asyncio.BufferedProtocol):
         self._lose(reason)
 
     def drop(self, reason: str) -> None:
-        """Ends at once, as if the peer had closed."""
+        """End the connection at once, as if the peer had closed it."""
         self._lose(reason)
 
     def refuse(self, reason: str) -> None:
-        """Log why a peer that is not authenticated is refused; does nothing for one that is."""
+        """Log why the peer is refused, unless it is authenticated."""
         if self._unauthenticated is not None and not self._closed:
             self._unauthenticated.refused(self.peer, reason)
 
     def abort(self) -> None:
-        """Closes at once, whatever is queued; `on_lost` is not called."""
+        """Close at once without sending queued messages or calling `on_lost`."""
         self.on_lost = lambda reason: None
         self._lose("")
 
     def close(self) -> None:
-        """Sends what is queued, where the peer takes it soon, and closes; `on_lost` is not called.
+        """Send the queued messages if the peer reads them soon, and close without calling `on_lost`.
 
-        What is sent in pieces, and has not left by now, does not leave any more.
+        Drop the rest of messages in pieces.
         """
         if self._closed:
             return
@@ -328,35 +335,35 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_later(_CLOSE_SECONDS, self._transport.abort)
 
     def close_with(self, message: AnyLinkMessage) -> None:
-        """Sends this in place of what is queued, and closes; `on_lost` is not called."""
+        """Drop the queued messages, send `message`, and close without calling `on_lost`."""
         self._outgoing.clear()
         self.send_link(message)
         self.close()
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the connection uses; "" for a unix socket."""
+        """The IP address of this side; "" for a unix socket."""
         return self._host("sockname")
 
     @property
     def peer_host(self) -> str:
-        """The address at which the peer was reached; "" for a unix socket."""
+        """The IP address of the peer; "" for a unix socket."""
         return self._host("peername")
 
     @property
     def peer(self) -> str:
-        """The peer's address, or the user of a unix socket, for logs and bounds."""
+        """The peer's IP address or the user of a unix socket, for logs and bounds."""
         return peer_of(self._transport.get_extra_info("socket")) if self._transport is not None else ""
 
     @property
     def peer_port(self) -> int:
-        """The port at which the peer was reached; 0 for a unix socket."""
+        """The port of the peer; 0 for a unix socket."""
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         return int(name[1]) if isinstance(name, tuple) else 0
 
     @property
     def peer_pid(self) -> int:
-        """The peer's process, by the kernel's word; 0 where it may be on another machine."""
+        """The peer's process ID according to the kernel; 0 if the peer may be on another machine."""
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
         if sock is None or sock.family != socket.AF_UNIX:
             return 0
@@ -372,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def received(self) -> Counts:
-        """How many messages have come, whole and in pieces."""
+        """The numbers of received messages."""
         return Counts(self.messages_in - self._decoder.pieced, self._decoder.pieced)
 
     def statistics(self) -> ConnectionStatistics:
@@ -383,4 +390,4 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _ignore(message: Any) -> None:
-    """Do nothing for a connection that has ended."""
+    """Do nothing. This is the callback of a connection that has ended."""

@@ -1,4 +1,4 @@
-"""How control connections begin: one is dialed, or listened for; by TLS where the address says so."""
+"""Dials and accepts control connections on an event loop, with TLS if the address has it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.sockets import attempts, bind, none_answered
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.layer import TlsLayer
-from atoll.wire.tls.tls_stream import no_identity
+from atoll.wire.tls.tls_errors import no_identity
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 
@@ -30,10 +30,10 @@ async def connect(
     role: str = "controller",
     identity: Identity | None = None,
 ) -> Connection:
-    """Connects to `address` within `timeout` seconds; with TLS where it says so, to a process of that role.
+    """Connect to the first of the addresses in `address` that answers, within `timeout` seconds.
 
-    Of several addresses, to the first that answers. Raises ConnectError that names the address; of its kin AccessError
-    where one side does not trust the other.
+    With TLS, the peer's certificate must have `role`. Raise ConnectError if the connection fails, and its subclass
+    AccessError if one side does not trust the other.
     """
     for each, seconds in attempts(address, timeout):
         try:
@@ -56,7 +56,7 @@ async def _connect(
     identity: Identity | None,
 ) -> Connection:
     loop = asyncio.get_running_loop()
-    who = f"{name} at {address}"
+    target = f"{name} at {address}"
 
     def factory() -> Connection:
         return Connection(message_type, on_message, on_lost, name=name)
@@ -72,7 +72,7 @@ async def _connect(
             else:
                 secured: asyncio.Future[None] = loop.create_future()
                 _, layer = await loop.create_connection(
-                    lambda: _dialing(identity.dialing, role, factory, timeout, who, secured),
+                    lambda: _dialing_layer(identity.dialing, role, factory, timeout, target, secured),
                     address.host,
                     address.port,
                 )
@@ -83,23 +83,23 @@ async def _connect(
                     raise
                 connection = layer.protocol
     except TimeoutError:
-        raise ConnectError(f"{who} did not answer within {timeout:.0f} s") from None
+        raise ConnectError(f"{target} did not answer within {timeout:.0f} s") from None
     except AtollError:
         raise
     except OSError as error:
-        raise ConnectError(f"cannot reach {who}: {_reason(error)}") from None
+        raise ConnectError(f"cannot reach {target}: {_reason(error)}") from None
     return connection
 
 
-def _dialing(
+def _dialing_layer(
     context: ssl.SSLContext,
     role: str,
     factory: Callable[[], Connection],
     timeout: float,
-    who: str,
+    target: str,
     secured: asyncio.Future[None],
 ) -> TlsLayer:
-    """`secured` is done when the handshake is, or has the error."""
+    """Return the TLS layer of a dialed connection, which sets `secured` when the handshake ends."""
 
     def on_secured(error: ConnectError | None) -> None:
         if secured.done():  # it was cancelled
@@ -109,10 +109,10 @@ def _dialing(
         else:
             secured.set_exception(error)
 
-    return TlsLayer(context, role, factory, timeout, who, on_secured)
+    return TlsLayer(context, role, factory, timeout, target, on_secured)
 
 
-def _admitting(
+def _admitting_layer(
     context: ssl.SSLContext, factory: Callable[[], Connection], unauthenticated: UnauthenticatedConnections
 ) -> TlsLayer:
     def on_secured(error: ConnectError | None) -> None:
@@ -126,7 +126,7 @@ def _admitting(
 def _reason(error: OSError) -> str:
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)  # asyncio's own text repeats the address
-    return error.strerror or str(error)  # of a name's resolution, for instance
+    return error.strerror or str(error)  # errors of name resolution have no errno
 
 
 async def listen(
@@ -135,13 +135,13 @@ async def listen(
     identity: Identity | None = None,
     unauthenticated: UnauthenticatedConnections | None = None,
 ) -> tuple[asyncio.Server, Address]:
-    """Serves connections at `address` (port 0: any free port). Returns the server and where it listens.
+    """Serve connections at `address` (port 0: any free port). Return the server and its actual address.
 
-    With TLS a connection is made (`on_made`) once its handshake is done, which has to be in time; until then it is one
-    of the `unauthenticated`, as those that `factory` makes may be. Raises AddressError that names the address.
+    With TLS, `factory` runs after the handshake, which must end in time; until then, `unauthenticated` counts the
+    connection. Raise AddressError if the process cannot listen at the address.
     """
     loop = asyncio.get_running_loop()
-    waiting = unauthenticated or UnauthenticatedConnections()
+    pending = unauthenticated or UnauthenticatedConnections()
     try:
         sock = bind(address)
         port = 0 if address.is_unix else sock.getsockname()[1]
@@ -150,8 +150,8 @@ async def listen(
         if not address.tls:
             server = await loop.create_server(factory, sock=sock)
         else:
-            assert identity is not None, "who listens with TLS has an identity"
-            server = await loop.create_server(lambda: _admitting(identity.admitting, factory, waiting), sock=sock)
+            assert identity is not None, "a process that listens with TLS has an identity"
+            server = await loop.create_server(lambda: _admitting_layer(identity.admitting, factory, pending), sock=sock)
     except OSError as error:
         raise AddressError(f"cannot listen at {address}: {_reason(error)}") from None
     return server, replace(address, port=port)

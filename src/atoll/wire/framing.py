@@ -1,74 +1,77 @@
-"""Frames of the control plane: a 4-byte little-endian length, then one msgpack message. No I/O.
+"""Frames of the control plane: a 4-byte little-endian length and a msgpack message. No I/O.
 
-A message is an array-like, tagged msgspec struct. A large one may come in pieces (`wire.pieces`), each in a frame of
-its own between those of other messages; and the two ends may speak about the connection itself (`wire.resumption`).
-The highest bits of a length say so. `FrameDecoder` turns the bytes of a connection into messages, however they are cut.
-The data plane, which reads the bytes that follow a frame straight into their own memory, shares the header and its
-limits, and has neither.
+A message is an array-like, tagged msgspec struct. A large message can be sent in pieces, each in its own frame between
+those of other messages, so that small messages do not wait for it. Link messages (`wire.resumption.link_messages`) are
+about the connection itself. The highest bits of a length mark pieces and link messages. The data plane uses the same
+header and limits, but no pieces and no link messages.
 
-Invariant: any division of the same bytes into parts gives the same messages, in the same order, and the same error at
-the same place.
+Invariants: any division of the same bytes into parts gives the same messages in the same order, and the same error at
+the same position. Pieces of two messages never mix: a sender sends one large message after the other, so a receiver
+keeps at most one incomplete message.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from atoll.errors import FrameError
-from atoll.wire.pieces import PieceBuffer
 
 _LENGTH = struct.Struct("<I")
 HEADER_BYTES = _LENGTH.size
 MAX_FRAME = 64 * 1024 * 1024
 MAX_FIRST_FRAME = 16 * 1024  # until the peer is authenticated
+# Limit for received pieces.
 MAX_PIECE = 64 * 1024
-# Of a length: it is that of a piece, of the last one, of what is said about the connection.
+# Size of sent pieces. On a slow link, a small message waits for one piece on the sender's side.
+PIECE_BYTES = 16 * 1024
+# Bits of a length: a piece, the last piece of a message, a link message.
 _PIECE, _LAST, _LINK = 1 << 31, 1 << 30, 1 << 29
 _KINDS = _PIECE | _LAST | _LINK
 _MAX_LINK = 1024
-# Of a message: its array's header and its tag.
+# Size of a message's array header and tag.
 _TAG_BYTES = 6
 
 _encode = msgspec.msgpack.Encoder().encode
 
-# What decoding raises for bytes that are no message: the latter two for text that is no UTF-8, and for deep nesting.
+# Exceptions of decoding invalid bytes. The latter two are for text that is not UTF-8 and for deep nesting.
 NO_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
-# The header of a frame of so many bytes.
+# Returns the header of a frame of the given number of bytes.
 frame_header: Callable[[int], bytes] = _LENGTH.pack
 
 
 def encode(message: Any) -> bytes:
-    """The frame of a message."""
+    """Return the frame of a message."""
     body = _encode(message)
     return frame_header(len(body)) + body
 
 
 def piece_header(length: int, is_last: bool) -> bytes:
-    """The header of the frame of a piece of so many bytes."""
+    """Return the header of the frame of a piece of `length` bytes."""
     return frame_header(length | _PIECE | (_LAST if is_last else 0))
 
 
 def link_header(length: int) -> bytes:
-    """The header of a frame of so many bytes that is about the connection itself."""
+    """Return the header of the frame of a link message of `length` bytes."""
     return frame_header(length | _LINK)
 
 
 def link_length(header: bytes) -> int:
-    """The length that the header of such a frame states. Raises FrameError for that of another, or a longer one."""
+    """Return the length of a link message from its header. Raise FrameError for other frames and longer ones."""
     length: int = _LENGTH.unpack(header)[0]
     if length & _KINDS != _LINK or length & ~_KINDS > _MAX_LINK:
-        raise FrameError(f"a frame of {length} bytes is none that is about the connection")
+        raise FrameError(f"a frame with header {length:#x} is not a link message of at most {_MAX_LINK} bytes")
     return length & ~_KINDS
 
 
 def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
-    """The length that a frame's header states, in bytes. Raises FrameError where it is over `limit`."""
+    """Return the length in a frame's header, in bytes. Raise FrameError if it exceeds `limit`."""
     length: int = _LENGTH.unpack(header)[0]
     if length > limit:
         raise FrameError(f"a frame of {length} bytes is over the limit of {limit}")
@@ -76,9 +79,9 @@ def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
 
 
 class FrameLimits(NamedTuple):
-    """Limits of frames, in bytes, of a peer that is not trusted: by the tags of their messages, and of others.
+    """Limits in bytes for the frames of an untrusted peer: by tag of the message, and for all other tags.
 
-    To decode a message takes time by the number of objects in it, and the loop does nothing else meanwhile.
+    The time to decode a message grows with its number of objects and blocks the event loop.
     """
 
     by_tag: Mapping[int, int]
@@ -87,17 +90,17 @@ class FrameLimits(NamedTuple):
 
 @functools.cache
 def _decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return the decoder of a type, which all connections share. A new one takes 0.2 ms and leaves reference cycles."""
+    """Return the shared decoder of a type. Creating one takes 0.2 ms and leaves reference cycles."""
     return msgspec.msgpack.Decoder(message_type)
 
 
 class FrameDecoder:
-    """Turns bytes into messages of `message_type` (a msgspec struct or a union of them).
+    """Decodes bytes into messages of `message_type` (a msgspec struct or a union of them). Not thread-safe.
 
-    Not for several threads. Frames of more than `limit` bytes are an error, found before any of their bytes is kept,
-    and so are messages in pieces that come to more: so it holds at most one of each. `pieced` of the messages came in
-    pieces. `on_link(content)` gets what is said about the connection, in its place among the messages. `limit` may be
-    raised at any time, also while the messages of `feed` are read: it holds for the frames that follow.
+    Frames, and messages in pieces, of more than `limit` bytes are errors, detected before their bytes are kept, so the
+    decoder holds at most one of each. `limit` can be raised at any time, also during the iteration of `feed`, and
+    applies to the following frames. `on_link(content)` receives link messages, in order with the other messages.
+    `pieced` is the number of messages that arrived in pieces.
     """
 
     def __init__(
@@ -108,14 +111,14 @@ class FrameDecoder:
         self._limits: FrameLimits | None = None
         self._on_link = on_link
         self.pieced = 0
-        self._pending = bytearray()  # the start of a frame whose rest has not arrived
+        self._pending = bytearray()  # the received part of an incomplete frame
         self._pieces = PieceBuffer()
 
     def feed(self, data: memoryview) -> Iterator[Any]:
-        """The messages that `data` completes, in order. It may be overwritten once the iterator has ended.
+        """Yield the messages that `data` completes, in order. `data` can be overwritten once the iterator has ended.
 
-        The iterator is read to its end before the next call; after an error, or where it was left early, the decoder is
-        of no use any more. Raises FrameError, after the messages before it, for a frame that is too long or no message.
+        The caller must exhaust the iterator before the next call. After an error or an early exit, the decoder cannot
+        be used again. Raise FrameError for a frame that is too long or invalid, after the messages before it.
         """
         pending = self._pending
         if pending:
@@ -141,7 +144,7 @@ class FrameDecoder:
                         position = stop
                         continue
                 except NO_MESSAGE as error:
-                    raise FrameError(f"a frame that is no message: {error}") from None
+                    raise FrameError(f"invalid message: {error}") from None
                 position = stop
                 yield message
         finally:
@@ -153,13 +156,13 @@ class FrameDecoder:
             self._pending = bytearray(data[position:])
 
     def set_limits(self, limits: FrameLimits) -> None:
-        """Limit the frames that follow by the tags of their messages."""
+        """Limit the following frames by the tags of their messages."""
         self.limit, self._limits = min(limits.others, *limits.by_tag.values()), limits
 
     def _special(self, length: int, content: memoryview) -> tuple[int, int]:
-        """Of a length over the limit: the kind of its frame, and its bytes. Raises FrameError.
+        """Return the kind and the size of a frame whose length exceeds `limit`. Raise FrameError if it is too long.
 
-        `content` is what has arrived of the frame.
+        `content` is the received part of the frame.
         """
         limits = self._limits
         if limits is not None and not length & _KINDS:
@@ -177,7 +180,7 @@ class FrameDecoder:
         return _LINK, length & ~_LINK
 
     def _take(self, kind: int, content: memoryview) -> bytearray | None:
-        """The message that a piece completes, if any. Raises FrameError."""
+        """Handle a link message or a piece. Return the message if the piece completes one."""
         if kind == _LINK:
             assert self._on_link is not None
             self._on_link(content)
@@ -187,17 +190,74 @@ class FrameDecoder:
         return whole
 
     def end(self) -> None:
-        """Drop `on_link`: no more bytes come."""
+        """Drop the reference to `on_link` because no more bytes arrive."""
         self._on_link = None
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of a frame, and of a message in pieces, whose rest has not arrived."""
+        """Number of bytes of an incomplete frame and of an incomplete message in pieces."""
         return len(self._pending) + self._pieces.nbytes
 
 
+class PieceQueue:
+    """Large messages to send, in order; `nbytes` is the number of bytes left."""
+
+    def __init__(self) -> None:
+        self._messages: deque[memoryview] = deque()
+        self._position = 0  # in the first message
+        self.nbytes = 0
+
+    def put(self, content: memoryview) -> None:
+        """Add a message without copying it, because one message may be in the queues of many connections."""
+        self._messages.append(content)
+        self.nbytes += len(content)
+
+    def take(self) -> tuple[memoryview, bool]:
+        """Remove and return the next piece, and whether it is the last of its message. The queue must not be empty."""
+        message = self._messages[0]
+        piece = message[self._position : self._position + PIECE_BYTES]
+        self._position += len(piece)
+        self.nbytes -= len(piece)
+        is_last = self._position == len(message)
+        if is_last:
+            self._messages.popleft()
+            self._position = 0
+        return piece, is_last
+
+    def clear(self) -> None:
+        self._messages.clear()
+        self._position = self.nbytes = 0
+
+
+class PieceBuffer:
+    """Assembles messages from their pieces. It cannot be used again after an error."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    def add(self, piece: bytes | memoryview, is_last: bool, limit: int) -> bytearray | None:
+        """Add a piece, and return the message if it is complete.
+
+        Raise FrameError if the piece is empty or the message has more than `limit` bytes.
+        """
+        if not piece:
+            raise FrameError("a piece of a message has no bytes")
+        if len(self._content) + len(piece) > limit:
+            raise FrameError(f"a message in pieces is over the limit of {limit} bytes")
+        self._content += piece
+        if not is_last:
+            return None
+        content, self._content = self._content, bytearray()
+        return content
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the incomplete message."""
+        return len(self._content)
+
+
 def _tag_of(content: memoryview) -> int | None:
-    """Return the tag of a message, None if too little of it has arrived, and -1 if it has none."""
+    """Return the tag of a message, None if too little of the message has arrived, or -1 if it has no tag."""
     if len(content) < _TAG_BYTES:
         return None
     if content[0] & 0xF0 == 0x90:

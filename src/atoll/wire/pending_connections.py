@@ -1,28 +1,33 @@
-"""Connections that were accepted and are not authenticated yet. Pure: the callers bring the time.
+"""Bounds for accepted connections that are not authenticated yet, and for log lines about refused connections. Pure.
 
-Anybody who reaches a port can make such connections, so their number is bounded, per address and in total, and so is
-their time. A connection that exceeds a bound takes the place of the oldest one of the address that has the most: a
-flood displaces its own connections, and an honest peer authenticates at once.
+Anyone who can reach a port can open such connections, so their number is bounded, per address and in total, and so is
+their time. A connection that exceeds a bound replaces the oldest connection of the address that has the most. A flood
+therefore displaces its own connections, and an honest peer has time to authenticate.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 MAX_PENDING = 128
 MAX_PER_ADDRESS = 64
 OPEN_SECONDS = 10.0
+# Bounds for log lines about refusals; see `Refusals`.
+QUIET_SECONDS = 60.0
+MAX_ADDRESSES = 1024
+MAX_REASONS = 8  # per address
 
-_IPV6_NETWORK_BITS = 64  # one subscriber has at least so many addresses
+_IPV6_NETWORK_BITS = 64  # the smallest network that providers assign to a subscriber
 
 Connection = TypeVar("Connection")
 
 
 def address_key(host: str) -> str:
-    """Return the key under which the connections of `host` count: its address, or the /64 network of an IPv6 address.
+    """Return the key by which to count the connections of `host`: its IPv4 address, or the /64 network of its IPv6 one.
 
-    A `host` that is no IP address, such as the user of a unix socket, is its own key.
+    If `host` is not an IP address, such as the user of a unix socket, return it unchanged.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -36,7 +41,7 @@ def address_key(host: str) -> str:
 
 
 class PendingConnections(Generic[Connection]):
-    """The connections, in the order in which they were accepted. Times are in seconds of the caller's clock."""
+    """Accepted connections in order. Times are in seconds of the caller's clock."""
 
     def __init__(
         self, most: int = MAX_PENDING, seconds: float = OPEN_SECONDS, most_per_address: int = MAX_PER_ADDRESS
@@ -67,7 +72,7 @@ class PendingConnections(Generic[Connection]):
         return evicted
 
     def remove(self, connection: Connection) -> bool:
-        """Remove a connection that has authenticated or ended. Return False if it was to be closed before that."""
+        """Remove a connection that has authenticated or ended. Return False if it was removed earlier."""
         if self._since.pop(connection, None) is None:
             return False
         key = self._addresses.pop(connection)
@@ -98,3 +103,51 @@ class PendingConnections(Generic[Connection]):
 
     def __len__(self) -> int:
         return len(self._since)
+
+
+@dataclass
+class _Logged:
+    """The log lines about an address in the current `QUIET_SECONDS`."""
+
+    first: float  # time of the first line
+    reasons: set[int] = field(default_factory=set)  # hashes, because a reason may be long
+    since: int = 0  # number of refusals without a line
+
+
+class Refusals:
+    """Decides which refusals to log: each reason once per address and `QUIET_SECONDS`.
+
+    Within that time, at most `MAX_REASONS` reasons per address and `MAX_ADDRESSES` addresses are logged, so that a
+    misconfigured or hostile peer cannot flood the log. `total` counts all refusals.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._logged: dict[str, _Logged] = {}  # by address
+
+    def line(self, address: str, reason: str, now: float) -> str | None:
+        """Count a refused connection. Return the line to log, or None if the bounds allow none."""
+        self.total += 1
+        key = address_key(address)
+        logged = self._logged.get(key)
+        if logged is None and not self._makes_room(now):
+            return None
+        since = 0
+        if logged is None or now - logged.first >= QUIET_SECONDS:
+            since = 0 if logged is None else logged.since
+            self._logged.pop(key, None)  # keep the order of the first lines
+            logged = self._logged[key] = _Logged(now)
+        if hash(reason) in logged.reasons or len(logged.reasons) >= MAX_REASONS:
+            logged.since += 1
+            return None
+        logged.reasons.add(hash(reason))
+        more = f" ({since} more refusals of this address since the last such line)" if since else ""
+        return f"a connection from {address or 'this machine'} was refused: {reason}{more}"
+
+    def _makes_room(self, now: float) -> bool:
+        while len(self._logged) >= MAX_ADDRESSES:
+            oldest = next(iter(self._logged))
+            if now - self._logged[oldest].first < QUIET_SECONDS:
+                return False
+            del self._logged[oldest]
+        return True

@@ -1,4 +1,4 @@
-"""Blocking sockets at addresses: connected and bound."""
+"""Sockets: dialing, binding, options, and facts about the peer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from collections.abc import Iterator
 from atoll.errors import ConnectError
 from atoll.wire.address import Address
 
-# Of several addresses of a process, until the next is tried.
+# Timeout for each of several addresses of a process except the last.
 NEXT_SECONDS = 3.0
-# TCP_THIN_LINEAR_TIMEOUTS, for six attempts of a connection with little under way; and TCP_RTO_MAX_MS, of Linux 6.15.
+# Options and values: TCP_THIN_LINEAR_TIMEOUTS, which holds for six attempts if few packets are in flight, and
+# TCP_RTO_MAX_MS, since Linux 6.15.
 _RETRANSMIT = ((16, 1), (44, 1000))
 _UNSENT_BYTES = 64 * 1024
 _CREDENTIALS = struct.Struct("3i")
-# Who is silent is given up by leases. Left alone, the kernel does so after fifteen attempts, which are fifteen seconds.
-_GIVE_UP_SECONDS = 600
+# Leases detect silent peers. Without this timeout, the kernel would close the connection after 15 attempts, which take
+# 15 seconds with the options above.
+_USER_TIMEOUT_SECONDS = 600
 
 
 def attempts(address: Address, timeout: float) -> Iterator[tuple[Address, float]]:
-    """Where to dial, in turn, until one answers: each of the addresses, and for how many seconds."""
+    """Yield each of the addresses with the number of seconds for which to dial it."""
     *others, last = address.each
     for each in others:
         yield each, min(timeout, NEXT_SECONDS)
@@ -33,16 +35,16 @@ def attempts(address: Address, timeout: float) -> Iterator[tuple[Address, float]
 
 
 def none_answered(address: Address, last: ConnectError) -> ConnectError:
-    """The error of who has tried them all: that of the last, which names the others, too."""
+    """Return the error for failed attempts at all addresses: the last error, with the names of the other addresses."""
     *others, _ = address.each
     return ConnectError(f"{last}, nor at {', '.join(map(str, others))}") if others else last
 
 
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
-    """A connected blocking socket, without TLS; waits `timeout` seconds at most for each address that a name has.
+    """Return a blocking socket, without TLS, that is connected to the first of the addresses that answers.
 
-    Of several addresses, the first that answers. Raises ConnectError that names the address and `what` was expected
-    there, such as "a data port".
+    If a host name has several IP addresses, each is tried for at most `timeout` seconds. Raise ConnectError, which
+    names the address and `what` is expected there, such as "a data port".
     """
     for each, seconds in attempts(address, timeout):
         try:
@@ -61,7 +63,7 @@ def _dial(address: Address, what: str, timeout: float) -> socket.socket:
     except OSError as error:
         raise ConnectError(f"cannot reach {what} at {address}: {error.strerror or error}") from None
     sock.settimeout(None)
-    send_without_delay(sock)  # before a handshake, which waits for acknowledgements otherwise
+    send_without_delay(sock)  # before the TLS handshake, which would wait for acknowledgements otherwise
     return sock
 
 
@@ -77,9 +79,10 @@ def _dial_unix(path: str, timeout: float) -> socket.socket:
 
 
 def bind(address: Address) -> socket.socket:
-    """A bound socket, which listens where it is of TCP. Port 0: any free port. Raises OSError.
+    """Return a socket that is bound to `address`; a TCP socket also listens. Port 0 means any free port.
 
-    A name is bound at one of its addresses, of IPv4 where it has such. "::" is all addresses of IPv4, too.
+    A host name is bound to one of its IP addresses, preferably of IPv4. "::" includes all IPv4 addresses. Raise OSError
+    if the address is not available.
     """
     if address.is_unix:
         return bind_unix(address.path)
@@ -90,10 +93,7 @@ def bind(address: Address) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A bound unix socket that only this user can open, from the moment it exists. Replaces a stale one.
-
-    Raises OSError.
-    """
+    """Return a bound unix socket, created with mode 0600. Replace a file that exists. Raise OSError if that fails."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old_mask = os.umask(0o177)
     try:
@@ -109,9 +109,9 @@ def bind_unix(path: str) -> socket.socket:
 
 
 def free_address(host: str) -> str:
-    """HOST:PORT at which nothing listens now. It is not kept: who listens there next may find it taken.
+    """Return a HOST:PORT at which nothing listens now. The port is not reserved.
 
-    Raises OSError where the host is none of this machine's.
+    Raise OSError if the host is not an address of this machine.
     """
     (family, *_, where), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -120,7 +120,7 @@ def free_address(host: str) -> str:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end of a unix socket, according to the kernel."""
+    """Return the process ID and the user ID at the other end of a unix socket, according to the kernel."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(pid), int(uid)
 
@@ -133,28 +133,28 @@ def peer_of(sock: socket.socket | None) -> str:
         if sock.family == socket.AF_UNIX:
             return f"user {credentials(sock)[1]}"
         return str(sock.getpeername()[0]).removeprefix("::ffff:")
-    except OSError:  # it has ended already
+    except OSError:  # the connection has ended already
         return ""
 
 
 def send_without_delay(sock: socket.socket) -> None:
-    """Small messages over TCP leave at once, without waiting for the acknowledgement of those before.
+    """Send small messages over TCP at once instead of waiting for acknowledgements of earlier ones.
 
-    What is lost is sent again once a second, where the kernel can be told so: by itself it doubles the time between two
-    attempts, and after eight seconds of silence it would wait for another six.
+    Lost packets are retransmitted once per second if the kernel supports it. By default, the kernel doubles the time
+    between attempts, so that after eight seconds of silence it would wait for another six.
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GIVE_UP_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _USER_TIMEOUT_SECONDS)
         for option, value in _RETRANSMIT:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def keep_little_unsent(sock: socket.socket) -> None:
-    """The kernel takes no more than it sends soon, so that little is ahead of what is urgent (TCP_NOTSENT_LOWAT).
+    """Limit the unsent bytes in the kernel (TCP_NOTSENT_LOWAT), so that few bytes are ahead of an urgent message.
 
-    By itself it takes some MiB on a slow link. What is on its way is as much as ever.
+    By default, the kernel accepts several MiB on a slow link. The number of bytes in flight does not change.
     """
     if sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):
@@ -162,15 +162,15 @@ def keep_little_unsent(sock: socket.socket) -> None:
 
 
 def read_what_is_left(transport: asyncio.BaseTransport, protocol: asyncio.BufferedProtocol) -> None:
-    """Gives the protocol what the peer has sent before it ended; while `connection_lost` runs.
+    """Pass bytes that arrived before the connection ended to the protocol. Call this from `connection_lost`.
 
-    A loop whose write fails closes the socket at once, although what has arrived may not be read yet. What comes later,
-    of a peer that does not read but goes on sending, is not waited for.
+    An event loop closes the socket at once if a write fails, even if it has not read everything that arrived. Bytes
+    that a peer sends later are not read.
     """
     sock = transport.get_extra_info("socket")
     if sock is None:
         return
-    with contextlib.suppress(OSError):  # it has ended, or there is no more
+    with contextlib.suppress(OSError):  # the socket is closed, or nothing is left
         left = _arrived(sock.fileno())
         while left > 0 and (count := os.readv(sock.fileno(), [protocol.get_buffer(-1)])):
             protocol.buffer_updated(count)
@@ -178,6 +178,6 @@ def read_what_is_left(transport: asyncio.BaseTransport, protocol: asyncio.Buffer
 
 
 def _arrived(descriptor: int) -> int:
-    """Bytes that can be read now."""
+    """Return the number of bytes that can be read now."""
     (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
     return int(count)

@@ -1,7 +1,6 @@
-"""The connections of a control port that are not authenticated yet: how many, for how long, and what is logged of them.
+"""Bounds the number and the time of a control port's unauthenticated connections, and logs refused ones.
 
-A connection is in the table from the moment its socket is accepted: first its TLS handshake, if the port has TLS, then
-the connection itself until its first message was accepted.
+With TLS, the handshake counts first. Then the connection itself counts until the controller accepts its first message.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.wire.pending_connections import PendingConnections
-from atoll.wire.refusals import Refusals
+from atoll.wire.pending_connections import PendingConnections, Refusals
 
 _log = logging.getLogger(__name__)
 
-# The islands of a cluster restart together, and so do the hosts of a machine with many small workers.
+# Enough for all islands of a cluster to reconnect together, and for the many small workers of one machine.
 MAX_UNAUTHENTICATED = 512
 MAX_PER_ADDRESS = 256
 # For the handshake, and again for the first message.
@@ -24,7 +22,7 @@ AUTHENTICATE_SECONDS = 12.0
 
 
 class Accepted(Protocol):
-    """What is closed if it takes too long, or if there are too many."""
+    """An accepted connection or handshake."""
 
     def drop(self, reason: str) -> None:
         """End the connection at once."""
@@ -32,7 +30,7 @@ class Accepted(Protocol):
 
 @dataclass(frozen=True)
 class UnauthenticatedStatistics:
-    """`open` is current; the other counts are since the port was opened."""
+    """Counts since the port was opened; `open` is the current number."""
 
     open: int
     evicted: int
@@ -41,7 +39,7 @@ class UnauthenticatedStatistics:
 
 
 class UnauthenticatedConnections:
-    """The table of a port. All methods belong to the event loop's thread."""
+    """The unauthenticated connections of a port, used only on the event loop's thread."""
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class UnauthenticatedConnections:
         self._sweep: asyncio.TimerHandle | None = None
 
     def add(self, connection: Accepted, address: str) -> None:
-        """Add an accepted connection; close another one if there are too many."""
+        """Add an accepted connection. Close another one if a bound is exceeded."""
         loop = asyncio.get_running_loop()
         evicted = self._pending.add(connection, loop.time(), address)
         self._addresses[connection] = address
@@ -68,7 +66,7 @@ class UnauthenticatedConnections:
             self._sweep = loop.call_later(self._seconds, self._close_expired)
 
     def remove(self, connection: Accepted) -> None:
-        """The connection is authenticated, or has ended. Does nothing if it is not in the table."""
+        """Remove a connection that is authenticated or has ended, if it is in the table."""
         self._pending.remove(connection)
         self._addresses.pop(connection, None)
 

@@ -15,8 +15,7 @@ import msgspec
 
 from atoll.errors import FrameError
 from atoll.protocol import messages as m
-from atoll.wire.framing import MAX_FRAME, NO_MESSAGE
-from atoll.wire.pieces import PieceBuffer
+from atoll.wire.framing import MAX_FRAME, NO_MESSAGE, PieceBuffer
 from atoll.worker.group_relay import GroupRelay, SendToHost
 
 _encode = msgspec.msgpack.Encoder().encode

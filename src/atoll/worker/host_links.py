@@ -16,7 +16,7 @@ import msgspec
 
 from atoll.protocol import messages as m
 from atoll.transfers.channel import CONTROL, DataChannel
-from atoll.wire.pieces import PIECE_BYTES, PieceQueue
+from atoll.wire.framing import PIECE_BYTES, PieceQueue
 
 # As that of a control connection.
 MAX_UNSENT = 256 << 20

@@ -114,7 +114,7 @@ def test_a_worker_that_waits_for_its_controller_ends_when_the_grace_is_over(tmp_
         await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
-        await until(lambda: "was not back" in listener.events[-1])
+        await until(lambda: "did not reconnect" in listener.events[-1])
 
     asyncio.run(main())
 

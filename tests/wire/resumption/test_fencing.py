@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.wire.framing import encode
-from atoll.wire.pieces import PIECE_BYTES
+from atoll.wire.framing import PIECE_BYTES, encode
 from atoll.wire.resumption.resumable_connections import AcceptedConnection
 from atoll.wire.resumption.retransmit_buffer import Counts
 from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until

@@ -52,5 +52,5 @@ def test_a_peer_that_says_it_has_more_than_was_sent_or_less_than_it_had_is_refus
         buffer.retain(b"a message")
     buffer.retain_pieced(b"a large one")
     buffer.acknowledge(Counts(1, 1))
-    with pytest.raises(FrameError, match="of which there were 2 \\+ 1, and it had 1 \\+ 1 before"):
+    with pytest.raises(FrameError, match="but 2 \\+ 1 were sent and it acknowledged 1 \\+ 1 before"):
         buffer.acknowledge(counts)

@@ -78,8 +78,8 @@ def test_what_an_unseen_process_went_on_to_send_is_not_taken_for_what_its_succes
         network.listener = second
         network.cut(network.ends[0])
         await until(lambda: bool(dialer.lost))
-        assert "messages of term 1 that were not known yet when term 2 began" in dialer.lost[0]
-        assert "may have run" in dialer.lost[0]
+        assert "messages of term 1 that were not known when term 2 began" in dialer.lost[0]
+        assert "may have acted on them" in dialer.lost[0]
         assert dialer.messages == [Note(1)]
         first.connection.close()
 

@@ -175,8 +175,8 @@ STRANGERS = Authority.make("somebody else's")
 def test_a_server_of_another_cluster_or_role_is_not_trusted(on_a_loop: Callable[[Main], None]) -> None:
     async def main() -> None:
         for own, words in (
-            (identity(Role.CONTROLLER, STRANGERS), "not of the authority of the join token"),
-            (identity(Role.HOST), "its certificate is of another role"),
+            (identity(Role.CONTROLLER, STRANGERS), "not from the authority of the join token"),
+            (identity(Role.HOST), "its certificate is for another role"),
         ):
             async with serving(own) as served:
                 with pytest.raises(AccessError, match=words):
@@ -209,9 +209,11 @@ def test_a_client_that_the_server_does_not_trust_learns_why(on_a_loop: Callable[
 def test_tls_where_the_other_side_has_none_is_an_error_at_once(on_a_loop: Callable[[Main], None]) -> None:
     async def main() -> None:
         async with serving(None, Address(host="127.0.0.1")) as served:
-            with pytest.raises(AccessError, match=r"the controller at tls://127.0.0.1:\d+ .*speaks no TLS.*--insecure"):
+            with pytest.raises(
+                AccessError, match=r"the controller at tls://127.0.0.1:\d+ .*does not use TLS.*--insecure"
+            ):
                 await echoed(served.address.secured(), identity(Role.CLIENT), "hello")
-            assert "speaks TLS, and this side does not" in served.lost[0]
+            assert "uses TLS, and this side does not" in served.lost[0]
 
     on_a_loop(main)
 
@@ -222,7 +224,7 @@ def test_no_tls_where_the_other_side_has_it_is_an_error_at_once(on_a_loop: Calla
             plain = Address(host="127.0.0.1", port=served.address.port)
             reason, _ = await echoed(plain, None, "hello")
             assert "the controller" in reason
-            assert "speaks TLS, and this side does not" in reason
+            assert "uses TLS, and this side does not" in reason
             assert served.made == []
 
     on_a_loop(main)

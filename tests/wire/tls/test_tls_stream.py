@@ -16,8 +16,7 @@ from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.byte_stream import SocketStream, dial_stream
 from atoll.wire.tls.identity import Identity
-from atoll.wire.tls.one_way import TlsSender
-from atoll.wire.tls.tls_stream import TlsStream
+from atoll.wire.tls.tls_stream import TlsSender, TlsStream
 from tests.certificates import clock_ahead_by, identity
 from tests.transfers.ends import tcp_pair
 
@@ -210,7 +209,7 @@ def test_who_listens_in_another_role_is_not_trusted(role: Role, kind: type[TlsSt
     with pair(identity(Role.CLIENT), identity(role), kind=kind) as made:
         client, served = made.secure()
     assert isinstance(client, AccessError)
-    assert "a data port at tls://10.0.0.1:7 is not trusted: its certificate is of another role" in str(client)
+    assert "a data port at tls://10.0.0.1:7 is not trusted: its certificate is for another role" in str(client)
     assert isinstance(served, AccessError)
 
 
@@ -218,7 +217,7 @@ def test_another_clusters_certificates_are_not_trusted_by_either_side() -> None:
     with pair(identity(Role.CLIENT), identity(Role.HOST, STRANGERS)) as made:
         client, _ = made.secure()
     assert isinstance(client, AccessError)
-    assert "not of the authority of the join token" in str(client)
+    assert "not from the authority of the join token" in str(client)
     with pair(identity(Role.CLIENT, STRANGERS), identity(Role.HOST)) as made:
         made.client._tls.context.load_verify_locations(cadata=identity(Role.HOST).certificate.authority.decode())
         client, served = made.secure()
@@ -230,8 +229,12 @@ def test_another_clusters_certificates_are_not_trusted_by_either_side() -> None:
 @pytest.mark.parametrize(
     ("ahead", "of_server", "of_client"),
     [
-        (-48 * HOUR, "has expired by this machine's clock (it is 20", "this process's certificate has expired"),
-        (48 * HOUR, "is of the future by this machine's clock (it is 20", "takes this process's certificate for a bad"),
+        (
+            -48 * HOUR,
+            "has expired according to this machine's clock (it is 20",
+            "this process's certificate has expired",
+        ),
+        (48 * HOUR, "is not yet valid (it is 20", "considers this process's certificate invalid"),
     ],
 )
 def test_certificates_of_another_time_are_refused_with_a_word_about_clocks(
@@ -265,7 +268,7 @@ def test_a_listener_without_tls_is_named_at_once(one_way: bool) -> None:
 
         for answer in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"):
             served = in_thread(lambda answer=answer: serve(answer))
-            with pytest.raises(AccessError, match=rf"a data port at {address} .*speaks no TLS.*--insecure"):
+            with pytest.raises(AccessError, match=rf"a data port at {address} .*does not use TLS.*--insecure"):
                 dial_stream(address, "host", identity(Role.CLIENT), what="a data port", one_way=one_way)
             assert served() is None
 
@@ -274,7 +277,7 @@ def test_a_client_without_tls_is_refused_at_once() -> None:
     here, there = tcp_pair()
     plain, server = SocketStream(here), TlsStream.accepted(there, identity(Role.HOST))
     plain.send((b"\x20\0\0\0 a frame in the clear",))
-    with pytest.raises(AccessError, match="speaks no TLS"):
+    with pytest.raises(AccessError, match="does not use TLS"):
         server.secure(SECONDS)
     plain.close()
     server.close()
@@ -315,5 +318,5 @@ def test_a_peer_that_does_not_answer_is_given_up_in_time(kind: type[TlsStream | 
 
 def test_without_an_identity_the_error_says_what_to_set() -> None:
     address = Address(host="10.0.0.1", port=7, tls=True)
-    with pytest.raises(AccessError, match=r"10\.0\.0\.1:7 is reached by TLS.*ATOLL_JOIN.*--join-file"):
+    with pytest.raises(AccessError, match=r"10\.0\.0\.1:7 uses TLS.*ATOLL_JOIN.*--join-file"):
         dial_stream(address, "controller", None, what="the Atoll controller")

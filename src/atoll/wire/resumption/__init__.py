@@ -1,1 +1,1 @@
-"""Control connections that outlive their sockets, and the process at their other end."""
+"""Control connections that survive the loss of their sockets and the replacement of the accepting process."""

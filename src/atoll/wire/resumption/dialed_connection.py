@@ -1,6 +1,6 @@
-"""Dials a connection, and dials again when its socket is lost, where who was dialed has granted that.
+"""The dialer's end of a resumable connection, on an event loop.
 
-Who has not is served as without: nothing is kept then, and a lost socket is a lost connection.
+If the acceptor sends no resume token, the dialer keeps no messages, and the connection ends with its socket.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from atoll.errors import ConnectError, FrameError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
-from atoll.wire.resumption.acknowledgment_pace import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS
 from atoll.wire.resumption.link_messages import (
+    FIRST_PAUSE_SECONDS,
+    MOST_PAUSE_SECONDS,
+    SILENT_SECONDS,
     Acknowledge,
     AlternateAddresses,
     AnyLinkMessage,
@@ -30,14 +32,14 @@ from atoll.wire.resumption.retransmit_buffer import Counts, RetransmitBuffer
 from atoll.wire.sockets import NEXT_SECONDS
 from atoll.wire.tls.identity import Identity
 
-_SILENCE = 2  # seconds: the other side has a word each second
+_SILENCE = 2  # seconds; the acceptor sends at least once per second
 
 
 class DialedConnection(ResumableConnection):
-    """The end of who dials; see `dial`.
+    """The dialer's end of a connection; see `dial`.
 
-    `on_away()` is called when it loses a transport, `on_back()` when it has the next. Before it loses one that is
-    silent, `on_silence(True)` is called, and `on_silence(False)` where something comes after all.
+    The connection calls `on_away()` when it loses a transport, and `on_back()` when it has the next one. It calls
+    `on_silence(True)` when its transport is silent, and `on_silence(False)` if the transport then receives something.
     """
 
     def __init__(
@@ -56,8 +58,8 @@ class DialedConnection(ResumableConnection):
         self.on_silence: Callable[[bool], None] = lambda is_silent: None
         self._address = address
         self._addresses = PeerAddresses(address)
-        self.where = address  # of the transport, or of the last: of several addresses, all before the first is lost
-        self.refused_at: Address | None = None  # where it was said that nobody goes on with it
+        self.where = address  # address of the last resumed transport, or of the peer if none was resumed yet
+        self.refused_at: Address | None = None  # address of the acceptor that finally refused to resume
         self._message_type = message_type
         self._role = role
         self._identity = identity
@@ -70,26 +72,26 @@ class DialedConnection(ResumableConnection):
 
     @property
     def can_resume(self) -> bool:
-        """Whether that was granted; not before the first message has come."""
+        """Whether the acceptor has sent a resume token, which arrives before its first message."""
         return self._resume_token is not None
 
     # ---- the first transport
 
     async def open(self, timeout: float) -> None:
-        """Raises ConnectError and its kin."""
+        """Connect the first transport. Raise ConnectError if that fails."""
         transport = await self._connect(self._address, timeout, self._first, self._transport_lost)
         if not self._closed:
             self.adopt(transport)
             transport.on_message = self._first
 
     def _first(self, message: Any) -> None:
-        """The first message, before which it would have been granted: nothing is kept from here on."""
+        """Handle the first message. If no resume token arrived before it, keep no more messages."""
         transport = self._transport
         assert transport is not None
         if self._resume_token is None:
             self.retransmit_buffer = RetransmitBuffer()
             transport.on_read = None
-            # From here on all is as with one socket, what it costs included.
+            # Without resumption, sending costs no more than with a plain connection.
             self.send, self.send_encoded = transport.send, transport.send_encoded  # type: ignore[method-assign]
             self.send_in_pieces = transport.send_in_pieces  # type: ignore[method-assign]
         transport.on_message = self._on_message
@@ -111,7 +113,7 @@ class DialedConnection(ResumableConnection):
         if isinstance(message, Acknowledge) and self._acknowledged != self.received:
             self.acknowledge()
 
-    # ---- the next ones
+    # ---- later transports
 
     def _went_away(self, reason: str) -> None:
         if self._resume_token is None:
@@ -133,23 +135,23 @@ class DialedConnection(ResumableConnection):
                     self._lose(f"{reason}; {error}")
                     return
                 if self._loop.time() > deadline:
-                    self._lose(f"{reason}; for {token.seconds:.0f} s it was not reached again: {error}")
+                    self._lose(f"{reason}; reconnecting failed for {token.seconds:.0f} s: {error}")
                     return
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE_SECONDS)
         finally:
             self._redialing = None
-        if self._transport is None and not self._closed:  # it was lost again while this task had yet to hear of it
+        if self._transport is None and not self._closed:  # the new transport was lost before this task resumed
             self._redialing = self._loop.create_task(self._redial(reason, token))
 
     async def _try_all(self, token: ResumeToken) -> ConnectError | ResumeRefusedError | None:
-        """Tries each of the addresses; the last error, where none has resumed it."""
+        """Try each of the addresses. Return the last error if no acceptor resumed the connection."""
         last: ConnectError | ResumeRefusedError | None = None
         for address in self._addresses.in_turn:
             try:
                 await self._resume_at(address, token)
                 return None
-            except ConnectError as error:  # also where it is not trusted: a process that ends refuses in many ways
+            except ConnectError as error:  # also AccessError, because a process that ends refuses in many ways
                 last = error
             except ResumeRefusedError as error:
                 last = error
@@ -169,7 +171,7 @@ class DialedConnection(ResumableConnection):
         def on_link(message: AnyLinkMessage) -> None:
             match message:
                 case Resumed(term=term) if term < self._term:
-                    fail(ResumeRefusedError(f"{self._name} at {address} is of an earlier term", False))
+                    fail(ResumeRefusedError(f"{self._name} at {address} has an earlier term", False))
                 case Resumed() if not resumed.done():
                     try:
                         self.where = address
@@ -197,12 +199,12 @@ class DialedConnection(ResumableConnection):
             raise ConnectError(f"{self._name} at {address} does not answer") from None
         finally:
             if not resumed.cancel() and not resumed.cancelled():
-                resumed.exception()  # nobody else asks for it, where this task was cancelled
+                resumed.exception()  # mark it as retrieved, because this task may have been cancelled
             if self._transport is not transport:
                 transport.abort()
 
     def _resumed(self, transport: Connection, message: Resumed) -> None:
-        """What was not sent yet follows at once, before anything that is sent from now on."""
+        """Adopt the resumed transport, and send the missing messages before any later ones."""
         self._term = message.term
         self.retransmit_buffer.acknowledge(Counts(message.whole, message.pieced))
         self.adopt(transport)
@@ -227,7 +229,7 @@ class DialedConnection(ResumableConnection):
     # ---- silence
 
     def _look(self, bytes_in: int, silent: int) -> None:
-        """Once a second."""
+        """Detect silence of the transport. Runs once per second."""
         if self._closed:
             return
         transport = self._transport
@@ -236,11 +238,11 @@ class DialedConnection(ResumableConnection):
         if transport is not None and (before >= _SILENCE) != (silent >= _SILENCE):
             self.on_silence(silent >= _SILENCE)
         if silent >= SILENT_SECONDS:
-            self.drop(f"nothing was heard of {self._name} for {silent} s")
+            self.drop(f"{self._name} was silent for {silent} s")
             silent = 0
         self._looking = self._loop.call_later(1.0, self._look, now, silent)
 
-    # ---- ending
+    # ---- closing
 
     def _over(self) -> None:
         super()._over()
@@ -249,7 +251,7 @@ class DialedConnection(ResumableConnection):
         if self._redialing is not None and self._redialing is not asyncio.current_task(self._loop):
             self._redialing.cancel()
 
-    # ---- addresses, of the transport, or of the last
+    # ---- addresses of the transport; "" if the connection is away
 
     @property
     def local_host(self) -> str:
@@ -271,7 +273,7 @@ async def dial(
     role: str = "controller",
     identity: Identity | None = None,
 ) -> DialedConnection:
-    """As `wire.endpoints.connect`, for a connection that outlives its sockets where who is dialed grants that."""
+    """Dial a connection as `wire.endpoints.connect` does. It survives its sockets if the acceptor allows that."""
     connection = DialedConnection(address, message_type, on_message, on_lost, name, role, identity)
     await connection.open(timeout)
     return connection

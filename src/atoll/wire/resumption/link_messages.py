@@ -1,7 +1,6 @@
-"""The messages between the two ends of a control connection about the connection itself.
+"""Link messages: the messages between the two ends of a control connection about the connection itself.
 
-These messages have their own kind of frame (`wire.framing`) and are not part of what the connection carries. They are
-not counted and not retransmitted.
+Link messages have their own kind of frame (`wire.framing`). They are not counted and not retransmitted.
 
     acceptor   -> dialer     ResumeToken, Resumed, ResumeRefused, AlternateAddresses
     dialer     -> acceptor   Resume
@@ -17,16 +16,24 @@ import msgspec
 
 from atoll.wire.framing import link_header
 
+# A side acknowledges after this number of messages or bytes, and once per second. An acknowledgement wakes the peer,
+# which costs more than keeping the messages for longer.
+ACKNOWLEDGE_MESSAGES = 1024
+ACKNOWLEDGE_BYTES = 1 << 20
+# The acceptor sends at least once per second. After this much silence, the dialer tries another socket.
+SILENT_SECONDS = 5
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.02, 0.5  # between two attempts to dial again
+
 
 class LinkMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The base class of these messages."""
+    """The base class of link messages."""
 
 
 class ResumeToken(LinkMessage, frozen=True, tag=1):
     """Allow the dialer to resume connection `number` with `secret`, up to `seconds` after each loss of its socket.
 
-    The acceptor sends it again if `seconds` changes: a process that ends and has a successor allows more time. `term`
-    increases with each start of an acceptor that continues the work of the one before.
+    The acceptor sends the token again if `seconds` changes; a process that ends and has a successor allows more time.
+    `term` increases with each start of an acceptor that continues the work of an earlier one.
     """
 
     number: int
@@ -36,7 +43,7 @@ class ResumeToken(LinkMessage, frozen=True, tag=1):
 
 
 class Resume(LinkMessage, frozen=True, tag=2):
-    """The first message on a new socket, which carries connection `number` from now on.
+    """Resume connection `number` on this socket. This is the first message on a new socket.
 
     The dialer has received `whole` messages, and `pieced` messages in pieces. The newest term that it knows is `term`.
     `attempt` increases with each socket, so that the acceptor can tell an old socket from a newer one.
@@ -51,7 +58,7 @@ class Resume(LinkMessage, frozen=True, tag=2):
 
 
 class Resumed(LinkMessage, frozen=True, tag=3):
-    """The connection is resumed. The counts are those of the received messages; the missing messages come next."""
+    """Confirm that the connection is resumed. The counts are those of received messages; missing messages follow."""
 
     term: int
     whole: int
@@ -59,34 +66,31 @@ class Resumed(LinkMessage, frozen=True, tag=3):
 
 
 class ResumeRefused(LinkMessage, frozen=True, tag=4):
-    """The connection is not resumed here, and if `final`, not anywhere."""
+    """Refuse to resume the connection. If `final`, no other process resumes it either."""
 
     reason: str
     final: bool
 
 
 class Acknowledge(LinkMessage, frozen=True, tag=5):
-    """The counts of the messages that the sender of this message has received durably."""
+    """Acknowledge the messages that the sender of this message has received durably."""
 
     whole: int
     pieced: int
 
 
 class Close(LinkMessage, frozen=True, tag=6):
-    """Close the connection. The last message of a side."""
+    """Close the connection. This is the last message of a side."""
 
 
 class AlternateAddresses(LinkMessage, frozen=True, tag=7):
-    """The addresses at which the connection may be resumed if this side cannot be reached.
-
-    They replace the addresses of earlier messages.
-    """
+    """Set the addresses at which the dialer can resume the connection if this acceptor cannot be reached."""
 
     addresses: tuple[str, ...]
 
 
 class ResumeRefusedError(Exception):
-    """The acceptor does not resume the connection; if `final`, no other will. Stays within `wire`."""
+    """The acceptor refused to resume the connection; see `ResumeRefused`. Used only within `wire`."""
 
     def __init__(self, text: str, final: bool) -> None:
         super().__init__(text)
@@ -96,7 +100,7 @@ class ResumeRefusedError(Exception):
 AnyLinkMessage = ResumeToken | Resume | Resumed | ResumeRefused | Acknowledge | Close | AlternateAddresses
 
 _encode = msgspec.msgpack.Encoder().encode
-# Raises an error of msgspec if the content is no such message.
+# Raises an error of msgspec if the content is not a link message.
 decode_link: Callable[[Any], AnyLinkMessage] = msgspec.msgpack.Decoder(AnyLinkMessage).decode
 
 

@@ -1,4 +1,4 @@
-"""Where somebody may be who goes on elsewhere when it is lost, and in which order these addresses are dialed. Pure."""
+"""The addresses at which the dialer of a connection can reach the acceptor or its successor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from atoll.wire.tls.identity import Identity
 
 
 class PeerAddresses:
-    """The addresses of a peer: those that this process was started with, and those that it was told of."""
+    """The addresses of a peer: those that this process was configured with, and the alternates that the peer sent."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -17,18 +17,18 @@ class PeerAddresses:
 
     @property
     def in_turn(self) -> tuple[Address, ...]:
-        """Each of them once: first where somebody has answered last, then in the order in which they were told."""
+        """All addresses in the order in which to dial them, first the one that answered last."""
         return tuple(dict.fromkeys((*self._answered, *self._address.each, *self._elsewhere)))
 
     def of_one(self, address: Address) -> Address:
-        """All addresses of the process that has this one: it may be on several networks."""
+        """Return all addresses of the process that has `address`, which may be on several networks."""
         return self._address if address in self._address.each else address
 
     def answered(self, address: Address) -> None:
         self._answered = (address,)
 
     def told(self, message: AlternateAddresses, identity: Identity | None) -> None:
-        """Whoever is there renews the certificate, too."""
+        """Replace the alternate addresses, at which `identity` can also be renewed."""
         self._elsewhere = tuple(map(parse_address, message.addresses))
         if identity is not None:
             identity.elsewhere = self._elsewhere

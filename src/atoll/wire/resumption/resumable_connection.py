@@ -1,9 +1,9 @@
-"""One end of a control connection that may have several sockets in a row, on an event loop.
+"""One end of a control connection that can have several sockets in succession, on an event loop.
 
-Each socket's `wire.connection.Connection` is a *transport*. Between two transports the connection is away: what is sent
-then is kept, and leaves with the next. Whoever sends and receives notices nothing.
+The `wire.connection.Connection` of each socket is a *transport*. Between two transports, the connection is *away*: it
+keeps messages and sends them on the next transport. Its user does not notice this.
 
-Invariant: each message arrives once, in order, or the connection is lost, and both ends are told so.
+Invariant: each message arrives once and in order, or the connection is lost and `on_lost` runs at both ends.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from typing import Any
 
 from atoll.wire.connection import Connection, ConnectionStatistics
 from atoll.wire.framing import encode
-from atoll.wire.resumption.acknowledgment_pace import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_MESSAGES
-from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close
+from atoll.wire.resumption.link_messages import (
+    ACKNOWLEDGE_BYTES,
+    ACKNOWLEDGE_MESSAGES,
+    Acknowledge,
+    AnyLinkMessage,
+    Close,
+)
 from atoll.wire.resumption.retransmit_buffer import MAX_RETAINED, NONE, Counts, RetransmitBuffer
 
 
 class ResumableConnection:
-    """As `wire.connection.Connection`, whose methods and callbacks it has. `on_lost` comes when it is lost for good.
+    """The base class of both ends, with the methods and callbacks of `wire.connection.Connection`.
 
-    A subclass says what happens when a transport is lost (`_went_away`), and adopts the next.
+    `on_lost` runs when the connection itself is lost, not only its transport. Subclasses handle a lost transport
+    (`_went_away`) and adopt the next one.
     """
 
     def __init__(
@@ -37,23 +43,23 @@ class ResumableConnection:
         self._name = name
         self._on_message = on_message
         self._transport: Connection | None = None
-        self._out: Connection | None = None  # the transport, while something is to be said on it
+        self._out: Connection | None = None  # the transport if sending is allowed
         self._closed = False
-        self._acknowledged = Counts()  # to the peer
-        self._due = (0, 0)  # messages and bytes of this transport, after which they are acknowledged
-        self._before = [0, 0, 0, 0]  # what earlier transports have counted
+        self._acknowledged = Counts()  # last counts sent to the peer
+        self._due = (0, 0)  # messages and bytes of this transport at which to acknowledge
+        self._before = [0, 0, 0, 0]  # statistics of earlier transports
 
     # ---- sending
 
     def send(self, message: Any) -> None:
-        """Queues one message. Never blocks; a message for a connection that has ended is dropped."""
+        """Queue one message, or drop it if the connection has ended."""
         if not self._closed:
             self.send_encoded(encode(message))
 
     def send_encoded(self, frame: bytes) -> None:
         if self._closed:
             return
-        retransmit_buffer = self.retransmit_buffer  # as its `retain`: this is on the path of every message
+        retransmit_buffer = self.retransmit_buffer  # `retain`, inlined because every message takes this path
         retransmit_buffer.whole.append(frame)
         retransmit_buffer.nbytes += len(frame)
         if retransmit_buffer.nbytes > MAX_RETAINED:
@@ -70,8 +76,8 @@ class ResumableConnection:
             self._out.send_in_pieces(frame)
 
     def _give_up(self) -> None:
-        """Not at once: who sends does not expect a loss."""
-        reason = f"{self._name} has not acknowledged {MAX_RETAINED >> 20} MiB that were sent to it"
+        """Lose the connection soon, but not at once, because callers of `send` do not expect `on_lost`."""
+        reason = f"{self._name} has not acknowledged {MAX_RETAINED >> 20} MiB of messages"
         asyncio.get_running_loop().call_soon(self._lose, reason)
 
     # ---- transports
@@ -135,7 +141,7 @@ class ResumableConnection:
             self._went_away(reason)
 
     def _went_away(self, reason: str) -> None:
-        """The transport is lost, and the connection is not."""
+        """Handle the loss of the transport, which the connection may survive."""
         raise NotImplementedError
 
     # ---- acknowledgements
@@ -157,15 +163,15 @@ class ResumableConnection:
         self.acknowledge()
 
     def acknowledge(self) -> None:
-        """All that has come will not be needed again, whatever happens to this process."""
+        """Acknowledge all received messages. They must be safe even if this process ends."""
         if self._out is not None:
             self._acknowledged = self.received
             self._out.send_link(Acknowledge(*self._acknowledged))
 
-    # ---- ending
+    # ---- closing
 
     def _lose(self, reason: str) -> None:
-        """For good."""
+        """End the connection, and call `on_lost`."""
         if self._closed:
             return
         self._closed = True
@@ -176,7 +182,7 @@ class ResumableConnection:
         self.on_lost(reason)
 
     def close(self) -> None:
-        """Sends what is queued, where the peer takes it soon, and closes; `on_lost` is not called."""
+        """Send the queued messages if the peer reads them soon, and close without calling `on_lost`."""
         if self._closed:
             return
         self._closed = True
@@ -187,10 +193,10 @@ class ResumableConnection:
         self._over()
 
     def _over(self) -> None:
-        """It is lost or closed: nothing is kept any more."""
+        """Free the resources of a connection that is lost or closed."""
         self.retransmit_buffer = RetransmitBuffer()
 
-    # ---- what a connection tells
+    # ---- properties
 
     @property
     def name(self) -> str:
@@ -217,7 +223,10 @@ class ResumableConnection:
         return self._closed
 
     def statistics(self) -> ConnectionStatistics:
-        """Over all transports; what is sent again counts again. While it is away, all that is kept is unsent."""
+        """Return statistics over all transports. Retransmissions count again.
+
+        While the connection is away, all kept bytes are unsent.
+        """
         here = (
             self._transport.statistics()
             if self._transport is not None

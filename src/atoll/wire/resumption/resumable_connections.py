@@ -1,11 +1,14 @@
-"""The resumable connections of a process that is dialed, by number.
+"""The acceptor's ends of resumable connections, by number, on an event loop.
 
-It grants them, lets peers resume them on new sockets, and gives up those that are away for too long, or whose process
-is known to have ended. All are for the loop's thread.
+The table grants resumption, resumes connections on new sockets, and gives up connections that are away for too long or
+whose peer has ended.
 
-Invariant: a connection has one transport at most, the newest that its peer has dialed; none but who knows its secret
-resumes it, and nobody that has seen a later term is served. What a peer has got under an earlier term is what this
-process knows to have been sent then: who has more has it from a process that went on unseen, and is not served either.
+Invariants:
+- A connection has at most one transport, the newest one that its peer has dialed.
+- Only a peer that knows the secret of a connection can resume it.
+- The acceptor refuses peers that have seen a later term.
+- The acceptor refuses peers that received messages under an earlier term of which it does not know. An earlier process
+  sent them after its successor had taken over.
 """
 
 from __future__ import annotations
@@ -28,18 +31,18 @@ from atoll.wire.resumption.retransmit_buffer import Counts, RetransmitBuffer
 
 @dataclass
 class LinkState:
-    """What outlives the process that was dialed, of one connection. Plain data, to be pickled at any time."""
+    """The state of a connection that survives the accepting process. It can be pickled at any time."""
 
     number: int
-    role: str  # by the peer's certificate
+    role: str  # from the peer's certificate
     name: str
     retransmit_buffer: RetransmitBuffer = field(default_factory=RetransmitBuffer)
-    # terms, and what had been sent when each began
+    # terms, each with the counts of sent messages when it began
     term_history: list[tuple[int, Counts]] = field(default_factory=list)
 
 
 class AcceptedConnection(ResumableConnection):
-    """The end of who was dialed. See `ResumableConnections`."""
+    """The acceptor's end of a connection; see `ResumableConnections`."""
 
     def __init__(
         self,
@@ -51,17 +54,17 @@ class AcceptedConnection(ResumableConnection):
         super().__init__(on_message, on_lost, state.name, state.retransmit_buffer)
         self.number = state.number
         self.peer_role = state.role
-        self.pid = 0  # of the peer, where it is of this machine
-        self.attempt = 0  # the peer's last
-        self.term_history = state.term_history  # the terms that began since the peer was here
+        self.pid = 0  # process ID of a peer on this machine
+        self.attempt = 0  # last attempt of the peer
+        self.term_history = state.term_history  # terms that began since the peer was last connected
         self._table = table
         self._peer_has_ended = False
-        self._fenced: Counts | None = None  # what had been sent when it was fenced
-        self._close_when_unfenced = False  # when it is unfenced
+        self._fenced: Counts | None = None  # counts of sent messages at the time of `fence`
+        self._close_when_unfenced = False
         self._grace: asyncio.TimerHandle | None = None
 
     def state(self) -> LinkState:
-        """What is to be kept of it now."""
+        """Return a copy of the current state."""
         retransmit_buffer = self.retransmit_buffer
         kept = RetransmitBuffer(
             self.received,
@@ -80,14 +83,14 @@ class AcceptedConnection(ResumableConnection):
         self._table.on_away(self.number)
 
     def wait(self, reason: str) -> None:
-        """It is away: its peer has so much time to come back."""
+        """Wait for the peer of a connection that is away, and lose the connection if the grace expires."""
         seconds = self._table.seconds
         self._grace = asyncio.get_running_loop().call_later(
-            seconds, self._lose, f"{reason}, and it was not back within {seconds:.0f} s"
+            seconds, self._lose, f"{reason}, and it did not reconnect within {seconds:.0f} s"
         )
 
     def peer_ended(self) -> None:
-        """The peer's process has ended; something that it has sent may still come."""
+        """Note that the peer's process has ended. Messages that it sent before may still arrive."""
         self._peer_has_ended = True
         if self.is_away:
             self._lose("its process has ended")
@@ -109,7 +112,7 @@ class AcceptedConnection(ResumableConnection):
         self.adopt(transport)
         self._acknowledged = self.received
         transport.send_link(Resumed(self._table.term, *self._acknowledged))
-        # it may have been granted more before
+        # an earlier process may have granted a longer time
         transport.send_link(self._table.resume_token(self.number, self._table.seconds))
         self._send_again()
         self.announce(self._table.alternate_addresses)
@@ -119,14 +122,14 @@ class AcceptedConnection(ResumableConnection):
             self.close()
 
     def fence(self) -> None:
-        """Send and acknowledge nothing until `unfence` or a new transport."""
+        """Send no messages and acknowledgements until `unfence` or a new transport."""
         if self._fenced is None:
             self._fenced, self._out = self.retransmit_buffer.sent, None
             if not self.is_away:
                 self._table.on_away(self.number)
 
     def unfence(self) -> None:
-        """Send what was queued since `fence`."""
+        """Allow sending again, and send the messages that were queued since `fence`."""
         fenced, self._fenced = self._fenced, None
         if fenced is not None and self._transport is not None:
             self._out = self._transport
@@ -143,7 +146,7 @@ class AcceptedConnection(ResumableConnection):
             self._close_when_unfenced = True
 
     def detach(self, seconds: float) -> None:
-        """Leave the connection to a later process, for which the peer waits `seconds`."""
+        """Leave the connection to a later process. The peer waits for it for `seconds`."""
         self._closed = True
         transport = self._release()
         if transport is not None:
@@ -152,7 +155,7 @@ class AcceptedConnection(ResumableConnection):
         self._over()
 
     def hand_over(self, addresses: tuple[str, ...]) -> None:
-        """Another process goes on with it, there: its peer learns that, and nothing that it has not got yet."""
+        """Leave the connection to another process at `addresses`. Send them to the peer instead of queued messages."""
         self._closed = True
         transport = self._release()
         if transport is not None:
@@ -160,25 +163,25 @@ class AcceptedConnection(ResumableConnection):
         self._over()
 
     def announce(self, addresses: tuple[str, ...]) -> None:
-        """Send the peer the addresses at which it may also resume the connection."""
+        """Send the peer the addresses at which it can also resume the connection."""
         if self._transport is not None:
             self._transport.send_link(AlternateAddresses(addresses))
 
     def _check_descent(self, message: Resume) -> None:
-        """Raises FrameError where the peer has messages of an earlier term of which this process knows nothing."""
+        """Raise FrameError if the peer has messages of an earlier term that this process does not know."""
         for term, sent in self.term_history:
             if message.term < term and (message.whole > sent.whole or message.pieced > sent.pieced):
                 raise FrameError(
-                    f"the peer has messages of term {message.term} that were not known yet when term {term} began: "
-                    "what they led to is lost, and may have run"
+                    f"the peer has messages of term {message.term} that were not known when term {term} began: "
+                    "their effects are lost, although the peer may have acted on them"
                 )
 
     def lose(self, reason: str) -> None:
-        """It cannot go on."""
+        """End the connection, and call `on_lost`."""
         self._lose(reason)
 
     def _give_up(self) -> None:
-        if self._transport is not None or self._grace is not None:  # else it is what an earlier process has sent
+        if self._transport is not None or self._grace is not None:  # not while messages of an earlier process are added
             super()._give_up()
 
     def _acknowledge_soon(self) -> None:
@@ -192,12 +195,13 @@ class AcceptedConnection(ResumableConnection):
 
 
 class ResumableConnections:
-    """The table. A connection may be away for `seconds`.
+    """The table of a process's accepted connections. A connection can be away for `seconds`.
 
-    `term` rises from one start of the process to the next, `key` is what its secrets are made of and the same for all
-    starts. `on_away(number)` and `on_back(number)` are called for one that loses its transport, and gets another;
-    `acknowledge_soon(connection)` when messages are to be acknowledged as soon as that is right; and `commit()` when
-    they are to be safe at once. `watch(pid, then)` calls `then` once that process has ended.
+    `term` increases with each start of the process. `key` is the source of the connections' secrets and does not
+    change. The table calls `on_away(number)` when a connection loses its transport, and `on_back(number)` when it has
+    another. It calls `acknowledge_soon(connection)` when received messages should be acknowledged once they are safe,
+    and `commit()` to make all received messages safe at once. `watch(pid, then)` must call `then` when the process
+    ends.
     """
 
     def __init__(
@@ -215,17 +219,17 @@ class ResumableConnections:
         self.seconds = seconds
         self.on_away = on_away
         self.on_back = on_back
-        self.on_superseded: Callable[[int], None] = lambda term: None  # somebody who is to be believed is of that term
+        self.on_superseded: Callable[[int], None] = lambda term: None  # called if an authentic peer has a later term
         self.acknowledge_soon = acknowledge_soon
         self._commit = commit
-        # why nobody is to resume anything here for now; "": they may
+        # returns the reason why nobody can resume a connection now, or ""
         self.takeover_suspicion: Callable[[], str] = lambda: ""
         self._key = key
         self._watch = watch
         self._alternate_addresses: tuple[str, ...] = ()
-        self._others: weakref.WeakSet[Connection] = weakref.WeakSet()  # that end with their sockets
+        self._others: weakref.WeakSet[Connection] = weakref.WeakSet()  # connections that cannot be resumed
         self._connections: dict[int, AcceptedConnection] = {}
-        self._processes: dict[int, set[int]] = {}  # of this machine: numbers of connections, by pid
+        self._processes: dict[int, set[int]] = {}  # numbers of connections by process ID, for peers on this machine
 
     def grant(
         self,
@@ -234,7 +238,7 @@ class ResumableConnections:
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> AcceptedConnection:
-        """The connection that has begun with this transport may be resumed."""
+        """Create a resumable connection from its first transport."""
         connection = self.add(LinkState(number, transport.peer_role, transport.name), on_message, on_lost)
         connection.adopt(transport)
         transport.send_link(self.resume_token(number, self.seconds))
@@ -247,13 +251,13 @@ class ResumableConnections:
         return ResumeToken(number, self.secret(number), self.term, seconds)
 
     def introduce(self, connection: Connection) -> None:
-        """One that ends with its socket: its peer dials anew, and learns where else."""
+        """Add a connection that cannot be resumed, so that its peer receives alternate addresses for its next dial."""
         self._others.add(connection)
         if self._alternate_addresses:
             connection.send_link(AlternateAddresses(self._alternate_addresses))
 
     def _watch_process(self, connection: AcceptedConnection, transport: Connection) -> None:
-        """Nobody waits for a process of this machine that has ended."""
+        """Give up the connection when the peer's process ends, if it is on this machine."""
         pid = connection.pid = transport.peer_pid
         if not pid:
             return
@@ -273,7 +277,7 @@ class ResumableConnections:
         """Resume the connection that the first message of a new transport names."""
         is_known = self.is_secret_of(message)
         if is_known and message.term > self.term:
-            self._refuse(transport, f"this is term {self.term}, and {message.term} has begun", final=False)
+            self._refuse(transport, f"this is term {self.term}, and term {message.term} has begun", final=False)
             self.on_superseded(message.term)
             return
         suspicion = self.takeover_suspicion()
@@ -283,10 +287,10 @@ class ResumableConnections:
         self._commit()
         connection = self._connections.get(message.number)
         if connection is None or not is_known:
-            self._refuse(transport, "it is not known here, or not any more", final=True)
+            self._refuse(transport, "it is unknown here or has ended", final=True)
         elif connection.peer_role != transport.peer_role:
-            self._refuse(transport, f"it was that of a {connection.peer_role}", final=True)
-        elif message.attempt <= connection.attempt:  # its peer has dialed again since
+            self._refuse(transport, f"it belongs to a {connection.peer_role}", final=True)
+        elif message.attempt <= connection.attempt:  # the peer has dialed again since
             transport.abort()
         else:
             try:
@@ -303,7 +307,7 @@ class ResumableConnections:
 
     @property
     def alternate_addresses(self) -> tuple[str, ...]:
-        """Addresses at which connections may be resumed where this process is gone."""
+        """Addresses at which peers can resume connections if this process cannot be reached."""
         return self._alternate_addresses
 
     @alternate_addresses.setter
@@ -315,13 +319,13 @@ class ResumableConnections:
             other.send_link(AlternateAddresses(addresses))
 
     def begin(self, term: int) -> None:
-        """This term begins: what has been sent until now is all that this process knows of the earlier ones."""
+        """Begin a term. The messages sent until now are all that this process knows of earlier terms."""
         self.term = term
         for connection in self._connections.values():
             connection.term_history.append((term, connection.retransmit_buffer.sent))
 
     def is_secret_of(self, message: Resume) -> bool:
-        """Whether it comes from who was granted that connection, here or where the term is another."""
+        """Return whether the message has the secret of its connection, which is the same in all terms."""
         return hmac.compare_digest(message.secret, self.secret(message.number))
 
     def secret(self, number: int) -> str:
@@ -338,18 +342,18 @@ class ResumableConnections:
         self._processes.get(connection.pid, set()).discard(connection.number)
 
     def all(self) -> list[AcceptedConnection]:
-        """All of them, in the order of their numbers. Each is to be acknowledged once a second, as a sign of life."""
+        """Return all connections. The caller must acknowledge each once per second as a heartbeat."""
         return list(self._connections.values())
 
     def count(self, number: int) -> None:
-        """An earlier process has received one more message; does nothing for a connection that is not here."""
+        """Count one more message that an earlier process received, if the connection exists."""
         connection = self._connections.get(number)
         if connection is not None:
             whole, pieced = connection.retransmit_buffer.received
             connection.retransmit_buffer.received = Counts(whole + 1, pieced)
 
     def acknowledged(self, number: int, counts: Counts) -> None:
-        """The peer has said so to an earlier process; does nothing for a connection that is not here."""
+        """Apply an acknowledgement that an earlier process received, if the connection exists."""
         connection = self._connections.get(number)
         if connection is not None:
             connection.retransmit_buffer.acknowledge(counts)

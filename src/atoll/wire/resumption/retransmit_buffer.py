@@ -1,9 +1,10 @@
-"""The frames that one end of a resumable connection keeps to send again, and its counts. Pure; can be pickled.
+"""The frames that one end of a resumable connection keeps for retransmission, and its counts. Pure; can be pickled.
 
-Messages arrive in the order in which they were sent, so counting them on both sides says what is missing after a
-socket was lost, and no message needs a number. Those that were sent in pieces, and may be overtaken, are counted apart.
+Messages arrive in the order in which they were sent. Counting them on both sides therefore shows which messages are
+missing after a socket was lost, and messages need no numbers. Messages in pieces, which others can overtake, have their
+own count.
 
-Invariant: what was sent and not acknowledged is kept, in order; what is acknowledged is kept nowhere.
+Invariant: the buffer holds exactly the frames that were sent and are not acknowledged, in order.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import NamedTuple
 
 from atoll.errors import FrameError
 
-# Of what is kept for a peer that is away, or does not acknowledge; as much as may wait in a socket (`MAX_UNSENT`).
+# Limit in bytes for a peer that is away or does not acknowledge; equal to the limit of a connection (`MAX_UNSENT`).
 MAX_RETAINED = 256 * 1024 * 1024
 
 
 class Counts(NamedTuple):
-    """Of messages on a connection: those sent whole, and those sent in pieces."""
+    """Numbers of messages on a connection, sent whole and in pieces."""
 
     whole: int = 0
     pieced: int = 0
@@ -32,13 +33,13 @@ NONE = Counts()
 
 @dataclass
 class RetransmitBuffer:
-    """The frames of one end that are not acknowledged. The owner updates `received`, the methods the rest."""
+    """The unacknowledged frames of one end. The owner updates `received`, and the methods update the other fields."""
 
     received: Counts = field(default_factory=Counts)
     acknowledged: Counts = field(default_factory=Counts)  # by the peer
-    whole: deque[bytes] = field(default_factory=deque)  # frames after those
-    pieced: deque[bytes] = field(default_factory=deque)
-    nbytes: int = 0  # of both
+    whole: deque[bytes] = field(default_factory=deque)  # unacknowledged frames
+    pieced: deque[bytes] = field(default_factory=deque)  # unacknowledged frames of messages in pieces
+    nbytes: int = 0  # of all frames
 
     def retain(self, frame: bytes) -> bool:
         """Add a frame that is sent. Return False if the buffer exceeds `MAX_RETAINED`."""
@@ -63,8 +64,8 @@ class RetransmitBuffer:
             least <= count <= most for least, count, most in zip(self.acknowledged, counts, self.sent, strict=True)
         ):
             raise FrameError(
-                f"the peer says that it has {_text(counts)} of the messages sent to it, of which there were "
-                f"{_text(self.sent)}, and it had {_text(self.acknowledged)} before"
+                f"the peer acknowledged {_text(counts)} messages, but {_text(self.sent)} were sent and it acknowledged "
+                f"{_text(self.acknowledged)} before"
             )
         for _ in range(counts.whole - self.acknowledged.whole):
             self.nbytes -= len(self.whole.popleft())
@@ -75,7 +76,7 @@ class RetransmitBuffer:
     def unacknowledged(self, beyond: Counts = NONE) -> Iterator[tuple[bytes, bool]]:
         """Yield the frames after `beyond` in order, each with whether it is sent in pieces.
 
-        Frames in pieces come last: other frames may overtake them, and they must not overtake others.
+        Messages in pieces come last, because other messages can overtake them but they must not overtake others.
         """
         for frame in islice(self.whole, max(0, beyond.whole - self.acknowledged.whole), None):
             yield frame, False

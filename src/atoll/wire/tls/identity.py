@@ -1,10 +1,10 @@
-"""What a process proves itself with over TLS, and whom it believes.
+"""The certificates with which processes authenticate each other.
 
-All certificates of a cluster are signed by its own authority, and each names a role: `host`, say. A peer is verified by
-its role and never by its address, so machines may have any addresses and names. Who dials asks for a role by the name
-of the server (SNI); who is dialed looks at the role of the certificate that came.
+The cluster's own certificate authority (CA) signs all certificates, and each certificate names a role, such as `host`.
+Processes verify the role of a peer and never its address, so machines can have any addresses and names. A dialer
+requests a role with the server name (SNI), and an acceptor reads the role from the peer's certificate.
 
-Certificates are short-lived. A new one takes the place of the old one in new connections; those that are open go on.
+Certificates are short-lived. New connections use a renewed certificate, and open connections continue.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SUFFIX = ".atoll"
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate, its private key and the authority that has signed it, in PEM. Times are of the machine's clock."""
+    """A certificate, its private key and the CA that signed it, in PEM. Times are in seconds since 1970."""
 
     certificate: bytes
     key: bytes
     authority: bytes
     role: str
-    begins: float  # seconds since 1970
+    begins: float
     ends: float
 
     def __repr__(self) -> str:
@@ -36,27 +36,27 @@ class Certificate:
 
 
 def server_name(role: str) -> str:
-    """The name by which a process of that role is asked for, and which its certificate has."""
+    """Return the server name (SNI) for a role, which is also the DNS name in the role's certificates."""
     return role + _SUFFIX
 
 
 def role_of(certificate: dict[str, Any] | None) -> str:
-    """The role in a verified certificate, as `getpeercert` gives it; "" without one."""
+    """Return the role in a certificate from `getpeercert`, or "" without a certificate."""
     names = [name for kind, name in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
     return names[0].removesuffix(_SUFFIX) if names else ""
 
 
 def name_of(certificate: dict[str, Any] | None) -> str:
-    """What its holder is called in a certificate, as `getpeercert` gives it; "" without one."""
+    """Return the common name in a certificate from `getpeercert`, or "" without a certificate."""
     fields = {key: value for part in (certificate or {}).get("subject", ()) for key, value in part}
     return str(fields.get("commonName", ""))
 
 
 class Identity:
-    """A certificate in use. For any thread; contexts are made anew rather than changed while others use them.
+    """The current certificate of a process and its SSL contexts. Thread-safe.
 
-    There is one for who dials, and two for who is dialed. Who serves takes it at each connection: the newest. A
-    controller may be found `elsewhere` that renews it, beside the one that gave it.
+    `renew` replaces the contexts instead of changing contexts in use. Code that uses a context must read it for each
+    connection. A controller at one of the addresses `elsewhere` can also renew the certificate.
     """
 
     def __init__(self, certificate: Certificate) -> None:
@@ -64,7 +64,7 @@ class Identity:
         self.elsewhere: tuple[Address, ...] = ()
         self.dialing = _context(certificate, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
         self.serving = _context(certificate, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED)
-        # This one lets in who has no certificate yet, as a joiner; who serves with it has to look at the role.
+        # Also accepts peers without a certificate, such as joiners, so its users must check the role.
         self.admitting = _context(certificate, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_OPTIONAL)
 
     @property
@@ -72,7 +72,7 @@ class Identity:
         return self.certificate.role
 
     def renew(self, certificate: Certificate) -> None:
-        """From now on, new connections are made with this one."""
+        """Use `certificate` for new connections."""
         fresh = Identity(certificate)
         self.certificate, self.dialing, self.serving = certificate, fresh.dialing, fresh.serving
         self.admitting = fresh.admitting
@@ -84,22 +84,22 @@ def _context(certificate: Certificate, protocol: int, verify: ssl.VerifyMode) ->
     context.verify_mode = verify
     context.load_verify_locations(cadata=certificate.authority.decode())
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nobody resumes: they would be one more message after each handshake
+        context.num_tickets = 0  # nobody resumes sessions, and tickets add a message to each handshake
     use_certificate(context, certificate.certificate + certificate.key)
     return context
 
 
 def use_certificate(context: ssl.SSLContext, pem: bytes) -> None:
-    """From now on, what is connected with the context is so with this certificate, whose key is in `pem`, too.
+    """Use the certificate and the key in `pem` for new connections of the context.
 
-    Raises ssl.SSLError where there are no two that belong together, or the key needs a passphrase.
+    Raise ssl.SSLError if they do not match or the key needs a passphrase.
     """
-    # OpenSSL reads files alone; this one is in memory, and nobody else's.
+    # OpenSSL reads only files. This one is in memory and private to the process.
     descriptor = os.memfd_create("atoll-certificate", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(pem)
-        # With a passphrase given, OpenSSL asks for none at the terminal.
+        # Without a password argument, OpenSSL would ask for a passphrase at the terminal.
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
-"""TLS between an event loop's transport and a protocol: below it is the socket, above it a control connection.
+"""TLS between a socket's transport on an event loop and a control connection.
 
-The loops' own TLS would do, but for two things. Where a peer's certificate is refused they close without the alert that
-says why, so nobody could tell its user; and a listener's certificate could not be renewed.
+This replaces the TLS of event loops, which has two problems. If a loop refuses a peer's certificate, it closes the
+connection without sending the alert that states the reason. It also cannot renew the certificate of a listener.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from atoll.wire.tls.tls_errors import ALERT, explained, not_admitted
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _READ_SIZE = 64 * 1024
-_LEAST_RECORD = 22  # bytes of a record of TLS 1.3 that has anything in it
+_LEAST_RECORD = 22  # bytes of the smallest TLS 1.3 record with content
 
 
 class TlsLayer(asyncio.BufferedProtocol):
-    """A protocol to the socket's transport, and a transport to the protocol that `factory` makes after the handshake.
+    """The protocol of the socket's transport, and the transport of the protocol that `factory` creates.
 
-    `role` is what the peer has to be, for who dials; "" for who was dialed. `on_secured(error)` is called once: with
-    None when the handshake is done, else with what is wrong, and then the connection has ended. A handshake that is not
-    done within `seconds` is such an end. An accepted connection is one of the `unauthenticated` until then.
+    The layer calls `factory` after the handshake. A dialer passes the `role` that the peer must have, and an acceptor
+    passes "". The layer calls `on_secured(error)` once: with None after the handshake, or with the error if the
+    handshake fails or takes more than `seconds`. In the latter case, the connection has ended. `unauthenticated` counts
+    an accepted connection until the handshake ends. Errors name the peer as `target`.
     """
 
     def __init__(
@@ -35,16 +36,16 @@ class TlsLayer(asyncio.BufferedProtocol):
         role: str,
         factory: Callable[[], Any],
         seconds: float,
-        who: str,
+        target: str,
         on_secured: Callable[[ConnectError | None], None],
         unauthenticated: UnauthenticatedConnections | None = None,
     ) -> None:
         self.protocol: Any = None
         self._role = role
         self._unauthenticated = unauthenticated
-        self.peer = ""  # address, of a connection that was accepted
+        self.peer = ""  # address of the peer of an accepted connection
         self._factory = factory
-        self._who = who
+        self._target = target
         self._on_secured: Callable[[ConnectError | None], None] | None = on_secured
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
@@ -52,24 +53,24 @@ class TlsLayer(asyncio.BufferedProtocol):
         )
         self._read, self._write = self._tls.read, self._tls.write
         self._encrypted = memoryview(bytearray(_READ_SIZE))
-        self._plain = memoryview(b"")  # the protocol's buffer, which is always the same
+        self._plain = memoryview(b"")  # the protocol's buffer, which does not change
         self._is_paused = False  # by the protocol
-        self._is_lost = False  # and what has arrived is delivered at once
+        self._is_lost = False  # received bytes are delivered even if the protocol pauses
         self._error: Exception | None = None
         self._transport: asyncio.Transport
         self._seconds = seconds
         self._deadline: asyncio.TimerHandle
 
-    # ---- below: what the loop calls
+    # ---- protocol: called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
         self._send = self._transport.write
-        # Not before: a loop may make the protocol of a connection that never is.
+        # Not in the constructor, because a loop may create a protocol without a connection.
         self._deadline = asyncio.get_running_loop().call_later(self._seconds, self._too_late)
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            send_without_delay(sock)  # before the handshake, which waits for acknowledgements otherwise
+            send_without_delay(sock)  # before the handshake, which would wait for acknowledgements otherwise
         if self._unauthenticated is not None:
             self.peer = peer_of(sock)
             self._unauthenticated.add(self, self.peer)
@@ -107,11 +108,11 @@ class TlsLayer(asyncio.BufferedProtocol):
             if isinstance(error, OSError) and self._error is None:
                 read_what_is_left(self._transport, self)
             self.protocol.connection_lost(self._error or error)
-        # As `Connection` does, and for the same reason.
+        # Break reference cycles; see `Connection._break_cycles`.
         self._encrypted = self._plain = memoryview(b"")
         self.protocol = None
 
-    # ---- the handshake
+    # ---- handshake
 
     def _shake_hands(self) -> None:
         try:
@@ -120,13 +121,13 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._flush()
             return
         except ssl.SSLError as error:
-            # An alert tells the peer why.
+            # The alert states the reason to the peer.
             self._transport.write(self._outgoing.read() or ALERT)
             self._fail(error)
             self._transport.close()
             return
         self._flush()
-        self._forget()
+        self._end_handshake()
         on_secured, self._on_secured = self._on_secured, None
         self.protocol = self._factory()
         self._plain = self.protocol.get_buffer(-1)
@@ -139,20 +140,20 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _fail(self, error: Exception) -> None:
-        self._forget()
+        self._end_handshake()
         on_secured, self._on_secured = self._on_secured, None
         if on_secured is not None:
-            on_secured(explained(error, self._who) if self._role else not_admitted(error, self._who))
+            on_secured(explained(error, self._target) if self._role else not_admitted(error, self._target))
 
-    def _forget(self) -> None:
-        """The handshake is over: the connection above, if it is made, counts from now on."""
+    def _end_handshake(self) -> None:
+        """Cancel the deadline and remove the layer from `unauthenticated`. The control connection adds itself."""
         self._deadline.cancel()
         if self._unauthenticated is not None:
             self._unauthenticated.remove(self)
 
     def drop(self, reason: str) -> None:
-        """End a connection whose handshake takes too long, or that exceeds a bound."""
-        self._forget()
+        """End a connection whose handshake takes too long or that exceeds a bound."""
+        self._end_handshake()
         self._on_secured = None
         self._transport.abort()
 
@@ -164,7 +165,10 @@ class TlsLayer(asyncio.BufferedProtocol):
     # ---- bytes
 
     def _deliver(self) -> None:
-        """Gives the protocol what has arrived. To ask in vain costs more than a small message: so it looks first."""
+        """Decrypt received bytes and pass them to the protocol.
+
+        A read without a complete record raises, which costs more than a small message, so check for records first.
+        """
         read, incoming, plain, take = self._read, self._incoming, self._plain, self.protocol.buffer_updated
         size = len(plain)
         try:
@@ -187,16 +191,16 @@ class TlsLayer(asyncio.BufferedProtocol):
             self._error = error
             self._transport.abort()
             return
-        if self._outgoing.pending:  # an answer to an update of keys
+        if self._outgoing.pending:  # an answer to a key update
             self._flush()
 
-    # ---- above: what the protocol calls
+    # ---- transport: called by the protocol
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
             self._write(data)
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return  # the peer has closed, which the protocol learns next: what is written now is lost either way
+            return  # the peer has closed, so the bytes are lost; `connection_lost` of the protocol follows
         except ssl.SSLError as error:
             self._error = error
             self._transport.abort()
@@ -204,7 +208,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._send(self._outgoing.read())
 
     def pause_reading(self) -> None:
-        """Deliver nothing more, and read nothing, until `resume_reading`."""
+        """Stop reading and delivering until `resume_reading`."""
         if not (self._is_paused or self._is_lost):
             self._is_paused = True
             self._transport.pause_reading()
@@ -231,7 +235,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         return self._tls.getpeercert() if name == "peercert" else self._transport.get_extra_info(name, default)
 
     def close(self) -> None:
-        """Sends what was written, and closes."""
+        """Send all written bytes and close."""
         self._transport.close()
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""Why two processes do not trust each other, in words that say what to do."""
+"""Error messages for TLS connections that fail, with the reason and what to do."""
 
 from __future__ import annotations
 
@@ -6,90 +6,107 @@ import ssl
 from datetime import UTC, datetime
 
 from atoll.errors import AccessError, ConnectError, HandshakeCutError
+from atoll.wire.address import Address
 
-_NEW_JOIN = "take the cluster's present join token (`atoll up --join-file` writes it)"
+_NEW_JOIN = "use the cluster's current join token (`atoll up --join-file` writes it)"
 _NO_TLS = (
-    "what listens there speaks no TLS. If the cluster was started with --insecure, use --insecure (or "
-    "ATOLL_INSECURE=1) here, too; else the address is another program's"
+    "the process there does not use TLS. If the cluster was started with --insecure, also use --insecure (or "
+    "ATOLL_INSECURE=1) here; otherwise another program uses the address"
 )
 
-# What OpenSSL does not send where what has come is no TLS: an alert, by which a peer of Atoll knows that this is.
+# OpenSSL sends no alert if the peer does not use TLS. This alert tells a peer of Atoll that this side does.
 ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
 
-# By OpenSSL's verify codes: of the peer's certificate, found here.
+# OpenSSL's codes for the verification of the peer's certificate.
 _HAS_EXPIRED = 10
 _NOT_YET_VALID = 9
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21, 7, 30)
 _OTHER_NAME = 62
-# OpenSSL's reasons if what has arrived is no TLS.
+# OpenSSL's reasons if the received bytes are not TLS.
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 
-# By the names of alerts: of this process's certificate, found by the peer.
+# Texts by the names of alerts, with which a peer refuses this process's certificate.
 _ALERTS = {
-    "EXPIRED": "it says that this process's certificate has expired: {clock}. It could not be renewed, see its log; "
-    "else one of the two clocks is wrong",
-    "UNKNOWN_CA": f"it does not know the authority of this process's certificate: {_NEW_JOIN}",
-    "DECRYPT_ERROR": f"it does not know the authority of this process's certificate: {_NEW_JOIN}",
-    "CERTIFICATE_REQUIRED": "it asks for a certificate, and this process has none: " + _NEW_JOIN,
-    "BAD_CERTIFICATE": "it takes this process's certificate for a bad one; where the two clocks differ, set them: "
-    "{clock}",
-    "PROTOCOL_VERSION": "it speaks another version of TLS than 1.3",
+    "EXPIRED": "this process's certificate has expired ({clock}). If its log shows that the renewal failed, fix that; "
+    "otherwise set the clock that is wrong",
+    "UNKNOWN_CA": f"it does not know the authority of this process's certificate; {_NEW_JOIN}",
+    "DECRYPT_ERROR": f"it does not know the authority of this process's certificate; {_NEW_JOIN}",
+    "CERTIFICATE_REQUIRED": "it requires a certificate, and this process has none; " + _NEW_JOIN,
+    "BAD_CERTIFICATE": "it considers this process's certificate invalid. If the clocks of the two machines differ, set "
+    "them ({clock})",
+    "PROTOCOL_VERSION": "it does not support TLS 1.3",
     "HANDSHAKE_FAILURE": "the two sides have no cipher in common",
 }
 
 
-def explained(error: BaseException, who: str, shaking_hands: bool = True) -> ConnectError:
-    """The error of a connection to `who`, such as "the controller at tls://10.0.0.1:7000"."""
+def explained(error: BaseException, target: str, shaking_hands: bool = True) -> ConnectError:
+    """Return the error of a connection to `target`, such as "the controller at tls://10.0.0.1:7000"."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return AccessError(f"{who} is not trusted: {_of_verification(error, who)}")
+        return AccessError(f"{target} is not trusted: {_verification_text(error)}")
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLError):
         for alert, text in _ALERTS.items():
             if "ALERT" in reason and alert in reason:
-                return AccessError(f"{who} refuses the connection: {text.format(clock=_clock())}")
+                return AccessError(f"{target} refuses the connection: {text.format(clock=_clock())}")
     if not shaking_hands:
-        return ConnectError(f"the TLS connection to {who} has failed: {reason or error}")
+        return ConnectError(f"the TLS connection to {target} failed: {reason or error}")
     if isinstance(error, TimeoutError):
-        return ConnectError(f"{who} did not finish the TLS handshake in time: it is overloaded, or {_NO_TLS}")
+        return ConnectError(f"{target} did not finish the TLS handshake in time: it is overloaded, or {_NO_TLS}")
     if isinstance(error, ssl.SSLError) and reason not in ("UNEXPECTED_EOF_WHILE_READING", ""):
         if reason in _NOT_TLS:
-            return AccessError(f"{who} cannot be spoken to by TLS: {_NO_TLS}")
-        return AccessError(f"the TLS handshake with {who} has failed: {reason}")
-    return HandshakeCutError(f"{who} ended the TLS handshake: it is ending, or {_NO_TLS}")
+            return AccessError(f"cannot connect to {target} with TLS: {_NO_TLS}")
+        return AccessError(f"the TLS handshake with {target} failed: {reason}")
+    return HandshakeCutError(f"{target} ended the TLS handshake: it is shutting down, or {_NO_TLS}")
 
 
-def not_admitted(error: BaseException, who: str) -> ConnectError:
-    """Return the error of a handshake with `who`, who has connected to this process: for its log."""
+def not_admitted(error: BaseException, peer: str) -> ConnectError:
+    """Return the error, for the log, of a handshake with `peer`, which connected to this process."""
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return AccessError(f"{who} is not trusted: {error.verify_message}")
+        return AccessError(f"{peer} is not trusted: {error.verify_message}")
     if reason in _NOT_TLS:
-        return AccessError(f"{who} speaks no TLS: it has --insecure (ATOLL_INSECURE), or is no process of Atoll")
+        return AccessError(
+            f"{peer} does not use TLS: it was started with --insecure (ATOLL_INSECURE), or it is not a process of Atoll"
+        )
     if isinstance(error, TimeoutError):
-        return ConnectError(f"{who} did not finish the TLS handshake in time")
+        return ConnectError(f"{peer} did not finish the TLS handshake in time")
     if isinstance(error, ssl.SSLError) and reason not in ("UNEXPECTED_EOF_WHILE_READING", ""):
         if "ALERT" in reason:
-            return AccessError(f"{who} does not trust this process: {reason}")
-        return AccessError(f"the TLS handshake with {who} has failed: {reason}")
-    return HandshakeCutError(f"{who} ended the TLS handshake")
+            return AccessError(f"{peer} does not trust this process: {reason}")
+        return AccessError(f"the TLS handshake with {peer} failed: {reason}")
+    return HandshakeCutError(f"{peer} ended the TLS handshake")
 
 
-def _of_verification(error: ssl.SSLCertVerificationError, who: str) -> str:
+def no_identity(address: Address, what: str, for_hosts: bool = False) -> AccessError:
+    """Return the error for dialing `address`, where `what` listens with TLS, without a join token."""
+    start = f"{what} at {address.host_and_port} uses TLS, for which"
+    if for_hosts:
+        return AccessError(
+            f"{start} this host needs the cluster's join token for hosts: pass --join FILE or set ATOLL_JOIN=FILE with "
+            "the file from `atoll up --host-join-file FILE`"
+        )
+    return AccessError(
+        f"{start} this process needs the cluster's join token: set ATOLL_JOIN to the token or to the file from "
+        "`atoll up --join-file FILE`"
+    )
+
+
+def _verification_text(error: ssl.SSLCertVerificationError) -> str:
     code = error.verify_code
     if code == _HAS_EXPIRED:
         return (
-            f"its certificate has expired by this machine's clock ({_clock()}). Set the clock where it is ahead "
-            "(certificates are renewed well before their end); else restart what listens there"
+            f"its certificate has expired according to this machine's clock ({_clock()}). Certificates are renewed "
+            "early, so set the clock if it is ahead; otherwise restart the process there"
         )
     if code == _NOT_YET_VALID:
-        return f"its certificate is of the future by this machine's clock ({_clock()}), which is behind: set the clock"
+        return f"its certificate is not yet valid ({_clock()}). This machine's clock is behind: set the clock"
     if code in _UNKNOWN_AUTHORITY:
         return (
-            "its certificate is not of the authority of the join token. The cluster was started anew since: "
-            f"{_NEW_JOIN}; or somebody else answers in its place"
+            "its certificate is not from the authority of the join token. Either the cluster has been restarted "
+            f"({_NEW_JOIN}), or another process answers at its address"
         )
     if code == _OTHER_NAME:
-        return f"its certificate is of another role ({error.verify_message}). Is the address that of another process?"
+        return f"its certificate is for another role ({error.verify_message}). Check the address"
     return error.verify_message
 
 
