@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from atoll.cluster.resources import Host
-from atoll.cluster.usage.estimates_file import MOST_ESTIMATES
-from atoll.cluster.usage.usage_records import Estimate, Expected
+from atoll.cluster.usage.usage_records import MOST_ESTIMATES, Estimate, Expected
 from atoll.ir.steps import Steps
 from atoll.scheduling.gangs import FIRST_RUNS, DurationEstimate, GangSpec
 from atoll.scheduling.programs import RegisteredProgram

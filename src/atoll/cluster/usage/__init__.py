@@ -1,1 +1,1 @@
-"""Who used how much of a cluster: the records, and where they are kept."""
+"""Usage records of a cluster and duration estimates of functions, and the files that store them."""

@@ -1,7 +1,6 @@
-"""The thread that writes usage and estimates to files, and reads them: a slow disk holds up nobody else.
+"""Store usage and duration estimates in files, on a separate thread so that a slow disk delays nothing else.
 
-What is given to it is in the files within moments; a process that is killed loses what it had not been given yet, and
-what a slow disk had not taken.
+If the process is killed, records that are not written yet are lost.
 """
 
 from __future__ import annotations
@@ -13,22 +12,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from atoll.cluster.usage.estimates_file import read_estimates, write_estimates
-from atoll.cluster.usage.usage_records import By, Estimate, Expected, Usage
+from atoll.cluster.usage.usage_records import MOST_ESTIMATES, By, Estimate, Expected, Usage
 
 if TYPE_CHECKING:
     from atoll.cluster.usage.usage_store import Record, UsageStore
 
 COMPACT_SECONDS = 60.0
-# Seconds of usage that wait for a disk; beyond that the oldest are lost.
-MOST_WAITING = 3600
+MOST_WAITING = 3600  # records, one per second, that wait for a disk; then the oldest are dropped
 _END_SECONDS = 5.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT and SQLITE_NOTADB: this process imports sqlite3 only when it needs it
+
+# The file of estimates in the directory of compiled programs. All clusters that use the directory share it. Each writes
+# a merged file and renames it, so readers always find a complete file.
+FILE_NAME = "atoll-estimates.json"
+_MOST_BYTES = 16 << 20
+_decode = msgspec.json.Decoder(tuple[Estimate, ...]).decode
 
 _Result = TypeVar("_Result")
 
@@ -36,9 +40,9 @@ _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Keeps usage in the file `usage`, in memory with "", and estimates in the directory `estimates`, nowhere with "".
+    """Stores usage in the file `usage`, or in memory if that is "", and estimates in the directory `estimates`, if any.
 
-    The thread starts when there is something to do.
+    The thread starts with the first job.
     """
 
     def __init__(self, usage: str = "", estimates: str = "") -> None:
@@ -53,17 +57,17 @@ class Keeper:
         self._failed = ""
 
     def read_estimates(self) -> tuple[Estimate, ...]:
-        """What was learnt before. Blocks for as long as it takes to read a file."""
+        """Return the stored estimates. This blocks while it reads a file."""
         return read_estimates(self._estimates) if self._estimates else ()
 
     def store_usage(self, present_ns: int, rows: Sequence[Usage]) -> None:
-        """This was used until now, of so much device time that there was."""
+        """Store what was used until now, and the device time that was available, in nanoseconds."""
         self._waiting.append((time.time(), present_ns, rows))
         self._do(self._write)
 
     def store_estimates(self, learnt: Sequence[Estimate]) -> None:
         if self._estimates:
-            self._do(lambda: self._write_estimates(learnt))
+            self._do(lambda: write_estimates(self._estimates, learnt))
 
     def report(
         self,
@@ -74,23 +78,23 @@ class Keeper:
         done: Callable[[bytes], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Calls `done(JSON)`, from the thread, with what was used in the last `seconds`; 0: ever.
+        """Call `done(JSON)` on the thread with the usage of the last `seconds`, or of all time if that is 0.
 
-        Calls `failed(reason)` in its place if the file cannot be read.
+        If the file cannot be read, call `failed(reason)` instead.
         """
 
         def answer() -> None:
             try:
                 content = self._report(by, seconds, tenant, expected)
             except Exception as error:
-                failed(f"usage cannot be read: {type(error).__name__}: {error}")
+                failed(f"cannot read usage: {type(error).__name__}: {error}")
                 raise
             done(content)
 
         self._do(answer)
 
     def close(self) -> None:
-        """Returns once all is written, or the disk is too slow for that."""
+        """Return when everything is written, or after a few seconds if the disk is too slow."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(_END_SECONDS)
@@ -108,9 +112,9 @@ class Keeper:
             try:
                 job()
                 self._failed = ""
-            except Exception as error:  # a disk that is full, say: what is kept is for people, and nothing rests on it
-                if str(error) != self._failed:  # said once
-                    _log.warning("usage or estimates cannot be kept: %s: %s", type(error).__name__, error)
+            except Exception as error:  # for example, a full disk; nothing depends on the records
+                if str(error) != self._failed:  # log each reason once
+                    _log.warning("cannot store usage or estimates: %s: %s", type(error).__name__, error)
                 self._failed = str(error)
         if self._store is not None:
             self._store.close()
@@ -126,12 +130,12 @@ class Keeper:
             except (sqlite3.Error, OSError) as error:
                 if _is_damage(error):
                     raise
-                _log.warning("usage is not kept when this cluster ends: %s: %s", self._usage, error)
+                _log.warning("usage will be lost when this cluster ends: %s: %s", self._usage, error)
                 self._store = UsageStore("", self._run)
         return self._store
 
     def _with_store(self, use: Callable[[UsageStore], _Result]) -> _Result:
-        """Return what `use(store)` returns. A damaged file is set aside for people to look at, and a new one begun."""
+        """Return `use(store)`. Rename a damaged file, for an operator to inspect, and begin a new one."""
         try:
             return use(self._opened())
         except Exception as error:
@@ -145,7 +149,7 @@ class Keeper:
             self._store.close()
             self._store = None
         aside = f"{self._usage}.damaged-{int(time.time())}"
-        _log.warning("a new file of usage begins, and the old one is %s now: %s", aside, error)
+        _log.warning("the usage file is damaged: renamed it to %s, and began a new one: %s", aside, error)
         for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self._usage + suffix, aside + suffix)
@@ -159,14 +163,11 @@ class Keeper:
             self._with_store(lambda store: store.add(records))
         except Exception:
             room = MOST_WAITING - len(waiting)
-            waiting.extendleft(reversed(records[max(0, len(records) - room) :]))  # for the next time
+            waiting.extendleft(reversed(records[max(0, len(records) - room) :]))  # to retry with the next job
             raise
         if time.monotonic() >= self._next_compaction:
             self._next_compaction = time.monotonic() + COMPACT_SECONDS
             self._with_store(lambda store: store.compact(time.time()))
-
-    def _write_estimates(self, learnt: Sequence[Estimate]) -> None:
-        write_estimates(self._estimates, learnt)
 
     def _report(self, by: By, seconds: float, tenant: str | None, expected: Sequence[Expected]) -> bytes:
         now = time.time()
@@ -176,5 +177,32 @@ class Keeper:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether SQLite says that the file is damaged or no database, rather than locked, full or not readable."""
+    """Return whether SQLite reports that the file is damaged or no database, rather than locked or unreadable."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+
+
+def read_estimates(directory: str) -> tuple[Estimate, ...]:
+    """Return the estimates of a directory, the newest last; () if its file is missing or damaged."""
+    try:
+        with open(Path(directory) / FILE_NAME, "rb") as file:
+            found = _decode(file.read(_MOST_BYTES))
+    except (OSError, msgspec.MsgspecError):
+        return ()
+    return found[-MOST_ESTIMATES:]
+
+
+def write_estimates(directory: str, learnt: Sequence[Estimate]) -> None:
+    """Merge new estimates into the directory's file. Raise OSError."""
+    merged = {each.key: each for each in read_estimates(directory)}
+    for each in learnt:
+        merged.pop(each.key, None)
+        merged[each.key] = each
+    os.makedirs(directory, exist_ok=True)
+    file = Path(directory) / FILE_NAME
+    partial = file.with_name(f".{FILE_NAME}.{os.getpid()}")
+    try:
+        partial.write_bytes(msgspec.json.encode(list(merged.values())[-MOST_ESTIMATES:]))
+        partial.rename(file)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()

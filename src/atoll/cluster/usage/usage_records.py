@@ -1,4 +1,4 @@
-"""What is kept about the past of a cluster: what was used, and how long functions took."""
+"""Records of the usage of a cluster and of the durations of functions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from enum import StrEnum
 
 import msgspec
 
+MOST_ESTIMATES = 10_000
+
 
 class By(StrEnum):
-    """What usage is summed up by."""
+    """The key by which a report sums usage."""
 
     TENANT = "tenant"
     SESSION = "session"
@@ -16,24 +18,20 @@ class By(StrEnum):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a program of a session used since the record before.
-
-    Device time is summed over devices, and so is memory: a gibibyte on each of eight devices for a second is 8 GiB s.
-    Bytes that are moved count where they are written.
-    """
+    """The usage of a program of a session since the previous record, summed over devices and hosts."""
 
     tenant: str
     session: int
     label: str  # of the session
     program: str
     device_ns: int = 0
-    byte_seconds: float = 0.0
-    bytes_moved: int = 0
-    compile_seconds: float = 0.0  # summed over hosts
+    byte_seconds: float = 0.0  # one GiB on each of eight devices for a second is 8 GiB s
+    bytes_moved: int = 0  # counted by the writer
+    compile_seconds: float = 0.0
 
 
 class Expected(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a launch of a tenant's program is expected to take of its devices."""
+    """The expected device time of a launch of a tenant's program."""
 
     tenant: str
     program: str
@@ -41,7 +39,7 @@ class Expected(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Estimate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How long a gang takes, learnt from so many runs. `key` says of what: see `scheduling.estimates`."""
+    """The estimated duration of a gang after `runs` observations. `key` identifies it: see `scheduling.estimates`."""
 
     key: str
     nanoseconds: int

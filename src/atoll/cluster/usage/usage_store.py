@@ -1,11 +1,11 @@
-"""Usage in SQLite: one row for each account and period, coarser the older it is.
+"""Usage records in SQLite, with one row per account and period.
 
-An account is a program of a session. Seconds are kept for two hours, then they become minutes, after two days hours,
-and after a month days of a whole tenant, which are kept for ten years. Where that would be more than `MOST_ROWS`, all
-of it happens earlier; so the file is bounded.
+An account is a program of a session. Periods are seconds for two hours, then minutes, after two days hours, and after a
+month days of a whole tenant, which are stored for ten years. If there are more than `MOST_ROWS`, periods become longer
+earlier, so the file is bounded.
 
-One process has a file at a time: SQLite's lock on it is held for as long as it is open, and then its log needs no
-shared memory and works on file systems of networks, too.
+One process at a time opens a file, and holds SQLite's lock on it. So SQLite's log needs no shared memory, and works on
+network file systems.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from atoll.cluster.usage.usage_records import By, Expected, Usage
 
 MOST_ROWS = 500_000
 MINUTE, HOUR, DAY = 60, 3600, 86_400
-# Periods of so many seconds become longer ones after a time.
+# Length of a period, length that it becomes, and the age at which it does, in seconds.
 _TIERS = ((1, MINUTE, 2 * HOUR), (MINUTE, HOUR, 2 * DAY), (HOUR, DAY, 31 * DAY))
 _DAYS_KEPT = 3650 * DAY
 _MOST_HALVINGS = 16
 _MOST_KNOWN = 10_000
-_LOCKED_SECONDS = 2.0  # for a controller that was just killed to be gone
+_LOCKED_SECONDS = 2.0  # for a controller that was just killed to release its lock
 
 _FORMAT = 1
 _SCHEMA = """
@@ -50,15 +50,16 @@ _COLUMNS = {
     By.SESSION: ("tenant", "run", "session", "label"),
     By.PROGRAM: ("tenant", "program"),
 }
-# (seconds since 1970, device time that there was, what was used of it)
+# (seconds since 1970, available device time in nanoseconds, usage)
 Record = tuple[float, int, Sequence[Usage]]
 
 
 class UsageStore:
-    """The file of a cluster, `path`; "": in memory. `run` tells its sessions from those of earlier runs of the cluster:
-    the second since 1970 in which it started.
+    """The usage file of a cluster at `path`, or a store in memory if that is "".
 
-    Raises sqlite3.Error, from the constructor too, where the file is locked or cannot be written.
+    `run` is the second since 1970 in which the cluster started. It distinguishes sessions of this run of the cluster
+    from those of earlier runs. The constructor and the methods raise sqlite3.Error if the file is locked or cannot be
+    written.
     """
 
     def __init__(self, path: str, run: int) -> None:
@@ -82,7 +83,7 @@ class UsageStore:
         self._database.close()
 
     def add(self, records: Iterable[Record]) -> None:
-        """Keeps these, all of them or none."""
+        """Store the records, all or none."""
         execute, many = self._database.execute, self._database.executemany
         execute("BEGIN IMMEDIATE")
         try:
@@ -126,15 +127,15 @@ class UsageStore:
         assert made.lastrowid is not None
         return made.lastrowid
 
-    # ---- looking
+    # ---- reports
 
     def report(
         self, by: By, since: float, tenant: str | None = None, expected: Iterable[Expected] = ()
     ) -> dict[str, Any]:
-        """What was used since then, in seconds since 1970: as a whole, and in rows, who used most of the devices first.
+        """Return the usage since `since`, in seconds since 1970: the total, and rows by decreasing device time.
 
-        With a `tenant`, of its usage alone, and nothing of what there was: the rest would be others'. A period counts
-        as a whole where it ends later.
+        With a `tenant`, report only its usage, and not the available device time, which would disclose the usage of
+        others. A period that ends after `since` counts as a whole.
         """
         columns = _COLUMNS[by]
         where, values = "start + length > ?", [since]
@@ -161,10 +162,10 @@ class UsageStore:
             report["idle_device_seconds"] = present / 1e9 - total["device_seconds"]
         return report
 
-    # ---- forgetting
+    # ---- compaction
 
     def compact(self, now: float, most: int = MOST_ROWS) -> None:
-        """Makes old periods longer, and drops the oldest. To be called now and then."""
+        """Merge old periods into longer ones, and delete the oldest. Call this from time to time."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             for halvings in range(_MOST_HALVINGS):
@@ -196,7 +197,7 @@ class UsageStore:
         return int(usage)
 
     def _fold(self, length: int, longer: int, before: int) -> None:
-        """Periods of that length that started before then become longer ones; days are those of whole tenants."""
+        """Merge the periods of a length that started before `before` into longer ones, days of all of a tenant."""
         old = (length, before)
         account = "account"
         if longer == DAY:
