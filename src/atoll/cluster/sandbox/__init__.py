@@ -1,1 +1,1 @@
-"""The sandbox of processes that run code of a tenant, and what this system offers to build one."""
+"""The sandbox of processes that run code of a tenant, and the mechanisms of this system for one."""

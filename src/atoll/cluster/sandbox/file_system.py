@@ -1,7 +1,8 @@
-"""The files that a sandboxed process sees: mounts in its mount namespace.
+"""The files that a sandboxed process sees, as mounts in its mount namespace.
 
-For `View.GRANTED` a new root is made, and only what is listed is mounted into it. The old root is then gone from the
-namespace: no path leads out. For `View.USER` the root stays, and what is hidden is covered.
+For `View.GRANTED`, the process gets a new root with mounts of the interpreter, the system and the granted directories.
+The old root is then removed from the namespace, so no path leads out. For `View.USER` the root stays, and mounts cover
+the hidden files.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from atoll.cluster.sandbox import kernel
 from atoll.cluster.sandbox.grants import Sandbox, View
-from atoll.cluster.sandbox.interpreter import interpreter_paths, system_paths
 
 _OLD = "/.old"
 _PRIVATE = "/.private"
@@ -24,9 +24,8 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1"} | {
     "stderr": "/proc/self/fd/2"
 }
-# Of /proc: what changes the machine, and what tells of the kernel's memory and keys.
-_PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "sysrq-trigger")
-_PROC_HIDDEN = ("kcore", "keys", "timer_list")
+_PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "sysrq-trigger")  # parts of /proc that change the machine
+_PROC_HIDDEN = ("kcore", "keys", "timer_list")  # parts of /proc with the kernel's memory and keys
 _SAFE = kernel.NO_SUID | kernel.NO_DEVICES
 _DIRECTORY_FILES = 1 << 20  # inodes of the private file system
 
@@ -39,10 +38,10 @@ Trees = Mapping[str, int]  # descriptors of detached mounts, by the granted dire
 
 
 def map_grants(sandbox: Sandbox, user: int) -> Trees:
-    """Copy the mounts of the granted directories, with the owner of each mapped to the user and group `user`, which
-    has the rights of the owner there and nowhere else. Call it as root, before entering namespaces.
+    """Copy the mounts of the granted directories, and map the owner of each to the user and group `user`.
 
-    Leave out a directory that does not exist. Raises OSError if a file system cannot map owners, and GrantError.
+    So `user` has the rights of the owner there, and nowhere else. Call this as root before entering namespaces. Leave
+    out directories that do not exist. Raise OSError if a file system cannot map owners, and GrantError.
     """
     users: dict[tuple[int, int], int] = {}
     trees = {}
@@ -59,7 +58,7 @@ def map_grants(sandbox: Sandbox, user: int) -> Trees:
 
 
 def _open(path: str, name: str) -> int | None:
-    """Open a granted directory; None if it does not exist. `name` is how the grant names it."""
+    """Open a granted directory; return None if it does not exist. `name` is the path in the grant."""
     try:
         return kernel.open_without_links(path)
     except FileNotFoundError:
@@ -80,7 +79,7 @@ def _mapped(directory: int, flags: int, user: int, users: dict[tuple[int, int], 
 
 
 def _user_namespace(owner: tuple[int, int], user: int) -> int:
-    """A user namespace in which `owner`, (user, group), stands for `user`."""
+    """Return a user namespace that maps `owner`, (user, group), to `user`."""
     ready, done = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -104,9 +103,9 @@ def _user_namespace(owner: tuple[int, int], user: int) -> int:
 
 
 def build(sandbox: Sandbox, trees: Trees, user: int | None) -> None:
-    """Makes this process see what the sandbox says; `user` is to be its user and group, None for the present one.
+    """Give this process the file system of the sandbox. `user` will be its user and group, None for the present ones.
 
-    Call it in new namespaces for mounts and processes, as a process that is in the latter.
+    Call this in new namespaces for mounts and processes, in a process that is in the latter.
     """
     kernel.mount("none", "/", "", kernel.RECURSIVE | kernel.PRIVATE)
     if sandbox.view is View.USER:
@@ -115,7 +114,7 @@ def build(sandbox: Sandbox, trees: Trees, user: int | None) -> None:
         _new_root(sandbox, trees, user)
 
 
-# ---- the user's own view
+# ---- View.USER
 
 
 def _cover_root(sandbox: Sandbox) -> None:
@@ -125,7 +124,7 @@ def _cover_root(sandbox: Sandbox) -> None:
         os.makedirs(sandbox.shared, exist_ok=True)
         kernel.mount(f"/proc/self/fd/{shared}", sandbox.shared, "", kernel.BIND)
         os.close(shared)
-    if os.path.isdir("/dev/shm") and not sandbox.shared.startswith("/dev/shm/"):  # where clients put what they send
+    if os.path.isdir("/dev/shm") and not sandbox.shared.startswith("/dev/shm/"):  # it has the data that clients send
         _temporary("/dev/shm", sandbox)
     if sandbox.scratch:
         os.makedirs(sandbox.scratch, exist_ok=True)
@@ -149,11 +148,11 @@ def _size(sandbox: Sandbox) -> str:
     return f"nr_inodes={_DIRECTORY_FILES}" + (f",size={sandbox.scratch_bytes}" if sandbox.scratch_bytes else "")
 
 
-# ---- a root of what is granted
+# ---- View.GRANTED
 
 
 def _new_root(sandbox: Sandbox, trees: Trees, user: int | None) -> None:
-    paths = [*system_paths(), *interpreter_paths(sandbox.private)]  # as long as they can be looked up
+    paths = [*system_paths(), *interpreter_paths(sandbox.private)]  # before the root changes
     kernel.mount("tmpfs", "/tmp", "tmpfs", _SAFE, "mode=0755,size=1m")
     os.chdir("/tmp")
     os.mkdir(_OLD[1:])
@@ -191,7 +190,7 @@ class _Root:
         self._shown: list[str] = []
 
     def show(self, path: str) -> None:
-        """Shows what is at `path`, read-only, and the symbolic links on the way there. Nothing if it does not exist."""
+        """Show `path`, read-only, and the symbolic links on the way there. Do nothing if it does not exist."""
         here = self._follow(path)
         if here is None or any(f"{here}/".startswith(f"{each}/") for each in self._shown):
             return
@@ -205,7 +204,7 @@ class _Root:
         self._shown.append(here)
 
     def _follow(self, path: str) -> str | None:
-        """Makes the links of a path, and the directories that they are in; what the path leads to."""
+        """Make the symbolic links of a path and their directories. Return the path's target, None if it has none."""
         parts, here, links = deque(path.split("/")), "", 0
         while parts:
             part = parts.popleft()
@@ -232,7 +231,7 @@ class _Root:
 
 
 def _make_private(sandbox: Sandbox, user: int | None) -> None:
-    """The file system in memory that the process may write to: its scratch directory, /tmp and /dev/shm."""
+    """Mount the private file system in memory, with the process's scratch directory, /tmp and /dev/shm."""
     os.mkdir("/tmp")
     os.mkdir("/dev")
     if not sandbox.scratch:
@@ -260,7 +259,7 @@ def _make_devices(sandbox: Sandbox) -> None:
 
 
 def _grant(path: str, flags: int, tree: int | None) -> None:
-    """Mount a granted directory: its detached mount, or the directory of the old root."""
+    """Mount a granted directory, from its detached mount or from the old root."""
     place = _open(_OLD + path, path) if tree is None else tree
     if place is None:
         return
@@ -278,7 +277,7 @@ def _grant(path: str, flags: int, tree: int | None) -> None:
 
 
 def _write_settings(sandbox: Sandbox, user: int | None) -> None:
-    """The names of the users that a process may meet; they are in no file of the old root that it sees."""
+    """Write the names of the users and groups that the process may see, since it does not see those of the system."""
     number = os.getuid() if user is None else user
     group = os.getgid() if user is None else user
     home = sandbox.scratch or "/"
@@ -304,3 +303,63 @@ def _mount_proc(read_only: bool) -> None:
             kernel.mount(null, f"/proc/{name}", "", kernel.BIND)
     if read_only:
         kernel.restrict("/proc", kernel.READ_ONLY | _SAFE | kernel.NO_EXEC)
+
+
+# ---- paths of the interpreter and the system
+
+# Some systems have in /nix or /gnu what others have in /usr.
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+_SETTINGS = (
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "resolv.conf", "hosts", "host.conf", "gai.conf"),
+    *("protocols", "services", "localtime", "timezone", "mime.types", "alternatives", "ssl/certs", "ssl/openssl.cnf"),
+    *("ca-certificates", "pki/tls/certs", "pki/tls/cert.pem", "pki/ca-trust/extracted", "crypto-policies"),
+)
+_MACHINE = ("/sys/devices/system/cpu", "/sys/devices/system/node")
+_OF_PROCESSES = ("cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys", "self")
+
+
+def system_paths() -> Iterator[str]:
+    """Yield the programs, libraries, data and settings of the system that a process needs. Some may not exist."""
+    yield from _SYSTEM
+    yield from (f"/etc/{name}" for name in _SETTINGS)
+    yield from _MACHINE
+
+
+def proc_paths() -> Iterator[str]:
+    """Yield files with information about the machine and the process, for a process without a private /proc."""
+    yield from (f"/proc/{name}" for name in _OF_PROCESSES)
+
+
+def interpreter_paths(private: Iterable[str]) -> list[str]:
+    """Return the directories and files of this interpreter and of its imports. They may be symbolic links.
+
+    Leave out a directory that contains one of the `private` paths or the user's home directory, even if modules are
+    imported from it.
+    """
+    kept_out = [f"{os.path.realpath(each)}/" for each in (str(Path.home()), *private)]
+    named: tuple[str, ...] = (
+        sys.executable,
+        sys.prefix,
+        sys.exec_prefix,
+        sys.base_prefix,
+        *sys.path,
+        *_editable(),
+        *_libraries(),
+    )
+    found = dict.fromkeys(os.path.abspath(each) for each in named if each and os.path.exists(each))
+    return [each for each in found if not _contains(os.path.realpath(each), kept_out)]
+
+
+def _contains(directory: str, paths: Iterable[str]) -> bool:
+    prefix = directory.rstrip("/") + "/"
+    return any(path.startswith(prefix) for path in paths)
+
+
+def _editable() -> list[str]:
+    """Return the editable packages that setuptools installed with a finder instead of an entry in sys.path."""
+    finders = [module for name, module in list(sys.modules.items()) if name.startswith("__editable__")]
+    return [str(path) for finder in finders for path in getattr(finder, "MAPPING", {}).values()]
+
+
+def _libraries() -> list[str]:
+    return [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if os.path.isabs(each)]

@@ -1,6 +1,6 @@
-"""Puts this process into a sandbox, and finds out what this system offers for one.
+"""Put this process into a sandbox, and probe the mechanisms of this system for one.
 
-Call `isolate` first of all in a new process: namespaces are for processes of one thread.
+Call `isolate` first in a new process, since only a process with one thread can enter namespaces.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ import msgspec
 
 from atoll.cluster.processes.forking import fork_quietly
 from atoll.cluster.sandbox import kernel, landlock, system_calls
-from atoll.cluster.sandbox.file_system import Trees, build, map_grants
+from atoll.cluster.sandbox.file_system import Trees, build, interpreter_paths, map_grants, proc_paths, system_paths
 from atoll.cluster.sandbox.grants import Sandbox, View
-from atoll.cluster.sandbox.interpreter import interpreter_paths, proc_paths, system_paths
 from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
 
 _NAMESPACES = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_IPC | kernel.NEW_UTS
-# User IDs of sandboxes, where a system has all of them, or only so many as a container usually has.
+# User IDs of sandboxes, on a system with all user IDs and in a usual container.
 _FIRST_USER, _USERS = 1_900_000_000, 200_000_000
 _FIRST_USER_OF_A_CONTAINER, _USERS_OF_A_CONTAINER = 61_184, 4_096
 
 
 def probe() -> Mechanisms:
-    """Try what this system offers, in child processes. They take no locks, so this process may have other threads."""
+    """Try the mechanisms in child processes. They take no locks, so this process may have other threads."""
     missing = {}
     own_user = _why_no_own_user()
     namespaces = Namespaces.NONE
@@ -46,25 +45,25 @@ def probe() -> Mechanisms:
     if not seccomp:
         missing["seccomp"] = f"the kernel has no filters for {os.uname().machine}"
     if not version:
-        missing["landlock"] = "the kernel has none, or it is not among its security modules (`lsm=`)"
+        missing["landlock"] = "the kernel does not have it, or it is not among its security modules (`lsm=`)"
     return Mechanisms(namespaces, not own_user and namespaces is Namespaces.BY_ROOT, seccomp, version, missing)
 
 
 @functools.cache
 def mechanisms_here() -> Mechanisms:
-    """Return what `probe` found at the first call."""
+    """Return the mechanisms of this machine. Probe them at the first call."""
     return probe()
 
 
 def isolate(sandbox: Sandbox, mechanisms: Mechanisms | None = None, keep: Sequence[int] = ()) -> Mechanisms:
     """Put this process into the sandbox irrevocably, and return the mechanisms that are in force.
 
-    `mechanisms` are those of this system: what `probe` found in another process of it; None finds out. If there are
-    namespaces, this is another process afterwards, a child that ends with the one that called and whose end ends that.
-    Descriptors above 2 are closed unless `keep` has them.
+    `mechanisms` is the result of `probe` in another process of this system, None to probe now. With namespaces, the
+    function returns in a child process; the calling process and the child end together. Descriptors above 2 are closed
+    unless `keep` has them.
 
-    Raises OSError if a mechanism fails that works here, and GrantError if a directory cannot be granted: the process
-    must then end.
+    Raise OSError if a mechanism fails that should work here, and GrantError if a directory cannot be granted. The
+    process must then end.
     """
     mechanisms = probe() if mechanisms is None else mechanisms
     _close_others(keep)
@@ -75,7 +74,7 @@ def isolate(sandbox: Sandbox, mechanisms: Mechanisms | None = None, keep: Sequen
     if mechanisms.namespaces is not Namespaces.NONE:
         trees: Trees = {}
         if mechanisms.own_user and sandbox.view is View.GRANTED:
-            # A file system that cannot map owners: the grants matter more than the user ID.
+            # If a file system cannot map owners, do without a separate user: the grants matter more than the user ID.
             with suppress(OSError):
                 user = user_of(sandbox.identity)
                 trees = {} if user is None else map_grants(sandbox, user)
@@ -84,7 +83,7 @@ def isolate(sandbox: Sandbox, mechanisms: Mechanisms | None = None, keep: Sequen
         kernel.end_with_parent(signal.SIGKILL)
         build(sandbox, trees, user)
         _become(user)
-    kernel.end_with_parent(signal.SIGKILL)  # again: a change of the user has undone it
+    kernel.end_with_parent(signal.SIGKILL)  # again, since a change of the user resets it
     resource.setrlimit(resource.RLIMIT_NPROC, (sandbox.processes, sandbox.processes))
     kernel.drop_capabilities()
     kernel.no_new_privileges()
@@ -98,7 +97,7 @@ def isolate(sandbox: Sandbox, mechanisms: Mechanisms | None = None, keep: Sequen
 
 
 def user_of(identity: int) -> int | None:
-    """The user ID of the sandboxes of this identity; None if this system has none to spare."""
+    """Return the user ID for sandboxes of this identity, None if this system has too few user IDs."""
     for first, count in ((_FIRST_USER, _USERS), (_FIRST_USER_OF_A_CONTAINER, _USERS_OF_A_CONTAINER)):
         if all(_has(kind, first, count) for kind in ("uid", "gid")):
             return first + identity % count
@@ -122,7 +121,7 @@ def _why_no_own_user() -> str:
 
 
 def _why_not(namespaces: Namespaces, own_user: bool) -> str:
-    """Why namespaces cannot be made in this way; "" if they can. In a child, since nothing of it can be undone."""
+    """Return why namespaces cannot be made in this way, "" if they can. Try it in a child, since it is irrevocable."""
     if namespaces is Namespaces.BY_ROOT and os.geteuid() != 0:
         return "Atoll does not run as root"
     reading, writing = os.pipe()
@@ -169,7 +168,7 @@ def _enter_user_namespace(flags: int = 0) -> None:
 
 
 def _become(user: int | None) -> None:
-    """The user and group `user`, who owns what this process prints to, and nothing else; None keeps the present one."""
+    """Change to the user and group `user`, which then owns standard output and error; None keeps the present ones."""
     kernel.bound_capabilities()
     if user is None:
         return
@@ -210,10 +209,10 @@ def _close_others(keep: Sequence[int]) -> None:
 
 
 def _end_with(child: int) -> None:
-    """In the parent: wait for the child, and end as it does. Returns in the child.
+    """Return in the child. In the parent, wait for the child and end with the same status.
 
-    On SIGTERM, and when the process that started this one ends, it ends the child. The child can do nothing about that:
-    it does not see this process.
+    The parent also kills the child at SIGTERM and when its own parent ends. The child cannot prevent that, since it
+    does not see the parent.
     """
     if child == 0:
         return

@@ -1,4 +1,4 @@
-"""Calls of the Linux kernel that the standard library does not have."""
+"""Calls of the Linux kernel that the standard library lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 _MOVE_FROM_EMPTY_PATH = 4
 _ID_MAPPED = 0x100000
 _NO_SYMLINKS = 4
-# The same on all architectures of 64 bits, but for pivot_root.
+# Numbers of all 64-bit architectures, except for pivot_root.
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -32,12 +32,12 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def call(name: str, *arguments: object) -> int:
-    """Call a function of libc. Raises OSError if it returns a negative number."""
+    """Call a function of libc. Raise OSError if it returns a negative number."""
     return _checked(name, getattr(_libc, name)(*arguments))
 
 
 def system_call(name: str, number: int, *arguments: object) -> int:
-    """Make a system call. Raises OSError, which names it."""
+    """Make a system call. Raise an OSError that names it if it fails."""
     long_arguments = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return _checked(name, _libc.syscall(ctypes.c_long(number), *long_arguments))
 
@@ -75,7 +75,7 @@ def restrict(target: str, flags: int) -> None:
 
 
 def mounts_below(target: str) -> list[str]:
-    """The mount at `target` and those below it, the outer ones first."""
+    """Return the mount at `target` and those below it, the outer ones first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     decoded = {point.encode().decode("unicode_escape").encode("latin-1").decode() for point in points}
     return sorted(each for each in decoded if each == target or each.startswith(target.rstrip("/") + "/"))
@@ -101,7 +101,7 @@ def _set_attributes(directory: int, path: str, at: int, flags: int, users: int =
 
 
 def open_without_links(path: str) -> int:
-    """Open a path without access to the contents. Raises OSError if the path has a symbolic link in it."""
+    """Open a path without access to the contents. Raise OSError if the path has a symbolic link in it."""
     how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, _NO_SYMLINKS)
     try:
         return system_call("openat2", _OPENAT2, -100, ctypes.c_char_p(path.encode()), ctypes.c_char_p(how), len(how))
@@ -116,8 +116,9 @@ def open_without_links(path: str) -> int:
 
 
 def mapped_tree(directory: int, flags: int, users: int) -> int:
-    """A copy of a directory's mounts, to be mounted elsewhere, whose owners are those that the user namespace `users`
-    makes of them. Raises OSError if the file system cannot do it.
+    """Return a detached copy of a directory's mounts, with owners mapped by the user namespace `users`.
+
+    Raise OSError if the file system cannot map owners.
     """
     at = _EMPTY_PATH | _AT_RECURSIVE
     opening = at | _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
@@ -142,7 +143,7 @@ def drop_capabilities() -> None:
 
 
 def bound_capabilities() -> None:
-    """Keep capabilities from this process and all that it starts, as far as it may do so itself."""
+    """Keep this process and its children from gaining capabilities, as far as permitted."""
     for number in range(64):
         if _libc.prctl(_DROP_BOUND, number, 0, 0, 0) < 0:
             break
@@ -158,12 +159,12 @@ def end_with_parent(by: int) -> None:
 
 
 def set_dumpable() -> None:
-    """Let this process see itself in /proc although it has changed its user."""
+    """Let this process see itself in /proc after a change of its user."""
     call("prctl", SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def start_loopback() -> None:
-    """In a new network namespace: set its one interface up, so that 127.0.0.1 exists."""
+    """Enable the loopback interface of a new network namespace, so that 127.0.0.1 exists."""
     import fcntl
     import socket
 

@@ -1,4 +1,4 @@
-"""Landlock: which files a process may open, as the kernel holds it to whatever it mounts and wherever it is."""
+"""Landlock, by which the kernel restricts the files that a process may open, independently of mounts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1, 2, 4, 8
 _TRUNCATE, _DEVICE_CONTROL = 1 << 14, 1 << 15
 _READ = _EXECUTE | _READ_FILE | _READ_DIRECTORY
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _DEVICE_CONTROL
-# The rights that each version has: the first one 13, and later ones one or none more.
-_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-_SCOPED = 3  # abstract sockets and signals, from version 6 on
+_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # number of rights, by version
+_SCOPED = 3  # restrictions of abstract sockets and signals, from version 6 on
 
 
 def version() -> int:
-    """That of this kernel's Landlock; 0 if it has none, or has it switched off."""
+    """Return the version of this kernel's Landlock; 0 if it is missing or disabled."""
     try:
         return system_call("landlock_create_ruleset", _CREATE, 0, 0, _VERSION)
     except OSError:
@@ -32,9 +31,9 @@ def version() -> int:
 
 
 def restrict_files(read: Iterable[str], write: Iterable[str], devices: Iterable[str] = ()) -> None:
-    """Restrict this process irrevocably: read and execute below `read`, do everything below `write`, use `devices`.
+    """Irrevocably restrict this process to read and execute `read`, do everything in `write`, and use `devices`.
 
-    Call it after `no_new_privileges`. Paths that do not exist are skipped. Raises OSError.
+    Call this after `no_new_privileges`. Skip paths that do not exist. Raise OSError on failure.
     """
     found = version()
     rights = (1 << _RIGHTS.get(found, 16)) - 1

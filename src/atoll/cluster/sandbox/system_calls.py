@@ -1,7 +1,8 @@
-"""Which system calls a sandboxed process may make: a filter for seccomp.
+"""The seccomp filter for system calls of a sandboxed process.
 
 The filter allows everything that a computation needs. It refuses calls that make namespaces and mounts, inspect other
-processes, load code into the kernel, or change the machine, and parts of the kernel with a history of exploits.
+processes, load code into the kernel or change the machine, and calls into parts of the kernel with a history of
+exploits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SET_FILTER, _ACTION_AVAILABLE, _ALL_THREADS = 1, 2, 1
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# Numbers on x86_64 and aarch64; -1: the architecture does not have it.
+# Numbers on x86_64 and aarch64; -1 if the architecture does not have the call.
 _REFUSED = {
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -72,9 +73,9 @@ _REFUSED = {
     "iopl": (172, -1),
     "ioperm": (173, -1),
 }
-# The kernel gives each session the same priority at first: see `processes.priorities`.
+# A new session has the default priority: see `processes.priorities`.
 _REFUSED_TO_TENANTS = {"setsid": (112, 157)}
-# Libraries work without these calls if the kernel reports that it does not have them.
+# Libraries work without these calls if the kernel reports them as missing.
 _ABSENT = {"clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426)} | {
     "io_uring_register": (427, 427)
 }
@@ -85,7 +86,7 @@ _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 
 # Instructions of BPF: load a word, jump, return.
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST, _SECOND = 0, 4, 16, 24  # in seccomp_data; of arguments the low half
+_NUMBER, _ARCH, _FIRST, _SECOND = 0, 4, 16, 24  # offsets in seccomp_data; of arguments, those of the low half
 _X32 = 0x40000000
 
 
@@ -94,7 +95,7 @@ class _Program(ctypes.Structure):
 
 
 def has_filters() -> bool:
-    """Whether this system has filters, for an architecture whose numbers are known here."""
+    """Return whether this system has filters and its architecture is known here."""
     machine = platform.machine()
     if machine not in _SECCOMP:
         return False
@@ -107,9 +108,9 @@ def has_filters() -> bool:
 
 
 def refuse_system_calls(tenant: bool) -> None:
-    """Refuse system calls to this process and all that it starts, and further ones if it works for a tenant.
+    """Refuse system calls to this process and its children, and additional ones if it works for a tenant.
 
-    The process must have no new privileges. Raises OSError.
+    Call this after `no_new_privileges`. Raise OSError on failure.
     """
     machine = platform.machine()
     code = _code(machine, _REFUSED | _REFUSED_TO_TENANTS if tenant else _REFUSED)
@@ -129,7 +130,7 @@ def _code(machine: str, not_permitted: dict[str, tuple[int, int]]) -> bytes:
 
     look(_ARCH)
     lines.append((_EQUAL, 1, 0, _ARCHITECTURE[machine]))
-    refuse(errno.EPERM)  # of another architecture, whose numbers mean something else
+    refuse(errno.EPERM)  # numbers of another architecture mean other calls
     look(_NUMBER)
     if machine == "x86_64":
         lines.append((_AT_LEAST, 0, 1, _X32))
