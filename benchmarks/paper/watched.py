@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from atoll.operate.cluster_queries import Target
-from atoll.operate.cluster_source import ClusterSource
+from atoll.operate.cluster_queries import ClusterSource, Target
 from atoll.web.poller import Poller
 from atoll.wire.address import parse_address
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings

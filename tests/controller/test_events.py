@@ -184,7 +184,7 @@ def test_a_log_is_bounded_by_its_bytes():
 
 @pytest.mark.parametrize("lines", [[], [b"{}"], [b"no JSON"]])
 def test_what_is_no_log_is_refused(lines):
-    with pytest.raises(ValueError, match="no event log"):
+    with pytest.raises(ValueError, match="not an event log"):
         list(replay(lines))
 
 

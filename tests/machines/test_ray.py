@@ -284,4 +284,4 @@ def test_a_start_that_was_killed_is_ended_by_its_name_from_any_node(ray: RayMach
     no_process_is_left(ray)
     again = ray.start("m1", by_name)
     assert again.wait() == 1
-    assert "there is no cluster named default on the Ray cluster at auto" in again.said
+    assert "no cluster named default on the Ray cluster at auto" in again.said

@@ -263,7 +263,7 @@ def test_a_policy_of_the_environment_that_does_not_exist_starts_no_cluster(user:
     "name", ["../up", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("", "a b", "-x", "n" * 33))]
 )
 def test_a_name_that_could_be_a_path_is_refused(user: User, name: str) -> None:
-    assert "is no cluster's name" in user.atoll("up", f"--name={name}").error
+    assert "invalid cluster name" in user.atoll("up", f"--name={name}").error
 
 
 def test_a_start_that_fails_shows_why_and_leaves_nothing(user: User) -> None:

@@ -17,8 +17,7 @@ import pytest
 from rich.console import Console
 
 from atoll.errors import ConnectError
-from atoll.operate.cluster_queries import Target
-from atoll.operate.cluster_source import ClusterSource
+from atoll.operate.cluster_queries import ClusterSource, Target
 from atoll.operate.operator_requests import OperatorConnection
 from atoll.operate.top import view
 from atoll.protocol.messages import StatusRequest

@@ -253,7 +253,7 @@ def test_an_embedded_cluster_has_usage_too_which_goes_with_it(user: User):
     )
     assert said.returncode == 0, said.stderr
     assert "default" in said.stdout
-    assert "this is not kept when the cluster ends" in said.stdout
+    assert "this usage is lost when the cluster ends" in said.stdout
 
 
 @pytest.mark.parametrize("text", ["1", "h", "-1h", "0h", "1y", "1 h"])

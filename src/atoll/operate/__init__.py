@@ -1,4 +1,4 @@
-"""What the command `atoll` does: it starts, finds, shows, changes and ends clusters.
+"""The operations of the command `atoll`: start, find, show, change and end clusters.
 
-The command line itself is `atoll.operate.command`; what starts the hosts of a cluster is in `atoll.engines`.
+The command line is in `atoll.operate.command`; `atoll.engines` starts the hosts of a cluster.
 """

@@ -1,7 +1,8 @@
-"""Finds a cluster that is up, and asks it for what a command shows or does."""
+"""Find a running cluster, and send it the requests of commands and displays."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -18,6 +19,7 @@ from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord, ClusterR
 from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.operator_requests import (
     Operation,
+    OperatorConnection,
     request_check,
     request_dump,
     request_operation,
@@ -27,26 +29,25 @@ from atoll.operate.operator_requests import (
     request_usage,
 )
 from atoll.operate.traces import chrome_trace
+from atoll.protocol import messages as m
 from atoll.protocol.messages import AddIslandRequest, CheckReply
+from atoll.protocol.spans import Span, TraceRecord
 from atoll.security.join_token import JOIN_VARIABLE, JoinToken
 from atoll.wire.address import Address
 
-_WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to where one listens"
-
-
-# For the controller to give a new island up by itself, and say why.
-_ADD_GRACE_SECONDS = 30.0
-# For a recording to be fetched when its time is over.
-_FETCH_SECONDS = 30.0
-_MORE_LOOKS = 2
-_LOOK_SECONDS = 0.5
+_START_HINT = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to the address of one"
+_ADD_GRACE_SECONDS = 30.0  # for the controller to fail a new island itself, with the reason
+_FETCH_SECONDS = 30.0  # for fetching a recording after its end
+_RECHECKS = 2
+_RECHECK_SECONDS = 0.5
+_decode_trace = msgspec.msgpack.Decoder(TraceRecord).decode
 
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster that a command is about; with its record where it is this user's, on this machine.
+    """The cluster that a command addresses, with its record if it is this user's cluster on this machine.
 
-    Use a join token if the cluster uses TLS.
+    `join` is set if the cluster uses TLS.
     """
 
     address: Address
@@ -55,13 +56,19 @@ class Target:
 
 
 def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = True) -> Target:
-    """The cluster that a command is about; the first of these that applies:
+    """Return the cluster that a command addresses, by the first of these rules that applies:
 
-    the one at `address` or of the string `join`, of that `name`, of ATOLL_ADDRESS or ATOLL_JOIN, the embedded one of
-    the script that runs this process, the one named "default", the only one that stays, the only embedded one. With
-    `embedded` False, an embedded cluster is found by name or address alone.
+    1. the cluster at `address` or of the join token `join`
+    2. the cluster with this `name`
+    3. the cluster of ATOLL_ADDRESS or ATOLL_JOIN
+    4. the embedded cluster of the script that runs this process
+    5. the standing cluster named "default"
+    6. the only standing cluster
+    7. the only embedded cluster
 
-    Raises AddressError, AccessError or ClusterError, which names the address that was tried and what to start.
+    If `embedded` is False, an embedded cluster is found only by its name or address.
+
+    Raises AddressError, AccessError or ClusterError. The error names the address that was tried and what to start.
     """
     registry = ClusterRegistry()
     standing, embedded_ones = registry.all(), embedded_clusters()
@@ -78,7 +85,7 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
         found = _without_a_name(standing, embedded_ones if embedded else [])
     if not found:
         tried = registry.address(name or DEFAULT_NAME)
-        raise ClusterError(f"no cluster{' ' + name if name else ''} is up (tried {tried}): {_WHAT_TO_START}")
+        raise ClusterError(f"no cluster{' ' + name if name else ''} is up (tried {tried}): {_START_HINT}")
     if len(found) > 1:
         names = ", ".join(each.title for each in found)
         raise ClusterError(f"several clusters are up: choose one with --name ({names})")
@@ -87,7 +94,7 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
 
 
 def _without_a_name(standing: list[ClusterRecord], embedded_ones: list[ClusterRecord]) -> list[ClusterRecord]:
-    """The candidates; more than one where the user has to choose."""
+    """Return the candidates. If there are several, the user has to choose."""
     owners = {each.owner: each for each in embedded_ones}
     for pid in ancestors(os.getpid()):
         if pid in owners:
@@ -97,32 +104,33 @@ def _without_a_name(standing: list[ClusterRecord], embedded_ones: list[ClusterRe
 
 
 def other_clusters(target: Target) -> list[ClusterRecord]:
-    """This user's clusters on this machine but for the target."""
+    """Return this user's other clusters on this machine."""
     every = (*ClusterRegistry().all(), *embedded_clusters())
     return [each for each in every if not is_at(each, target.address)]
 
 
 def report_of(target: Target, token: str) -> dict[str, Any]:
-    """What the cluster has and does; see `atoll.telemetry.report`. Raises ConnectError and its kin."""
+    """Return the state of the cluster; see `atoll.telemetry.report`. Raises ConnectError or a subclass."""
     with explained():
         report: dict[str, Any] = msgspec.json.decode(request_report(target.address, token, target.join))
         return report
 
 
 def dump_of(target: Target, token: str) -> bytes:
-    """The controller's event log; see `atoll.journal.event_log`. Raises ConnectError and its kin."""
+    """Return the controller's event log; see `atoll.journal.event_log`. Raises ConnectError or a subclass."""
     with explained():
         return request_dump(target.address, token, target.join)
 
 
 def check(target: Target, token: str) -> CheckReply:
-    """Whether the controller agrees with itself and with its hosts. What is only on its way does not differ each time,
-    so only what does is named. Raises ConnectError and its kin.
+    """Check the controller's state against itself and its hosts. Raises ConnectError or a subclass.
+
+    Messages in transit cause differences that change from check to check, so only lasting differences are returned.
     """
     with explained():
         reply = request_check(target.address, token, target.join)
-        for _ in range(_MORE_LOOKS if reply.differences else 0):
-            time.sleep(_LOOK_SECONDS)
+        for _ in range(_RECHECKS if reply.differences else 0):
+            time.sleep(_RECHECK_SECONDS)
             later = request_check(target.address, token, target.join)
             still = tuple(each for each in later.differences if each in reply.differences)
             reply = msgspec.structs.replace(later, differences=still)
@@ -130,22 +138,22 @@ def check(target: Target, token: str) -> CheckReply:
 
 
 def operate(target: Target, token: str, operation: Operation) -> str:
-    """Has the cluster do something; returns what it has done. Raises StatusError, ConnectError and its kin."""
+    """Perform an operation, and return a description of the result. Raises StatusError, ConnectError or a subclass."""
     with explained():
         return request_operation(target.address, token, operation, target.join)
 
 
 def add_island(target: Target, token: str, request: AddIslandRequest) -> str:
-    """Has the cluster start one more island; as `operate`, for as long as the cluster waits for it."""
+    """Start one more island. As `operate`, but waits as long as the cluster waits for the island."""
     seconds = request.wait_seconds or float(report_of(target, token)["wait_seconds"])
     with explained():
         return request_operation(target.address, token, request, target.join, seconds + _ADD_GRACE_SECONDS)
 
 
 def trace_of(target: Target, token: str, seconds: float = 0.0) -> bytes:
-    """What ran on the cluster lately, or what it does for so many seconds from now, as Chrome's trace events.
+    """Return a trace as Chrome trace events: recent work, or that of the next `seconds`.
 
-    Raises ConnectError and its kin.
+    Raises ConnectError or a subclass.
     """
     with explained():
         recording = None
@@ -156,7 +164,7 @@ def trace_of(target: Target, token: str, seconds: float = 0.0) -> bytes:
 
 
 def usage_of(target: Target, token: str, by: By, seconds: float) -> dict[str, Any]:
-    """Return the usage of the last `seconds` (0: of all time). Raise ConnectError, or another error of Atoll."""
+    """Return the usage of the last `seconds`, or of all time if 0. Raises ConnectError or a subclass."""
     with explained():
         usage: dict[str, Any] = msgspec.json.decode(request_usage(target.address, token, by, seconds, target.join))
         return usage
@@ -164,10 +172,69 @@ def usage_of(target: Target, token: str, by: By, seconds: float) -> dict[str, An
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Adds what to do to the error that no controller listens."""
+    """Add a hint to the error that no controller listens."""
     try:
         yield
     except ConnectError as error:
         if not str(error).startswith("cannot reach"):
             raise
-        raise ConnectError(f"{error}; {_WHAT_TO_START}") from None
+        raise ConnectError(f"{error}; {_START_HINT}") from None
+
+
+class ClusterSource:
+    """A `telemetry.watch.Source` that polls one cluster over one connection, with one identity.
+
+    It opens the connection on the first request, and again after the connection was lost.
+    """
+
+    def __init__(self, target: Target, token: str) -> None:
+        self._target = target
+        self._token = token
+        self._connection: OperatorConnection | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._target.record.title if self._target.record else str(self._target.address)
+
+    async def report(self) -> bytes:
+        reply = await self._ask(m.StatusRequest())
+        assert isinstance(reply, m.StatusReply)
+        return reply.content
+
+    async def spans(self, position: int, most: int) -> tuple[list[Span], int]:
+        reply = await self._ask(m.TraceRequest(after=position, most=most))
+        assert isinstance(reply, m.TraceReply)
+        return _decode_trace(reply.content).spans, reply.position
+
+    async def _ask(self, request: m.Message) -> Any:
+        async with self._opening:
+            connection = self._connection
+            if connection is None or connection.is_lost:
+                self.close()
+                with explained():
+                    connection = await OperatorConnection.open(self._target.address, self._token, self._target.join)
+                self._connection = connection
+        return await connection.ask(request)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # ---- Operations, each on a separate connection because it may take minutes
+
+    async def drain(self, island: int) -> str:
+        return await self._operate(m.DrainRequest(island))
+
+    async def add_island(self, like: int) -> str:
+        return await asyncio.to_thread(add_island, self._target, self._token, m.AddIslandRequest(like=like))
+
+    async def end_session(self, session: int) -> str:
+        return await self._operate(m.EndSessionRequest(session))
+
+    async def set_share(self, tenant: str, share: float) -> str:
+        return await self._operate(m.SetTenant(tenant, share=share))
+
+    async def _operate(self, operation: Operation) -> str:
+        return await asyncio.to_thread(operate, self._target, self._token, operation)

@@ -1,12 +1,13 @@
-"""The clusters of this user on this machine: where they listen, and which processes they are.
+"""The clusters of this user on this machine: their addresses and processes.
 
-A cluster that stays (`atoll up`) has a directory in the user's runtime directory, named as the cluster is. Its record
-and its sockets are there, and its engine removes the directory in the end. So a directory whose engine has ended
-belongs to a cluster that was killed, and the next `atoll` command removes it.
+A standing cluster (`atoll up`) has a directory with its name in the user's runtime directory. The directory holds its
+record and its sockets, and its engine removes the directory at the end. So a directory whose engine has exited belongs
+to a cluster that was killed, and the next `atoll` command removes it.
 
-An embedded cluster (of a script, or of `atoll proxy`) has its record in its own directory, which goes when it ends.
+An embedded cluster (of a script, or of `atoll proxy`) has its record in its own directory, which is removed when it
+ends.
 
-Invariant: the directory of a cluster that stays exists without a record only while the runtime directory is locked.
+Invariant: the directory of a standing cluster exists without a record only while the runtime directory is locked.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 
 
 class ClusterRecord(msgspec.Struct, frozen=True):
-    """A cluster. `pid` is its engine's, `began` when that process started, in ticks of the machine's clock.
+    """A cluster. `pid` is its engine's, and `began` the start time of that process in ticks of the machine's clock.
 
-    `owner` is the process with which an embedded cluster ends, and `label` what a person calls that process; 0 and ""
-    for a cluster that stays.
+    `owner` is the process with which an embedded cluster ends, and `label` its name for people; they are 0 and "" for a
+    standing cluster.
     """
 
     name: str
@@ -52,40 +53,40 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     began: int
     owner: int = 0
     label: str = ""
-    machine: str = ""  # whose processes these are; "": this one's
-    ray: str = ""  # the Ray cluster on which it runs; `pid` is then that of the command that started it
+    machine: str = ""  # the machine of the processes; "": this one
+    ray: str = ""  # the address of its Ray cluster; `pid` is then that of the command that started it
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a cluster of this machine: others may share the directory, and their pids mean nothing here."""
+        """Whether the cluster is on this machine. Machines may share the directory, but not the meaning of pids."""
         return self.machine in ("", this_machine())
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine still runs; one that is elsewhere, and cannot be asked now, may."""
+        """Whether the engine runs. A cluster on Ray counts as alive unless its address refuses connections."""
         return began(self.pid) == self.began or (bool(self.ray) and not _refuses(self.address))
 
     @property
     def title(self) -> str:
-        """Its name, and whose it is where it is embedded."""
+        """Its name, and its label if it is embedded."""
         return f"{self.name} ({self.label})" if self.label else self.name
 
     def pids(self) -> list[int]:
-        """The cluster's processes that still run here: all are in the session that the engine leads."""
+        """Return the cluster's processes on this machine, which are all in the session that the engine leads."""
         if self.ray:
             return []
         if began(self.pid) not in (None, self.began):
-            return []  # another process has this number now, so nothing is left of the old session
+            return []  # the pid was reused, so the old session has ended
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and session_of(int(entry)) == self.pid]
 
     def terminate(self) -> None:
-        """Asks its engine to end it."""
+        """Ask the engine to end the cluster."""
         if not self.ray and began(self.pid) == self.began:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> list[int]:
-        """Ends by force what still runs, and removes the directory; returns the pids."""
+        """Kill the remaining processes and remove the directory. Returns the pids."""
         pids = self.pids()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -95,43 +96,45 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
 
 def runtime_directory() -> Path:
-    """This user's directory for clusters that stay: in $XDG_RUNTIME_DIR or the system's temporary directory.
+    """Return this user's directory for standing clusters, in $XDG_RUNTIME_DIR or the system's temporary directory.
 
-    Makes it. Raises ClusterError where another user could write to it or read it.
+    Creates the directory. Raises ClusterError if another user can read or write it.
     """
     directory = registry_directory()
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise ClusterError(f"{directory} must be a directory of your own with mode 0700: remove it, or repair it")
+        raise ClusterError(
+            f"{directory} must be your own directory with mode 0700: remove it, or fix its owner and mode"
+        )
     return directory
 
 
 class ClusterRegistry:
-    """The clusters that stay, by name."""
+    """The standing clusters, by name."""
 
     def __init__(self) -> None:
         self.root = runtime_directory()
 
     def directory(self, name: str) -> Path:
-        """Where the cluster of that name keeps its sockets. Raises ClusterError for an impossible name."""
+        """Return the directory of the cluster with this name. Raises ClusterError for an invalid name."""
         if not _NAME.fullmatch(name):
-            raise ClusterError(f"{name!r} is no cluster's name: expected up to 32 letters, digits and any of _.-")
+            raise ClusterError(f"invalid cluster name {name!r}: expected up to 32 letters, digits and any of _.-")
         return self.root / name
 
     def address(self, name: str) -> str:
-        """Where the cluster of that name listens unless another address was chosen for it."""
+        """Return the default address of the cluster with this name."""
         return f"unix:{self.directory(name)}/controller.sock"
 
     def all(self) -> list[ClusterRecord]:
-        """Those that are up. Removes what is left of those that were killed."""
+        """Return the running clusters. Removes the remains of clusters that were killed."""
         with self.locked():
             return self.live()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other `atoll` commands of this user from starting or cleaning, inside the block."""
+        """Keep other `atoll` commands of this user from starting clusters or cleaning up, inside the block."""
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -140,7 +143,7 @@ class ClusterRegistry:
             os.close(descriptor)
 
     def live(self) -> list[ClusterRecord]:
-        """As `all`; the caller holds the lock."""
+        """As `all`, for a caller that holds the lock."""
         found = []
         for directory in sorted(self.root.iterdir()):
             record = _read(directory)
@@ -155,13 +158,13 @@ class ClusterRegistry:
         return found
 
     def register(self, name: str, address: str, islands: str, platform: str, pid: int, ray: str = "") -> ClusterRecord:
-        """Writes the record of the cluster whose engine is `pid` to its directory; the caller holds the lock.
+        """Write the record of the cluster whose engine is `pid` to its directory. The caller holds the lock.
 
-        Raises ClusterError where the engine has ended already.
+        Raises ClusterError if the engine has already exited.
         """
         directory, started = self.directory(name), began(pid)
         if started is None:
-            raise ClusterError("the cluster ended at once")
+            raise ClusterError("the cluster ended immediately")
         record = ClusterRecord(
             name, address, islands, platform, str(directory), pid, started, machine=this_machine(), ray=ray
         )
@@ -170,9 +173,9 @@ class ClusterRegistry:
 
 
 def register_embedded(directory: Path, address: str, islands: str, platform: str, pid: int, label: str) -> None:
-    """Records the embedded cluster of this process, whose engine is `pid`, in `directory`, which goes with it.
+    """Record the embedded cluster of this process, whose engine is `pid`, in the cluster's own `directory`.
 
-    Does nothing where the engine has ended already: who waits for it learns why.
+    Does nothing if the engine has already exited; the code that waits for the engine reports the reason.
     """
     owner, started = os.getpid(), began(pid)
     if started is not None:
@@ -183,11 +186,11 @@ def register_embedded(directory: Path, address: str, islands: str, platform: str
 
 
 def embedded_clusters() -> list[ClusterRecord]:
-    """The embedded clusters of this user that are up."""
+    """Return this user's running embedded clusters."""
     found = []
     for file in sorted(sockets_base().glob(f"atoll-*/{_FILE}")):
         with contextlib.suppress(OSError):
-            if file.parent.stat().st_uid != os.getuid():  # a record says where to send the token
+            if file.parent.stat().st_uid != os.getuid():  # a record decides to which address the token is sent
                 continue
             record = _read(file.parent)
             if record is not None and record.is_here and record.owner and record.is_alive:
@@ -196,7 +199,7 @@ def embedded_clusters() -> list[ClusterRecord]:
 
 
 def _refuses(address: str) -> bool:
-    """Whether the machine is there, and nothing listens at that address."""
+    """Return whether the machine responds and nothing listens at the address."""
     where = parse_address(address)
     try:
         socket.create_connection((where.host, where.port), _ASK_SECONDS).close()
@@ -208,7 +211,7 @@ def _refuses(address: str) -> bool:
 
 
 def _write(record: ClusterRecord) -> None:
-    """A reader finds all of the file, or none."""
+    """Write the record so that a reader finds a complete file or none."""
     file = Path(record.directory) / _FILE
     partial = file.with_suffix(".partial")
     partial.write_bytes(msgspec.json.encode(record))

@@ -1,4 +1,4 @@
-"""How a cluster is reached: where it is, and what this user proves himself with."""
+"""How to reach a cluster: its address, and the credentials of this user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.wire.tls.tls_errors import no_identity
 
 @dataclass(frozen=True)
 class Reach:
-    """`join` is there where the address is with TLS."""
+    """The address of a cluster, and a join token if the address uses TLS."""
 
     address: Address
     join: JoinToken | None = None
@@ -24,15 +24,16 @@ class Reach:
 def reach(
     address: str = "", join: str = "", records: list[ClusterRecord] | None = None, for_hosts: bool = False
 ) -> Reach:
-    """The cluster of a join token (of ATOLL_JOIN if that is ""), or at an address, which may be another one of it.
+    """Return how to reach the cluster of a join token, or the one at an address.
 
-    A cluster of this user's on this machine needs no join token. Raises AddressError, and AccessError where there is
-    no join token for a cluster on TCP, unless ATOLL_INSECURE says that there is to be none.
+    `join` defaults to ATOLL_JOIN. With both, `address` may be another address of the same cluster. The clusters in
+    `records`, by default all of this user on this machine, need no join token. Raises AddressError, and AccessError if
+    another cluster on TCP has no join token and ATOLL_INSECURE does not allow that.
     """
     said = read_join(join) if join else join_of_environment()
     if not address:
         if said is None:
-            raise AccessError("there is neither an address nor a join token")
+            raise AccessError("an address or a join token is required")
         return Reach(said.address, said)
     parsed = parse_address(address)
     if parsed.is_unix:
@@ -49,7 +50,7 @@ def reach(
 
 
 def reach_of(record: ClusterRecord, address: Address | None = None, for_hosts: bool = False) -> Reach:
-    """A cluster of this user's on this machine, perhaps by another address of it. Raises AccessError."""
+    """Return how to reach this user's cluster on this machine, by another `address` if given. Raises AccessError."""
     listens = parse_address(record.address)
     if not listens.tls:
         return Reach(address or listens)
@@ -59,7 +60,7 @@ def reach_of(record: ClusterRecord, address: Address | None = None, for_hosts: b
 
 
 def is_at(record: ClusterRecord, address: Address) -> bool:
-    """Whether the cluster listens there, with TLS or without."""
+    """Return whether the cluster listens at `address`, with or without TLS."""
     listens = parse_address(record.address)
     if address.others:
         return any(is_at(record, each) for each in address.each)

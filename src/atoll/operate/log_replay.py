@@ -1,4 +1,4 @@
-"""Replays a log: the same events lead to the same actions."""
+"""Replay an event log: the same events produce the same actions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from atoll.protocol.events import AnyEvent
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:
-    """Each event of a dump, and the actions of a controller that handles it.
+    """Yield each event of a dump, and the actions of a controller that handles it.
 
-    Raises ValueError for what is no dump, or lacks its beginning.
+    Raises ValueError if the log is invalid, or if its beginning is missing.
     """
     rows = iter(lines)
     try:
         header = msgspec.json.decode(next(rows), type=Header)
     except (StopIteration, msgspec.MsgspecError) as error:
-        raise ValueError(f"this is no event log: {error}") from None
+        raise ValueError(f"this is not an event log: {error}") from None
     if header.missing:
-        raise ValueError(f"the first {header.missing} events are missing: such a log can be read, and not replayed")
+        raise ValueError(f"the first {header.missing} events are missing: such a log can be read, but not replayed")
     token, host_token = (RIGHT_TOKEN if each else "" for each in (header.has_token, header.has_host_token))
     controller = Controller(header.settings, token, header.version, host_token)
     events = (decode_event(msgspec.json.decode(row, type=Line).encoded) for row in rows)

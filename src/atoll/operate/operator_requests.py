@@ -1,4 +1,8 @@
-"""An operator's request to a controller, and the reply. With a join token, by TLS; its token is then the one said."""
+"""Requests of operators to a controller, and their replies.
+
+All functions take the cluster's address and a token. With a join token the connection uses TLS, and the token of the
+join token. All raise ConnectError or a subclass.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
 
 REPLY_SECONDS = 10.0
-OPERATION_SECONDS = 900.0  # longer than the controller tries to move something
+OPERATION_SECONDS = 900.0  # longer than the controller tries to migrate
 
 Operation = (
     m.RemapRequest
@@ -40,21 +44,21 @@ Operation = (
 
 
 def request_report(address: Address, token: str, join: JoinToken | None = None) -> bytes:
-    """What the cluster at `address` has and does, as JSON. Raises ConnectError and its kin."""
+    """Return the state of the cluster, as JSON."""
     reply = _run(_request(address, token, join, m.StatusRequest()))
     assert isinstance(reply, m.StatusReply)
     return reply.content
 
 
 def request_dump(address: Address, token: str, join: JoinToken | None = None) -> bytes:
-    """The event log of the controller at `address`; see `atoll.journal.event_log`. Raises ConnectError and its kin."""
+    """Return the controller's event log; see `atoll.journal.event_log`."""
     reply = _run(_request(address, token, join, m.DumpRequest()))
     assert isinstance(reply, m.DumpReply)
     return reply.content
 
 
 def request_check(address: Address, token: str, join: JoinToken | None = None) -> m.CheckReply:
-    """Whether what the controller keeps agrees with itself and with its hosts. Raises ConnectError and its kin."""
+    """Return the result of checking the controller's state against itself and its hosts."""
     reply = _run(_request(address, token, join, m.CheckRequest()))
     assert isinstance(reply, m.CheckReply)
     return reply
@@ -67,10 +71,7 @@ def request_trace(
     join: JoinToken | None = None,
     recording: m.RecordReply | None = None,
 ) -> TraceRecord:
-    """What ran on the cluster's hosts and ended after `since`; or during a recording, which ends.
-
-    Raises ConnectError and its kin.
-    """
+    """Return the spans that ended after `since`, or those of a recording, which this ends."""
     request = m.TraceRequest(since)
     if recording is not None:
         request = m.TraceRequest(since, recording.position, recording=recording.recording)
@@ -78,7 +79,7 @@ def request_trace(
 
 
 async def _trace(address: Address, token: str, join: JoinToken | None, request: m.TraceRequest) -> list[TraceRecord]:
-    """Return the parts of the trace, in order, up to what was recorded at the first reply."""
+    """Return the parts of the trace, in order, up to the position of the trace at the first reply."""
     connection = await OperatorConnection.open(address, token, join)
     try:
         parts, end = [], 0
@@ -97,7 +98,7 @@ async def _trace(address: Address, token: str, join: JoinToken | None, request: 
 
 
 def merged(parts: Sequence[TraceRecord]) -> TraceRecord:
-    """Return the parts of a trace as one record, host by host in the order of the spans' ends."""
+    """Return the parts of a trace as one record, with spans ordered by host and end."""
     spans = [span for part in parts for span in part.spans]
     spans.sort(key=lambda span: (span.host, span.ended, span.started, span.sequence))
     clocks = {clock.host: clock for part in parts for clock in part.clocks}
@@ -114,14 +115,14 @@ def merged(parts: Sequence[TraceRecord]) -> TraceRecord:
 def request_recording(
     address: Address, token: str, seconds: float = 0.0, join: JoinToken | None = None
 ) -> m.RecordReply:
-    """Has proxies record what clients ask, until `request_trace` or for so long. Raises ConnectError and its kin."""
+    """Make proxies record their clients' calls, until `request_trace` or for `seconds`."""
     reply = _run(_request(address, token, join, m.RecordRequest(seconds)))
     assert isinstance(reply, m.RecordReply)
     return reply
 
 
 def request_usage(address: Address, token: str, by: By, seconds: float, join: JoinToken | None = None) -> bytes:
-    """Return the usage of the last `seconds` (0: of all time) as JSON. Raise ConnectError or a kin of it."""
+    """Return the usage of the last `seconds`, or of all time if 0, as JSON."""
     reply = _run(_request(address, token, join, m.UsageRequest(by, seconds)))
     assert isinstance(reply, m.UsageReply)
     return reply.content
@@ -130,7 +131,7 @@ def request_usage(address: Address, token: str, by: By, seconds: float, join: Jo
 def request_stop(
     address: Address, token: str, join: JoinToken | None = None, all_sessions: bool = False
 ) -> m.StopReply:
-    """Returns as the controller ends its cluster, with who stays. Raises ConnectError and its kin."""
+    """End the cluster. Returns when the controller begins to end it, with the sessions that persist."""
     reply = _run(_request(address, token, join, m.StopRequest(all_sessions)))
     assert isinstance(reply, m.StopReply)
     return reply
@@ -143,9 +144,9 @@ def request_operation(
     join: JoinToken | None = None,
     seconds: float = OPERATION_SECONDS,
 ) -> str:
-    """Returns once the operation is done, with a sentence that says so.
+    """Perform an operation, and return a sentence that describes the result.
 
-    Raises StatusError where it cannot be done, ConnectError and its kin where nobody answers.
+    Raises StatusError if the operation fails.
     """
     reply = _run(_request(address, token, join, operation, seconds))
     assert isinstance(reply, m.OperationReply)
@@ -154,7 +155,7 @@ def request_operation(
 
 
 def _run(request: Coroutine[Any, Any, Any]) -> Any:
-    """The reply. Blocks, also where this thread runs an event loop already, as in a notebook."""
+    """Run the request to its end. Also works in a thread that already runs an event loop, such as a notebook's."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -174,7 +175,7 @@ async def _request(
 
 
 class OperatorConnection:
-    """A connection to a controller, for one request after another: each has one reply, and they come in order."""
+    """A connection to a controller for any number of requests. Each has one reply, and replies arrive in order."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -184,7 +185,7 @@ class OperatorConnection:
 
     @classmethod
     async def open(cls, address: Address, token: str, join: JoinToken | None = None) -> OperatorConnection:
-        """Raises ConnectError and its kin. With a join token by TLS, with the token of that."""
+        """Connect. With a join token, the connection uses TLS and that token. Raises ConnectError or a subclass."""
         self = cls(address)
         identity = None
         if join is not None:
@@ -202,7 +203,7 @@ class OperatorConnection:
             self._fail(refusal(message.status, f"the cluster at {self._address} refuses the connection: "))
         elif self._replies:
             reply = self._replies.popleft()
-            if reply.done():  # nobody waits for it any more
+            if reply.done():  # its caller has been canceled
                 return
             if isinstance(message, m.OperationReply) and message.status.code == Code.PERMISSION_DENIED:
                 reply.set_exception(AccessError(message.status.message))
@@ -210,7 +211,7 @@ class OperatorConnection:
                 reply.set_result(message)
 
     def _on_lost(self, reason: str) -> None:
-        text = f"no reply from {self._address}: {reason}; whether it was done is not known, and it may be asked again"
+        text = f"no reply from {self._address}: {reason}; the request may have succeeded, and can be repeated"
         self._fail(ConnectError(text))
 
     def _fail(self, error: ConnectError) -> None:
@@ -221,7 +222,7 @@ class OperatorConnection:
                 reply.set_exception(self._lost)
 
     async def ask(self, request: m.Message, seconds: float = REPLY_SECONDS) -> Any:
-        """The reply. Raises ConnectError and its kin, also where it does not come within `seconds`."""
+        """Return the reply. Raises ConnectError or a subclass, also if no reply arrives within `seconds`."""
         if self._lost is not None:
             raise self._lost
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -231,7 +232,7 @@ class OperatorConnection:
             async with asyncio.timeout(seconds):
                 return await reply
         except TimeoutError:
-            # Replies have no names: one that comes now would be taken for that of the next request.
+            # Replies have no numbers, so a late one would be taken for the reply to the next request.
             self._fail(ConnectError(f"the controller at {self._address} did not reply within {seconds:.0f} s"))
             self.close()
             assert self._lost is not None

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def write_whole(path: Path, body: bytes) -> None:
-    """Writes a file that has all of `body`, or leaves what was there as it was. Raises OSError.
+    """Write a file completely, or leave it unchanged. Raises OSError.
 
-    What is no ordinary file (a pipe, a terminal) is written to directly.
+    Writes directly to anything but an ordinary file, such as a pipe or a terminal.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -23,5 +23,5 @@ def write_whole(path: Path, body: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        # The path that the user knows.
+        # Name the user's path, not the partial file's.
         raise type(error)(error.errno, error.strerror, str(path)) from None

@@ -1,4 +1,4 @@
-"""A proxy for clients that know nothing of Atoll: those of Google's `pathwaysutils`."""
+"""A proxy for clients without Atoll: those that use Google's `pathwaysutils`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def run_proxy(
     join: JoinToken | None = None,
     fail_on_loss: bool = False,
 ) -> None:
-    """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
+    """Run a proxy until it exits or a signal raises an exception here, and end all processes that this call started.
 
-    `cluster` is an address, with a join token for TLS; "" starts a cluster of these `settings`, which ends with the
-    proxy. With `fail_on_loss` its clients do not wait for failed islands. `on_up(address)` is called once the proxy
-    listens. Raises AtollError where something does not start, or ends early.
+    `cluster` is an address, with a join token for TLS; "" starts a cluster with these `settings`, which ends with the
+    proxy. With `fail_on_loss`, clients do not wait for failed islands. `on_up(address)` is called once the proxy
+    listens. Raises AtollError if a process fails to start or exits early.
     """
     children: list[Child] = []
     directory: Path | None = None
@@ -59,7 +59,7 @@ def run_proxy(
             raise _error(ready, listen)
         on_up(ready.address)
         ended = wait_for_any(children)
-        raise ClusterError(f"{ended.who} has ended; its messages are above")
+        raise ClusterError(f"{ended.who} has exited; see its messages above")
     finally:
         for child in reversed(children):
             child.end()

@@ -1,4 +1,4 @@
-"""Clusters that stay: how one is started, and ended."""
+"""Standing clusters: start and end them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions, sockets_base
-from atoll.engines.ray.ray_cluster import end_cluster
+from atoll.engines.ray.actors import EngineStart
+from atoll.engines.ray.ray_cluster import RayCluster, end_cluster
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.journal.persisted_state import check_persisted
 from atoll.operate.cluster_queries import Target, explained
 from atoll.operate.cluster_registry import ClusterRegistry
 from atoll.operate.operator_requests import request_stop
-from atoll.operate.standing_on_ray import StandingOnRay
 from atoll.protocol.messages import StopReply
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role
-from atoll.security.start_security import advertised, kept_environment
+from atoll.security.start_security import advertised, host_join_file, join_file, kept_environment
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.sockets import dial
 
@@ -39,13 +39,13 @@ _LOG_LINES = 20
 
 
 class StandingCluster:
-    """A cluster that is being started. Raises AtollError from the constructor where it may not be.
+    """A standing cluster. The constructor starts it, and raises AtollError if that is not possible.
 
-    `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its directory; with a parent to
-    standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to `advertise`
-    then: see `security.start_security.advertised`. Its authority and tokens are kept in the file `authority`, if there
-    is one. With a directory for a `journal` its controller is started again where it ends. With the address of
-    another's controller as `standby` it is that one's standby, and has no hosts of its own.
+    The cluster ends with the process `parent`, unless that is 0. Its processes write messages to `log` in its
+    directory, or with a parent to standard error. On TCP it listens with TLS unless `insecure`, and others reach it at
+    `advertise`; see `security.start_security.advertised`. The file `authority`, if given, keeps its authority and
+    tokens. With a directory for a `journal`, the engine restarts the controller if it exits. With the address of
+    another controller as `standby`, the cluster is a standby of that one, and has no hosts.
     """
 
     def __init__(
@@ -74,22 +74,16 @@ class StandingCluster:
         environment = kept_environment(authority, token) if authority is not None and address.tls else {}
         self._log: BinaryIO | None = None
         with registry.locked():
-            for each in registry.live():
-                if each.name == name:
-                    raise ClusterError(
-                        f"a cluster named {name} is up already, at {each.address}: use it, end it with "
-                        "`atoll down`, or give the new one another --name"
-                    )
+            _check_is_free(registry, name)
             try:
                 self._directory.mkdir(mode=0o700)
-            except (
-                FileExistsError
-            ):  # another machine, which shares the directory, has it: this machine's own was removed just now
+            except FileExistsError:
+                # `live` has just removed leftovers of this machine, so another machine shares the directory.
                 raise ClusterError(
                     f"{self._directory} belongs to a cluster of another machine: give this one another --name"
                 ) from None
             if not parent:
-                # Held open: where the start fails, its directory no longer exists when the log is to be read.
+                # Held open, because the directory no longer exists when the log of a failed start is read.
                 self._log = open(self._directory / "log", "a+b")  # noqa: SIM115
             options = EngineOptions(
                 settings,
@@ -112,9 +106,9 @@ class StandingCluster:
                 raise
 
     def join_token(self, role: Role) -> JoinToken:
-        """By which others join it in that role, where it listens with TLS; a copy is in its directory.
+        """Return the join token for this role, if the cluster uses TLS. A copy is in the cluster's directory.
 
-        Raises ClusterError where it does not start, with nothing left of it.
+        Raises ClusterError, and cleans up, if the cluster does not start.
         """
         try:
             return self.engine.join_token(role)
@@ -123,7 +117,7 @@ class StandingCluster:
             raise
 
     def wait(self) -> None:
-        """Returns once the cluster is up. Raises ClusterError where it does not start, with nothing left of it."""
+        """Wait until the cluster is up. Raises ClusterError, and cleans up, if it does not start."""
         try:
             self.engine.wait_until_up()
         except BaseException:
@@ -131,20 +125,20 @@ class StandingCluster:
             raise
 
     def leave(self) -> None:
-        """Leaves it running: this process will end first."""
+        """Keep the cluster running after this process exits."""
         self.engine.leave()
 
     def wait_for_end(self) -> None:
-        """Blocks until the cluster has ended."""
+        """Block until the cluster has ended."""
         wait_for_any([self.engine])
 
     def end(self) -> None:
-        """Ends the cluster, by force where it does not go, and removes its directory."""
+        """End the cluster, killing remaining processes, and remove its directory."""
         self.engine.end()
         self.record.kill()
 
     def last_messages(self) -> str:
-        """The last lines that its processes wrote to the log; "" where they wrote to standard error."""
+        """Return the last lines of the log, or "" if the processes wrote to standard error."""
         if self._log is None:
             return ""
         self._log.seek(0)
@@ -152,8 +146,84 @@ class StandingCluster:
 
     @property
     def directory(self) -> Path:
-        """The cluster's own, with its join tokens where it listens with TLS."""
+        """The cluster's directory, which has its join tokens if it uses TLS."""
         return self._directory
+
+
+class StandingOnRay:
+    """A standing cluster whose engine is a Ray actor (`atoll up --engine ray`). Otherwise as `StandingCluster`.
+
+    With `stays` False the cluster ends with this process. The `journal` and `authority` are on the node of the actor.
+    This machine keeps the cluster's record, so that this user's commands find it by name, and its join tokens.
+    Elsewhere, and for other users, a join token leads to the cluster.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        settings: ClusterSettings,
+        listen: str,
+        stays: bool,
+        advertise: str = "",
+        insecure: bool = False,
+        authority: Path | None = None,
+        journal: Path | None = None,
+    ) -> None:
+        if journal is not None and not settings.grace_seconds:
+            settings = replace(settings, grace_seconds=GRACE_SECONDS)
+        registry = ClusterRegistry()
+        self.directory = registry.directory(name)
+        _check_is_free(registry, name)
+        there = [str(each.absolute()) if each is not None else "" for each in (journal, authority)]
+        start = EngineStart(settings, listen, advertise, insecure, name, *there)
+        self._cluster = RayCluster(name, start, stays=stays)
+        try:
+            with registry.locked():
+                _check_is_free(registry, name)
+                self.directory.mkdir(mode=0o700, exist_ok=True)
+                for role, join in self._cluster.joins.items():
+                    join.save((host_join_file if role is Role.HOST else join_file)(self.directory))
+                self.record = registry.register(
+                    name,
+                    self._cluster.address,
+                    settings.islands,
+                    settings.platform,
+                    os.getpid(),
+                    ray=settings.ray_address or "auto",
+                )
+        except BaseException:
+            self.end()
+            raise
+
+    def join_token(self, role: Role) -> JoinToken:
+        """Return the join token for this role, if the cluster uses TLS. A copy is in the cluster's directory."""
+        return self._cluster.joins[role]
+
+    def wait(self) -> None:
+        """Wait until the cluster is up. Raises ClusterError, and cleans up, if it does not start."""
+        try:
+            self._cluster.wait_until_up()
+        except BaseException:
+            self.end()
+            raise
+
+    def last_messages(self) -> str:
+        """Return the last lines that its processes wrote, if it did not start."""
+        return self._cluster.last_messages()
+
+    def leave(self) -> None:
+        """Keep the cluster running after this process exits."""
+        self._cluster.leave()
+
+    def wait_for_end(self) -> None:
+        """Block until the cluster has ended."""
+        self._cluster.wait_for_end()
+
+    def end(self) -> None:
+        """End the cluster, and remove its record."""
+        self._cluster.end()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def start_cluster(
@@ -169,11 +239,11 @@ def start_cluster(
     journal: Path | None = None,
     standby: str = "",
 ) -> StandingCluster | StandingOnRay:
-    """Starts a cluster; it outlives this process where it `stays`. Raises AtollError where it may not be."""
+    """Start a cluster, which outlives this process if `stays`. Raises AtollError if that is not possible."""
     if settings.engine == "ray":
         address = _listening_address(listen, token, insecure) if listen else None
         if address is not None and address.is_unix:
-            raise AddressError(f"{listen}: Ray's nodes reach a cluster over TCP: expected HOST:PORT, or no --listen")
+            raise AddressError(f"{listen}: Ray's nodes reach a cluster over TCP; give HOST:PORT, or omit --listen")
         return StandingOnRay(
             name=name,
             settings=settings,
@@ -198,27 +268,36 @@ def start_cluster(
     )
 
 
+def _check_is_free(registry: ClusterRegistry, name: str) -> None:
+    for each in registry.live():
+        if each.name == name:
+            raise ClusterError(
+                f"a cluster named {name} is up already, at {each.address}: use it, end it with `atoll down`, or give "
+                "the new one another --name"
+            )
+
+
 def _listening_address(text: str, token: str, insecure: bool) -> Address:
     address = parse_address(text)
     if not insecure:
         address = address.secured()
     if not address.is_unix and address.port == 0:
-        raise AddressError(f"{text}: a cluster listens on a port that its clients know: name one")
+        raise AddressError(f"{text}: clients need to know the port; give one other than 0")
     check_may_listen(address, token)
     return address
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What `stop` ended: how many processes, and how many of them by force; and what the controller said of it."""
+    """The result of `stop`: the number of processes that ended, those that were killed, and the controller's reply."""
 
-    processes: int  # -1: they are not ours to count
+    processes: int  # -1: unknown, because the cluster is not this user's on this machine
     forced: int = 0
     said: StopReply = field(default_factory=StopReply)
 
     @property
     def persisted(self) -> list[str]:
-        """Lines that name the sessions that stay, and say how they go on; none where all have ended."""
+        """Lines that name the persisted sessions, if any, and explain how to resume them."""
         if not self.said.persisted:
             return []
         names = ", ".join(name for _, name in self.said.persisted)
@@ -226,17 +305,17 @@ class Ended:
         again = "`atoll up` with the same --journal, then"
         return [
             f"suspended on disk, {self.said.seconds / 3600:.3g} h at most: {names}",
-            f"  to go on: {again} {numbers}",
-            f"  to end all of them, too: {again} `atoll down --all`",
+            f"  to resume: {again} {numbers}",
+            f"  to end them: {again} `atoll down --all`",
         ]
 
 
 def stop(target: Target, token: str, all_sessions: bool = False) -> Ended:
-    """Ends a cluster, and returns when nothing of it is left, nor of its clients that were killed. With `all_sessions`
-    also those that would go on in the next one.
+    """End a cluster, and return when no process or file of it or of its killed clients is left.
 
-    Asks the controller. What is ours and has not ended in time is ended by force. Raises ConnectError and its
-    kin, or ClusterError where a cluster that is not ours stays.
+    With `all_sessions`, also end sessions that would resume in the next cluster. Asks the controller to end, and kills
+    this user's processes that do not exit in time. Raises ConnectError or a subclass, or ClusterError if another user's
+    cluster does not end.
     """
     try:
         return _stop(target, token, all_sessions)
@@ -245,9 +324,9 @@ def stop(target: Target, token: str, all_sessions: bool = False) -> Ended:
 
 
 def stop_on_ray(ray_address: str, name: str) -> None:
-    """Ends the cluster of that name on a Ray cluster, from wherever that is reached; as `stop`. Raises ClusterError."""
+    """End the cluster with this name on a Ray cluster, which may be remote. As `stop`. Raises ClusterError."""
     if not end_cluster(ray_address, name):
-        raise ClusterError(f"there is no cluster named {name} on the Ray cluster at {ray_address}")
+        raise ClusterError(f"no cluster named {name} on the Ray cluster at {ray_address}")
 
 
 def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
@@ -267,14 +346,14 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
     except AccessError:
         raise
     except AtollError:
-        agreed = False  # its controller hangs, has ended, or only stands by
+        agreed = False  # the controller hangs, has exited, or is a standby
         record.terminate()
     directory = Path(record.directory)
     if record.ray:
         try:
             end_cluster(record.ray, record.name)
         except ClusterError:
-            if not agreed:  # else its engine removes what it has in Ray
+            if not agreed:  # if it agreed, the engine removes its actors itself
                 raise
         shutil.rmtree(directory, ignore_errors=True)
         return Ended(-1, said=said)

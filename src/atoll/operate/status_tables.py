@@ -1,8 +1,10 @@
-"""The tables of `atoll status`."""
+"""The tables of `atoll status`, `atoll tenants` and `atoll usage`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,6 +21,13 @@ from atoll.telemetry.snapshot import (
     TenantSnapshot,
 )
 
+_USAGE_TITLES = {
+    "tenant": "tenant",
+    "run": "cluster started",
+    "session": "session",
+    "label": "script",
+    "program": "program",
+}
 _STATE_STYLES = {
     "ready": "green",
     **dict.fromkeys(("failed", "removed"), "bold red"),
@@ -27,9 +36,10 @@ _STATE_STYLES = {
 
 
 def status_tables(snapshot: Snapshot, address: str, name: str = "") -> RenderableType:
-    """The tables for the cluster at `address`.
+    """Return the tables for the cluster at `address`.
 
-    Memory is that of a host's fullest device; work in flight is in gangs, and the time that they are expected to take.
+    The memory column shows the host's fullest device. The work in flight is a number of gangs and their expected
+    duration.
     """
     heading = Text.assemble(
         ("cluster ", "bold"),
@@ -59,7 +69,7 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
 
 
 def security_tables(snapshot: Snapshot, address: str, name: str = "") -> RenderableType:
-    """Return the table of the mechanisms by which each host confines Python of users, and why others are missing."""
+    """Return the table of the mechanisms that confine users' Python on each host, and the reasons for missing ones."""
     hosts = [host for island in snapshot.islands for host in island.hosts]
     table = Table("host", "worker", title="Python of users", title_justify="left")
     for column in ("namespaces", "user ID", "seccomp", "Landlock", "files", "network"):
@@ -168,7 +178,7 @@ def state_text(state: str) -> Text:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Numbers in ascending order, consecutive ones as a range: "0-3, 6"."""
+    """Format numbers in ascending order, with ranges for consecutive ones: "0-3, 6"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -179,7 +189,7 @@ def ranges(numbers: list[int]) -> str:
 
 
 def tenants_table(snapshot: Snapshot) -> RenderableType:
-    """The table of `atoll tenants`."""
+    """Return the table of `atoll tenants`."""
     table = Table("tenant", "role", title="Tenants", title_justify="left")
     for column in ("share", "priority", "sessions", "memory in use", "in flight", "limits"):
         table.add_column(column, justify="left" if column == "limits" else "right")
@@ -198,8 +208,51 @@ def tenants_table(snapshot: Snapshot) -> RenderableType:
 
 
 def _limits(tenant: TenantSnapshot) -> list[str]:
-    memory = {"on each device": tenant.memory, "in all": tenant.total_memory}
+    memory = {"per device": tenant.memory, "in total": tenant.total_memory}
     found = [f"suspended for {tenant.suspended_seconds:.0f} s"] if tenant.suspended_seconds else []
     found += [f"{human_bytes(limit)} {where}" for where, limit in memory.items() if limit]
     counts = ("devices", "sessions", "launches", "uploads", "compiles")
     return found + [f"{getattr(tenant, name)} {name}" for name in counts if getattr(tenant, name)]
+
+
+def usage_table(usage: dict[str, Any]) -> RenderableType:
+    """Return the table for a reply to `UsageRequest`; see `atoll.cluster.usage.usage_store`."""
+    rows = usage["rows"]
+    names = [name for name in _USAGE_TITLES if any(name in row for row in rows)]
+    has_expected = usage["by"] == "program"
+    table = Table(*(_USAGE_TITLES[name] for name in names), title="Usage", title_justify="left")
+    for column in ("device seconds", "memory x seconds", "moved", "compiling", *(["expected"] if has_expected else [])):
+        table.add_column(column, justify="right")
+    for row in rows:
+        expected = [_milliseconds(row["expected_ms"])] if has_expected else []
+        table.add_row(*(_usage_name(name, row[name]) for name in names), *_usage_amounts(row), *expected)
+    lines: list[RenderableType] = [table] if rows else [Text("no usage")]
+    present = usage.get("present_device_seconds")
+    if present:
+        total, idle = usage["total"]["device_seconds"], usage["idle_device_seconds"]
+        share = 100 * total / present
+        lines.append(
+            Text(f"of {present:.1f} device seconds, {total:.1f} were used ({share:.1f} %) and {idle:.1f} were idle")
+        )
+    if not usage["kept"]:
+        lines.append(Text("this usage is lost when the cluster ends"))
+    return Group(*lines)
+
+
+def _usage_name(column: str, value: Any) -> Text:
+    if column == "run":
+        return Text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if value else "")
+    return Text(str(value or ""))
+
+
+def _usage_amounts(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{row['device_seconds']:.3f}",
+        f"{human_bytes(round(row['memory_byte_seconds']))} s",
+        human_bytes(row["bytes_moved"]),
+        f"{row['compile_seconds']:.2f} s",
+    )
+
+
+def _milliseconds(expected: float | None) -> str:
+    return "" if expected is None else f"{expected:.3f} ms"

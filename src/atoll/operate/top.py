@@ -1,4 +1,4 @@
-"""`atoll top`: a watched cluster in a terminal."""
+"""`atoll top`: show a watched cluster in a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.errors import AtollError
-from atoll.operate.cluster_source import ClusterSource
+from atoll.operate.cluster_queries import ClusterSource
 from atoll.operate.status_tables import state_text
 from atoll.telemetry import tables as t
 from atoll.telemetry.watch import Watch
@@ -22,12 +22,12 @@ _SECONDS = 1.0
 _MOST_SPANS = 2_000
 _MOST_EVENTS = 8
 _MOST_WAITS = 10
-_WIDTH = 140  # where there is no terminal to ask
+_WIDTH = 140  # without a terminal
 _BAR = 20
 
 
 async def show(source: ClusterSource) -> None:
-    """Shows it until it is cancelled. Raises AtollError where the cluster cannot be asked at the beginning."""
+    """Show the cluster until canceled. Raises AtollError if the first request fails."""
     watch = Watch()
     watch.update(await source.report(), time.monotonic())
     try:
@@ -41,7 +41,7 @@ async def show(source: ClusterSource) -> None:
 
 
 async def print_once(source: ClusterSource) -> None:
-    """Prints it. Two looks, a moment apart: rates are of an interval."""
+    """Print the cluster once, after two reports with a pause between them, because rates need an interval."""
     watch = Watch()
     try:
         watch.update(await source.report(), time.monotonic())
@@ -62,7 +62,7 @@ async def _ask(source: ClusterSource, watch: Watch) -> None:
 
 
 def view(watch: Watch, name: str, now: float, wall: float) -> RenderableType:
-    """What is shown."""
+    """Return the display of the watched cluster."""
     parts: list[RenderableType] = [Text.assemble((f"cluster {name}  ", "bold"), t.headline(watch))]
     if watch.problem:
         parts.append(Text(watch.problem, "bold red"))
@@ -130,7 +130,7 @@ def _sessions(watch: Watch) -> Table:
 
 
 def _waits(rows: list[t.WaitRow]) -> Table:
-    table = _table("Who waits for what", ("session", "first in line", "waits for"), ("island", "gangs", "for (s)"))
+    table = _table("Waiting gangs", ("session", "first in line", "waits for"), ("island", "gangs", "for (s)"))
     for row in rows[:_MOST_WAITS]:
         counts = (str(row.island), str(row.gangs), f"{row.seconds:.3f}")
         table.add_row(str(row.session), Text(row.program), Text(row.text), *counts)

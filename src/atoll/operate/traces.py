@@ -1,6 +1,6 @@
-"""Traces in the format of Chrome's trace events (JSON), which Perfetto and chrome://tracing open.
+"""Traces as Chrome trace events (JSON), which Perfetto and chrome://tracing open.
 
-All times are the controller's, in microseconds from the first. `otherData` says how far those of each host may be off.
+Times are the controller's, in microseconds from the first. `otherData` has the clock error of each host.
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ import msgspec
 from atoll.protocol.spans import ClientCall, ClockError, SessionCalls, SessionName, Span, TraceRecord
 from atoll.scheduling.reasons import Reason
 
-_MOST_DEVICES = 1 << 12  # of a host
-# Processes of the trace: islands by their numbers, then sessions.
-_SESSIONS = 1 << 20
-# Rows of a session.
-_PROXY, _HELD = 1, 2
-_HELD_KINDS = {"window": "the launch window is full", "quiesced": "devices move"}
+_MOST_DEVICES = 1 << 12  # per host
+_SESSIONS = 1 << 20  # "process" numbers of the trace: islands by number, then sessions
+_PROXY, _HELD = 1, 2  # rows of a session
+_HELD_KINDS = {"window": "the launch window is full", "quiesced": "devices are migrating"}
 
 _Event = dict[str, Any]
 
 
 def chrome_trace(record: TraceRecord) -> bytes:
-    """One row for each host and device, grouped by island; then the sessions: what their gangs waited for, and what
-    their clients asked where that was recorded.
+    """Return the trace: rows per host and device, grouped by island; then per session its waits and its recorded calls.
 
-    A gang on several devices is in the row of the first, where it overlaps with nothing: what shares a row shares that
-    device, and ran one after another.
+    A gang on several devices is in the row of its first device, where it overlaps with no other: gangs in one row share
+    that device, and ran one after another.
     """
     spans = record.spans
     calls = {each.session: read_calls(each) for each in record.calls}
@@ -57,7 +54,7 @@ def chrome_trace(record: TraceRecord) -> bytes:
 
 
 def read_calls(recorded: SessionCalls) -> list[ClientCall]:
-    """By the controller's clock. What a proxy sent that are no calls is none."""
+    """Return the calls with times of the controller's clock. Invalid data from a proxy counts as no calls."""
     try:
         calls = msgspec.msgpack.decode(recorded.calls, type=list[ClientCall])
     except msgspec.MsgspecError:
@@ -85,7 +82,7 @@ def read_calls(recorded: SessionCalls) -> list[ClientCall]:
 
 
 class _Writer:
-    """Makes events. `origin` is the first time, in nanoseconds."""
+    """Creates events. `origin` is the first time, in nanoseconds."""
 
     def __init__(self, origin: int, sessions: Iterable[SessionName]) -> None:
         self.origin = origin
@@ -95,7 +92,7 @@ class _Writer:
         return (nanoseconds - self.origin) / 1e3
 
     def _bar(self, name: str, kind: str, pid: int, tid: int, start: int, end: int, args: _Event) -> _Event:
-        """A bar in a row in which none overlap but those that enclose others."""
+        """Return a bar. Bars of one row are disjoint or nested."""
         return {
             "name": name,
             "cat": kind,
@@ -108,14 +105,14 @@ class _Writer:
         }
 
     def _stretch(self, name: str, kind: str, pid: int, number: str, start: int, end: int, args: _Event) -> list[_Event]:
-        """Something beside others of its name."""
+        """Return the events of an interval that may overlap with others of the same name."""
         common = {"name": name, "cat": kind, "pid": pid, "tid": 0, "id": number}
         return [
             {**common, "ph": "b", "ts": self._time(start), "args": args},
             {**common, "ph": "e", "ts": self._time(max(start, end))},
         ]
 
-    # ---- rows
+    # ---- Rows
 
     def device_rows(self, spans: list[Span], clocks: Iterable[ClockError]) -> Iterator[_Event]:
         errors = {each.host: each.error for each in clocks}
@@ -137,7 +134,7 @@ class _Writer:
             yield _named("thread_name", _SESSIONS + number, _PROXY, "proxy")
             yield _named("thread_name", _SESSIONS + number, _HELD, "held back")
 
-    # ---- what ran
+    # ---- Spans
 
     def span(self, span: Span) -> Iterator[_Event]:
         args: _Event = {
@@ -165,7 +162,7 @@ class _Writer:
         yield self._bar(name, span.kind, span.island, _row(span.host, _device(span)), span.started, span.ended, args)
 
     def arrows(self, spans: list[Span]) -> Iterator[_Event]:
-        """From what sends to what receives."""
+        """Yield arrows from sends to receives."""
         sends = {span.node: span for span in reversed(spans) if span.kind == "send"}
         for span in spans:
             source = sends.get(span.node) if span.kind == "receive" and span.node else None
@@ -177,7 +174,7 @@ class _Writer:
                 yield {**common, "ph": ph, "bp": "e", "pid": at.island, "tid": row, "ts": self._time(when)}
 
     def waits(self, spans: list[Span]) -> Iterator[_Event]:
-        """What gangs waited for in the controller, but for their own sessions' earlier work."""
+        """Yield the waits of gangs in the controller, except for earlier work of their own sessions."""
         for span in {span.sequence: span for span in spans if span.launched}.values():
             start = span.launched
             for reason, nanoseconds in span.waits:
@@ -188,10 +185,10 @@ class _Writer:
                     yield from self._stretch(f"waits: {reason}", "wait", pid, number, start, start + nanoseconds, args)
                 start += nanoseconds
 
-    # ---- clients
+    # ---- Clients
 
     def call(self, session: int, call: ClientCall) -> Iterator[_Event]:
-        """What the proxy did for a request, and until when its client had no answer."""
+        """Yield the proxy's work for a call, and the time until its client got the answer."""
         pid = _SESSIONS + session
         if call.kind in _HELD_KINDS:
             yield self._bar(_HELD_KINDS[call.kind], "held", pid, _HELD, call.received, call.handled, {})
@@ -205,7 +202,7 @@ class _Writer:
 
 
 def _of_others(span: Span) -> int:
-    """For how long it waited for others than its own session."""
+    """Return for how long the span waited for anything but its own session, in nanoseconds."""
     return sum(nanoseconds for reason, nanoseconds in span.waits if reason != Reason.OWN)
 
 
@@ -221,7 +218,7 @@ def _device(span: Span) -> int:
 
 
 def _row(host: int, device: int) -> int:
-    """A host's rows stand together."""
+    """Return the number of a row; the rows of a host are adjacent."""
     return host * _MOST_DEVICES + device
 
 

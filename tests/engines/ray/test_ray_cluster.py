@@ -156,8 +156,8 @@ def test_where_no_ray_cluster_is_the_start_says_so_at_once(user: User) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--listen", "unix:/tmp/socket"), "expected HOST:PORT, or no --listen"),
-        (("--listen", "10.0.0.1:0"), "a cluster listens on a port that its clients know: name one"),
+        (("--listen", "unix:/tmp/socket"), "give HOST:PORT, or omit --listen"),
+        (("--listen", "10.0.0.1:0"), "clients need to know the port; give one other than 0"),
         (("--listen", "10.0.0.1:7000", "--insecure"), "so it needs a token: set ATOLL_TOKEN"),
     ],
 )

@@ -31,8 +31,7 @@ from atoll.operate.command.command_options import (
 from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
 
 if TYPE_CHECKING:
-    from atoll.operate.standing import StandingCluster
-    from atoll.operate.standing_on_ray import StandingOnRay
+    from atoll.operate.standing import StandingCluster, StandingOnRay
     from atoll.security.join_token import JoinToken
 
 _TABLE_WIDTH = 140  # where there is no terminal to ask

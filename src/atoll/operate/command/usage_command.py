@@ -35,7 +35,7 @@ def usage(
     from rich.console import Console
 
     from atoll.operate.cluster_queries import find, usage_of
-    from atoll.operate.usage_table import usage_table
+    from atoll.operate.status_tables import usage_table
 
     seconds = _seconds(since)
     found = usage_of(find(address, name, join), token(), by, seconds)

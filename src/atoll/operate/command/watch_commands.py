@@ -88,7 +88,7 @@ def top(
 
     Until Ctrl-C. Where standard output is no terminal, it is printed once. Which cluster: as for `atoll status`.
     """
-    from atoll.operate.cluster_source import ClusterSource
+    from atoll.operate.cluster_queries import ClusterSource
     from atoll.operate.top import print_once, show
 
     source = ClusterSource(_target(address, name, join), token())
@@ -113,7 +113,7 @@ def web(
     Needs `pip install 'atoll[web]'`. Which cluster: as for `atoll status`.
     """
     _check_installed("web", "nicegui", "prometheus_client")
-    from atoll.operate.cluster_source import ClusterSource
+    from atoll.operate.cluster_queries import ClusterSource
     from atoll.web.page_key import new_key, read_key
     from atoll.web.page_server import serve_page
     from atoll.web.poller import Poller
@@ -147,7 +147,7 @@ def metrics(
     Needs `pip install 'atoll[metrics]'`. Which cluster: as for `atoll status`.
     """
     _check_installed("metrics", "prometheus_client")
-    from atoll.operate.cluster_source import ClusterSource
+    from atoll.operate.cluster_queries import ClusterSource
     from atoll.web.metrics_server import serve_metrics
     from atoll.web.page_key import METRICS, read_key
     from atoll.web.poller import Poller
