@@ -167,7 +167,7 @@ def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
         (("--resource", "cpu"), "expected KEY=VALUE"),
         (("--islands", "2x2"), "is no topology"),
         (("--engine", "local"), "--engine hosts"),
-        (("--tenants", "tenants.toml"), "the tenant An.other gets a Secret"),
+        (("--tenants", "tenants.toml"), "invalid name 'An.other' for a Secret"),
     ],
 )
 def test_what_cannot_be_is_refused(user: User, options: tuple[str, ...], said: str, tmp_path: Path) -> None:

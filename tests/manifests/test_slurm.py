@@ -56,7 +56,7 @@ def test_tenants_of_a_job_join_by_files_that_go_with_it_and_its_script_has_no_to
     file.write_text(f'[tenant.red]\ntoken = "{"r" * 24}"\n')
     options = ("--tenants", str(file))
     refused = user.atoll("slurm", "--islands", "1x1x1", *options, "--join-file", "a", "--", "true")
-    assert (refused.returncode, "--join-file with {tenant} in it" in refused.stderr) == (2, True)
+    assert (refused.returncode, "--join-file with {tenant} in its name" in refused.stderr) == (2, True)
     options += ("--platform", "null", "--join-file", str(tmp_path / "join {tenant}"))
     asked = f'atoll tenants --json; atoll tenants --json --join "{tmp_path}/join red"; cat "{tmp_path}/join red"'
     script = user.atoll("slurm", "--islands", "1x2x1", *options, "--", "bash", "-c", asked).check().stdout

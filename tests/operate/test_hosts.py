@@ -152,8 +152,8 @@ def test_a_host_without_the_token_is_refused(user: User, address: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), "where is the controller?"),
-        (("--address", "unix:/run/atoll.sock"), "over TCP: expected HOST:PORT"),
+        ((), "no cluster given"),
+        (("--address", "unix:/run/atoll.sock"), "over TCP; give HOST:PORT"),
     ],
 )
 def test_a_host_that_does_not_know_its_controller_says_so(user: User, arguments: tuple[str, ...], text: str) -> None:

@@ -60,7 +60,10 @@ def test_a_file_in_no_directory_is_an_error_of_one_line(tmp_path: Path, capsys: 
     with pytest.raises(SystemExit) as ended:
         operator_commands._check_writable(tmp_path / "nope" / "x")
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f"atoll: cannot write {tmp_path}/nope/x: there is no directory {tmp_path}/nope\n"
+    assert (
+        capsys.readouterr().err
+        == f"atoll: cannot write {tmp_path}/nope/x: the directory {tmp_path}/nope does not exist\n"
+    )
 
 
 def test_a_directory_in_the_files_place_is_an_error_of_one_line(

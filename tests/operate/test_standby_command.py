@@ -25,10 +25,13 @@ def user(program_cache: Path) -> Iterator[User]:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--standby", "unix:/a", "--islands", "1x1x1", "--journal", "j"), "the hosts are those of the cluster"),
-        (("--standby", "unix:/a"), "it goes on with a journal of its own; give a --journal DIRECTORY"),
-        (("--standby", "one:7000", "--journal", "j"), "on TCP it needs the --authority FILE of the cluster"),
-        (("--standby", "one:7000", "--journal", "j", "--insecure"), "on TCP it proves itself by TLS"),
+        (("--standby", "unix:/a", "--islands", "1x1x1", "--journal", "j"), "a standby starts no hosts"),
+        (("--standby", "unix:/a"), "a standby needs its own journal; add --journal DIRECTORY"),
+        (
+            ("--standby", "one:7000", "--journal", "j"),
+            "a standby on TCP needs the cluster's authority; add --auth",
+        ),
+        (("--standby", "one:7000", "--journal", "j", "--insecure"), "a standby on TCP needs TLS; remove --insecure"),
     ],
 )
 def test_what_cannot_be_a_standby_is_refused_before_anything_starts(user, arguments, expected):

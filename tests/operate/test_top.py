@@ -146,4 +146,4 @@ def test_a_session_that_is_not_there_cannot_be_ended(owner: User):
 def test_metrics_for_other_machines_want_a_key(owner: User):
     refused = owner.atoll("metrics", "--listen", "0.0.0.0:0")
     assert refused.returncode == 2
-    assert "give --key-file" in refused.stderr
+    assert "add --key-file" in refused.stderr

@@ -1,7 +1,7 @@
 """The command line: `atoll --help`.
 
-The result of a command (an address, a table, JSON) goes to standard output, everything else to standard error. An error
-is one line there; the exit status is then 1, or 2 where the command line itself is wrong.
+A command writes its result (an address, a table, JSON) to standard output, and everything else to standard error. An
+error is one line there. The exit status is then 1, or 2 for an invalid command line.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from atoll.operate.command import (
     operator_commands,
     scripts,
     tenant_commands,
-    usage_command,
     watch_commands,
 )
 from atoll.operate.command.terminal import fail
 
-# Each command imports what it needs when it runs: all imports here would double the time of `atoll --help`.
+# Commands import modules when they run: importing them here would double the time of `atoll --help`.
 
 app = typer.Typer(
     name="atoll",
@@ -52,37 +51,37 @@ def _print_version(wanted: bool) -> None:
 def atoll(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version, and end.", callback=_print_version, is_eager=True),
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Atoll runs unmodified JAX programs on the devices of a cluster, under one controller.
 
-    Without any of these commands, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster, which ends with
-    the script.
+    Without any of these commands, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster that ends with the
+    script.
 
-    For a cluster that stays: `atoll up`, then `JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python train.py` as
-    often as you like, `atoll status` to see what it does, `atoll down` to end it.
+    For a standing cluster: start it with `atoll up`, run any number of scripts with `JAX_PLATFORMS=atoll
+    ATOLL_ADDRESS=... python train.py`, show its state with `atoll status`, and end it with `atoll down`.
 
     **Environment.**
 
-    - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for all commands but up.
+    - `ATOLL_ADDRESS`: the address of a cluster, for scripts and for all commands but `up`.
 
     - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`, `ATOLL_POLICY`,
-    `ATOLL_ENGINE`, `ATOLL_LEASE`, `ATOLL_WAIT`: what an embedded cluster has. All but the first count for `atoll up`,
-    too.
+      `ATOLL_ENGINE`, `ATOLL_LEASE`, `ATOLL_WAIT`: the settings of an embedded cluster. All but the first also apply to
+      `atoll up`.
 
-    - `ATOLL_JOIN`: the join token of a cluster on TCP, or the file that has it, for scripts and for all commands but
-    up.
+    - `ATOLL_JOIN`: the join token of a cluster on TCP, or a file with it, for scripts and for all commands but `up`.
 
-    - `ATOLL_TOKEN`: a cluster that is started with it serves only clients that bring the same.
+    - `ATOLL_TOKEN`: the token of a cluster. A cluster that is started with it serves only clients that send it.
 
-    - `ATOLL_BULK_TLS`: "off" leaves the data connections of a cluster on TCP without TLS. `ATOLL_INSECURE=1`: no TLS at
-    all.
+    - `ATOLL_BULK_TLS`: "off" disables TLS on the data connections of a cluster on TCP. `ATOLL_INSECURE=1` disables all
+      TLS.
 
-    - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none. `ATOLL_STATE_DIR`: the same for usage.
-    `ATOLL_KEY_FILE`: the file with the user's key, which protects compiled programs and journals.
+    - `ATOLL_CACHE_DIR`: the directory of compiled programs; "off" stores none. `ATOLL_STATE_DIR`: the directory of
+      usage records, suspended sessions and the user's key; "off" keeps no usage. `ATOLL_KEY_FILE`: the file with the
+      user's key, which protects compiled programs and journals.
 
-    - `ATOLL_LOG`: debug or info makes the processes log more.
+    - `ATOLL_LOG`: "debug" or "info" makes the processes log more.
     """
 
 
@@ -102,7 +101,7 @@ app.command("add-island")(operator_commands.add_island)
 app.command()(operator_commands.drain)
 app.command("end-session")(operator_commands.end_session)
 app.add_typer(tenant_commands.app)
-app.command()(usage_command.usage)
+app.command()(tenant_commands.usage)
 app.command()(operator_commands.check)
 app.command()(operator_commands.dump)
 app.command()(operator_commands.trace)
@@ -111,7 +110,7 @@ app.command()(scripts.proxy)
 
 
 def main() -> None:
-    """The command `atoll`."""
+    """Run the command `atoll`."""
     freeze_gc()
     _leave_out_others(sys.argv[1:])
     try:
@@ -121,14 +120,14 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     except Exception as error:
-        # Typer's error for a wrong command line; its class has moved between typer's versions.
+        # Typer's error for an invalid command line. Its class differs between versions of Typer.
         if not hasattr(error, "format_message"):
             raise
-        _end_of_usage(error)
+        _fail_usage(error)
 
 
 def _leave_out_others(arguments: Sequence[str]) -> None:
-    """Remove all commands but the one that the arguments begin with: Typer takes 45 ms for the signatures of all."""
+    """Remove all commands but the one that the arguments name, because Typer takes 45 ms to read all signatures."""
     commands = [each for each in app.registered_commands if _command_name(each) in arguments[:1]]
     groups = [each for each in app.registered_groups if _group_name(each) in arguments[:1]]
     if commands or groups:
@@ -145,9 +144,9 @@ def _group_name(info: TyperInfo) -> str:
     return str(info.typer_instance.info.name)
 
 
-def _end_of_usage(error: Any) -> NoReturn:
+def _fail_usage(error: Any) -> NoReturn:
     message = error.format_message()
-    if not message:  # no arguments at all: the help has been shown
+    if not message:  # without arguments, Typer has shown the help
         sys.exit(2)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "atoll"

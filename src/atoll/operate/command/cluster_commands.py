@@ -1,4 +1,4 @@
-"""Clusters that stay: `atoll up`, `status` and `down`."""
+"""Standing clusters: `atoll up`, `status` and `down`."""
 
 from __future__ import annotations
 
@@ -34,19 +34,22 @@ if TYPE_CHECKING:
     from atoll.operate.standing import StandingCluster, StandingOnRay
     from atoll.security.join_token import JoinToken
 
-_TABLE_WIDTH = 140  # where there is no terminal to ask
+_TABLE_WIDTH = 140  # without a terminal
 
 JoinFile = Annotated[
     Path | None,
     typer.Option(
         "--join-file",
-        help="Write here, for you alone to read, the string by which clients elsewhere join: ATOLL_JOIN or --join. "
-        "With --tenants, a name with {tenant} in it stands for one file for each tenant.",
+        help="Write the join token of clients to this file, which only you can read; clients use it with ATOLL_JOIN or "
+        "--join. With --tenants, {tenant} in the name makes one file per tenant.",
     ),
 ]
 HostJoinFile = Annotated[
     Path | None,
-    typer.Option("--host-join-file", help="The same for hosts. Who has it can be a host of this cluster."),
+    typer.Option(
+        "--host-join-file",
+        help="Write the join token of hosts to this file. Anyone who has it can be a host of this cluster.",
+    ),
 ]
 
 
@@ -57,16 +60,16 @@ def up(
     listen: Annotated[
         str,
         typer.Option(
-            help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can "
-            "open, unless given; on Ray any free port. On HOST:PORT it listens with TLS.",
+            help="Address of the controller: unix:/path or HOST:PORT, with TLS on HOST:PORT. Defaults to a unix socket "
+            "that only you can open, or on Ray to any free port.",
             metavar="ADDRESS",
         ),
     ] = "",
     advertise: Annotated[
         str,
         typer.Option(
-            help="By which HOST or HOST:PORT others reach it, in its join tokens; where it listens if not given, or "
-            "where that is everywhere (0.0.0.0) this machine's address. Several, with commas, are tried in turn.",
+            help="HOST or HOST:PORT at which others reach the controller, for its join tokens. Several, separated by "
+            "commas, are tried in turn. Defaults to --listen, or for 0.0.0.0 to this machine's address.",
             metavar="ADDRESS",
         ),
     ] = "",
@@ -76,9 +79,9 @@ def up(
         Path | None,
         typer.Option(
             "--authority",
-            help="Keep the cluster's authority and tokens in this file, which is made if it does not exist: the join "
-            "strings of the next cluster with it are the same, so hosts that `--stay` find it. With --engine ray, a "
-            "file on the node of its controller.",
+            help="Keep the cluster's authority and tokens in this file, which is created if it does not exist. The "
+            "next cluster with this file has the same join tokens, so hosts with `--stay` find it. With --engine ray, "
+            "a file on the controller's node.",
             metavar="FILE",
         ),
     ] = None,
@@ -86,18 +89,18 @@ def up(
         bool,
         typer.Option(
             "--insecure",
-            help="No TLS on HOST:PORT: tokens, programs and data travel in the clear. Anything but loopback then needs "
-            "ATOLL_TOKEN. Clients need ATOLL_INSECURE=1.",
+            help="Disable TLS on HOST:PORT: tokens, programs and data travel unencrypted. Addresses other than "
+            "loopback then need ATOLL_TOKEN. Clients need ATOLL_INSECURE=1.",
         ),
     ] = False,
     cluster: ClusterOptions,
-    name: Annotated[str, typer.Option(help="A name for it, for the other commands.")] = DEFAULT_NAME,
+    name: Annotated[str, typer.Option(help="Name of the cluster, for other commands.")] = DEFAULT_NAME,
     journal: Annotated[
         Path | None,
         typer.Option(
             "--journal",
-            help="Keep a journal of the controller in this directory, which only you can read: a controller that exits "
-            "or is killed is started again and continues, with nothing lost. With --engine ray, a directory on the "
+            help="Keep a journal of the controller in this directory, which only you can read. A controller that exits "
+            "or is killed is restarted and continues without losing state. With --engine ray, a directory on the "
             'controller\'s node. See the page "The journal".',
             metavar="DIRECTORY",
         ),
@@ -106,19 +109,19 @@ def up(
         str,
         typer.Option(
             "--standby",
-            help="Start no hosts, but a standby of the controller at this address, which has a --journal, too: it "
-            "follows that one, and takes over where it is gone. On TCP, with the same --authority.",
+            help="Start no hosts but a standby of the controller at this address, which also needs a --journal. The "
+            "standby follows that controller, and takes over if it fails. On TCP, give the same --authority.",
             metavar="ADDRESS",
         ),
     ] = "",
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
+        bool, typer.Option("--foreground", help="Stay in the foreground. Ctrl-C ends the cluster.")
     ] = False,
 ) -> None:
-    """Start a cluster that stays, and print its address.
+    """Start a standing cluster, and print its address.
 
-    The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
-    runs until `atoll down`, whichever scripts come and go; its messages are in the file `log` of its directory.
+    Only the address goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster runs until
+    `atoll down`. Its messages are in the file `log` of its directory.
 
     For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
     """
@@ -177,15 +180,15 @@ def up(
     print(address, flush=True)
     if standby:
         say(f"standby {name} follows the controller at {standby}")
-        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py, once it has taken over")
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py, after it has taken over")
     else:
         say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
         say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
     if parse_address(address).tls:
         where = str(join_file or standing_join(standing.directory))
-        say(f"         (elsewhere, or as somebody else: ATOLL_JOIN={where}, a copy of that file)")
+        say(f"         (on other machines, or as another user: ATOLL_JOIN={where}, a copy of that file)")
     elif not parse_address(address).is_local:
-        say("         (elsewhere: with this machine's name in the address, the same ATOLL_TOKEN, and ATOLL_INSECURE=1)")
+        say("         (on other machines: this machine's name in the address, the same ATOLL_TOKEN, ATOLL_INSECURE=1)")
     if not foreground:
         say(f"  look:  atoll status{chosen}")
         say(f"  end:   atoll down{chosen}")
@@ -210,39 +213,45 @@ def _checked_standby(
     authority: Path | None,
     insecure: bool,
 ) -> str:
-    """The address of the controller that is to be followed. Ends the command where that cannot be."""
+    """Return the address of the controller to follow. Ends the command if the options do not allow a standby."""
     from atoll.wire.address import parse_address
 
     if islands is not None or settings.engine != DEFAULT_ENGINE:
-        raise typer.BadParameter("--standby: the hosts are those of the cluster; leave --islands and --engine away")
+        raise typer.BadParameter("--standby: a standby starts no hosts; remove --islands and --engine")
     if journal is None:
-        raise typer.BadParameter("--standby: it goes on with a journal of its own; give a --journal DIRECTORY, too")
+        raise typer.BadParameter("--standby: a standby needs its own journal; add --journal DIRECTORY")
     here, there = parse_address(listen or "unix:/"), parse_address(standby)
     if not here.is_unix or not there.is_unix:
         if insecure:
-            raise typer.BadParameter("--standby: on TCP it proves itself by TLS; leave --insecure away")
+            raise typer.BadParameter("--standby: a standby on TCP needs TLS; remove --insecure")
         if authority is None:
-            raise typer.BadParameter("--standby: on TCP it needs the --authority FILE of the cluster")
+            raise typer.BadParameter("--standby: a standby on TCP needs the cluster's authority; add --authority FILE")
     return str(there.secured())
 
 
 def _check_join_files(files: list[Path], here: list[Path], *, secured: bool) -> None:
-    """Ends the command where there will be none to write, or no directory for those that are on this machine: before a
-    cluster is started."""
+    """End the command, before a cluster starts, if the files cannot be written.
+
+    `here` are those of the `files` that are on this machine.
+    """
     if files and not secured:
         raise typer.BadParameter(
-            "a join file or an authority is for a cluster on TCP with TLS: give --listen HOST:PORT (or --engine ray), "
-            "and not --insecure"
+            "join files and authorities need a cluster on TCP with TLS: give --listen HOST:PORT or --engine ray, "
+            "and remove --insecure"
         )
     for file in here:
         if not file.absolute().parent.is_dir():
-            raise typer.BadParameter(f"cannot write {file}: there is no directory {file.absolute().parent}")
+            raise typer.BadParameter(f"cannot write {file}: the directory {file.absolute().parent} does not exist")
 
 
 def _write_join(
     join: JoinToken, file: Path, standing: StandingCluster | StandingOnRay, tenants: dict[str, str]
 ) -> None:
-    """With {tenant} in its name, a file for each of `tenants`, which are their tokens by name, and for `default`."""
+    """Write the join token of clients.
+
+    If {tenant} is in the file's name, write one file per tenant instead: for `default`, and for those in `tenants`,
+    which maps names to tokens.
+    """
     try:
         if TENANT_MARK not in file.name:
             join.save(file)
@@ -255,28 +264,27 @@ def _write_join(
 
 
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     security: Annotated[
         bool,
         typer.Option(
             "--security",
-            help="Show by which mechanisms each host confines Python of users, and why others are missing. The JSON "
-            'has them in "sandbox" of each host.',
+            help="Show the mechanisms that confine users' Python on each host, and the reasons for missing ones. The "
+            'JSON has them in "sandbox" of each host.',
         ),
     ] = False,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Show a cluster: its islands, hosts and devices, the sessions that are open, and the memory they hold.
+    """Show a cluster: its islands, hosts, devices and open sessions, and the memory in use.
 
-    Which cluster: --address or --join, --name, ATOLL_ADDRESS or ATOLL_JOIN, the embedded one of the script that runs
-    this command, the one named "default", or the only one that is up; the first of these that applies. The embedded
-    cluster of process 123 has the name embedded-123.
+    The command addresses the first of these clusters: that of --address or --join, of --name, of ATOLL_ADDRESS or
+    ATOLL_JOIN, the embedded one of the script that runs the command, the one named "default", or the only running one.
+    The embedded cluster of process 123 has the name embedded-123.
 
-    The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
-    "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and
-    "removed".
+    The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}], "sessions": [...]}`
+    and more. States are "starting", "ready", "restarting", "draining", "drained" and "removed".
     """
     from atoll.operate.cluster_queries import find, other_clusters, report_of
     from atoll.operate.status_tables import security_tables, status_tables
@@ -304,31 +312,33 @@ def down(
     ray_address: Annotated[
         str,
         typer.Option(
-            help="The cluster of that --name on this Ray cluster (HOST:PORT, ray://HOST:PORT, or auto for the one of "
-            "which this machine is a node), whoever has started it from whichever machine.",
+            help="End the cluster with that --name on this Ray cluster: HOST:PORT, ray://HOST:PORT, or auto for the "
+            "Ray cluster of this machine. Also ends clusters that other users or machines started.",
             metavar="ADDRESS",
         ),
     ] = "",
     all_sessions: Annotated[
         bool,
         typer.Option(
-            "--all", help="End sessions that are suspended on disk, too; their files go. Else they may go on later."
+            "--all",
+            help="Also end sessions that are suspended on disk, and delete their files. Otherwise they can resume in "
+            "the next cluster.",
         ),
     ] = False,
 ) -> None:
-    """End a cluster, and return when nothing is left of it: no process, no socket, no directory.
+    """End a cluster, and return when none of its processes, sockets and directories is left.
 
-    Sessions that are open end with an error, but for those that are suspended on disk, where the cluster has a journal:
-    their scripts wait, and `atoll resume` has them go on in the next cluster with that journal. A process that does
-    not end within 10 seconds is ended by force, where it is yours and on this machine. Which cluster: as for
-    `atoll status`, but an embedded one only by its name or address.
+    Open sessions end with an error. If the cluster has a journal, sessions that are suspended on disk do not: their
+    scripts wait, and `atoll resume` resumes them in the next cluster with that journal. A process of yours on this
+    machine that does not exit within 10 seconds is killed. Addresses the same cluster as `atoll status`, but an
+    embedded one only by its name or address.
     """
     from atoll.operate.cluster_queries import find
     from atoll.operate.standing import stop, stop_on_ray
 
     if ray_address:
         if address or join:
-            raise typer.BadParameter("with --ray-address a cluster is found by its --name")
+            raise typer.BadParameter("--ray-address finds the cluster by --name: remove --address and --join")
         with terminal.status("ending ..."):
             stop_on_ray(ray_address, name or DEFAULT_NAME)
         print(f"cluster {name or DEFAULT_NAME} on the Ray cluster at {ray_address} has ended")
@@ -341,7 +351,7 @@ def down(
     if ended.processes >= 0:
         text += f": {ended.processes} processes"
     if ended.forced:
-        text += f", {ended.forced} of them by force"
+        text += f", {ended.forced} of them killed"
     print(text)
     for line in ended.persisted:
         print(line)

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how their values are read."""
+"""Options that several commands share, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _check_engine(text: str | None) -> str | None:
 
 
 def _checked(check: Callable[[str], object], text: str | None) -> str | None:
-    """The text, if there is one; ends the command where `check` raises."""
+    """Return the text if `check` accepts it or if it is None; otherwise end the command."""
     if text is not None:
         try:
             check(text)
@@ -69,7 +69,8 @@ def _check_policy(text: str | None) -> str | None:
     return _checked(find_policy, text)
 
 
-def _memory(text: str) -> int:
+def read_amount(text: str) -> int:
+    """Return an amount of bytes, or end the command."""
     try:
         return parse_bytes(text)
     except ValueError as error:
@@ -77,127 +78,124 @@ def _memory(text: str) -> int:
 
 
 _ISLANDS_HELP = (
-    "ISLANDSxHOSTSxDEVICES: 2x1x4 has two islands, of one host with four devices each. JAX sees them as "
-    "2 slices (`slice_index`) of 4 devices. 1x2x4+1x1x8 has two islands that differ."
+    "ISLANDSxHOSTSxDEVICES: 2x1x4 has two islands of one host with four devices. JAX sees them as 2 slices "
+    "(`slice_index`) of 4 devices. 1x2x4+1x1x8 has two islands of different shapes."
 )
 _FILE_HELP = (
-    "A file in TOML with islands that may differ in hosts, devices, platform and topology, and with settings of the "
-    'names of these options: see the page "Clusters". In place of --islands; other options count more. ATOLL_CLUSTER '
-    "if not given."
+    "A TOML file with islands, which may differ in hosts, devices, platform and topology, and with settings named like "
+    'these options, which override it; see the page "Clusters". Replaces --islands. Defaults to ATOLL_CLUSTER.'
 )
 _MEMORY_HELP = (
-    "The memory of each device, such as 16GiB, where the platform does not report it (cpu) or reports too much. What "
-    "does not fit waits, and what can never fit fails. ATOLL_DEVICE_MEMORY if not given."
+    "Memory of each device, such as 16GiB, if the platform does not report it (cpu) or reports too much. Work that "
+    "does not fit waits, and work that can never fit fails. Defaults to ATOLL_DEVICE_MEMORY."
 )
 _PLATFORM_HELP = (
-    "What the workers compute on: cpu, cuda, rocm or tpu, as JAX names it, or null for devices that compute nothing. "
-    f"ATOLL_PLATFORM if not given, else {DEFAULT_PLATFORM}."
+    "Platform of the workers: cpu, cuda, rocm or tpu, as JAX names it, or null for devices that compute nothing. "
+    f"Defaults to ATOLL_PLATFORM, then to {DEFAULT_PLATFORM}."
 )
 _DISPATCH_HELP = (
-    "Whether a launch is dispatched at once, or when the one before it is enqueued. ATOLL_DISPATCH if not given, "
-    f"else {Dispatch.PARALLEL}."
+    "Whether a launch is dispatched immediately (parallel), or after the previous one is enqueued. Defaults to "
+    f"ATOLL_DISPATCH, then to {Dispatch.PARALLEL}."
 )
 _POLICY_HELP = (
-    "The scheduling policy: which session's gang an island starts next. ATOLL_POLICY if not given, else "
+    "Scheduling policy, which decides whose gang an island starts next. Defaults to ATOLL_POLICY, then to "
     f"{DEFAULT_POLICY}."
 )
 _TOPOLOGY_HELP = (
-    "The mesh that the devices of an island form, such as 4x4 or 2x2x2, where the platform does not report it (cpu): "
-    "slices with a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
+    "Mesh of an island's devices, such as 4x4 or 2x2x2, if the platform does not report it (cpu). Slices with a shape "
+    "are parts of it. Defaults to ATOLL_TOPOLOGY, then to a line."
 )
 _ENGINE_HELP = (
-    "What starts the hosts of the cluster: local, processes of this machine; hosts, whoever runs `atoll host` on "
-    f"others; or ray, a Ray cluster. ATOLL_ENGINE if not given, else {DEFAULT_ENGINE}."
+    "Engine that starts the hosts: local (processes of this machine), hosts (machines that run `atoll host`) or ray (a "
+    f"Ray cluster). Defaults to ATOLL_ENGINE, then to {DEFAULT_ENGINE}."
 )
 _RAY_ADDRESS_HELP = (
-    "With --engine ray: the Ray cluster, HOST:PORT or ray://HOST:PORT. ATOLL_RAY_ADDRESS if not given, else "
-    "RAY_ADDRESS, else the one of which this machine is a node."
+    "With --engine ray: address of the Ray cluster, HOST:PORT or ray://HOST:PORT. Defaults to ATOLL_RAY_ADDRESS, then "
+    "to RAY_ADDRESS, then to the cluster of which this machine is a node."
 )
 _RAY_RESOURCES_HELP = (
-    "With --engine ray: what a host asks of its node, such as CPU=8,GPU=4,rack=1. One CPU and its devices (GPU, TPU), "
-    "as far as this does not say otherwise. ATOLL_RAY_RESOURCES if not given."
+    "With --engine ray: resources that a host requests of its node, such as CPU=8,GPU=4,rack=1, in place of the "
+    "default: one CPU and its devices (GPU, TPU). Defaults to ATOLL_RAY_RESOURCES."
 )
 _RAY_LABELS_HELP = (
-    "With --engine ray: labels that a host's node has, such as ray.io/market-type=on-demand. ATOLL_RAY_LABELS if not "
-    "given."
+    "With --engine ray: labels that the nodes of hosts must have, such as ray.io/market-type=on-demand. Defaults to "
+    "ATOLL_RAY_LABELS."
 )
 _RAY_STRATEGY_HELP = (
-    "With --engine ray: how the hosts of an island lie: STRICT_SPREAD, SPREAD, PACK or STRICT_PACK, as Ray names it. "
-    f"ATOLL_RAY_STRATEGY if not given, else {DEFAULT_RAY_STRATEGY}, each on a node of its own."
+    "With --engine ray: placement of an island's hosts: STRICT_SPREAD, SPREAD, PACK or STRICT_PACK, as Ray names it. "
+    f"Defaults to ATOLL_RAY_STRATEGY, then to {DEFAULT_RAY_STRATEGY}, which places each host on a separate node."
 )
 _LEASE_HELP = (
-    "For how many seconds a host, or a machine, may be silent until it counts as lost; 3 or more. ATOLL_LEASE if not "
-    f"given, else {LEASE_SECONDS:.0f}."
+    "Seconds of silence after which a host or machine counts as lost; 3 or more. Defaults to ATOLL_LEASE, then to "
+    f"{LEASE_SECONDS:.0f}."
 )
 _WAIT_HELP = (
-    "Seconds that the start waits for all hosts to be up, and a failed island for new ones. ATOLL_WAIT if not given, "
-    f"else {HOSTS_SECONDS:.0f} with --engine hosts or ray, and 120 without."
+    "Seconds to wait for all hosts at the start, and for new hosts of a failed island. Defaults to ATOLL_WAIT, then to "
+    f"{HOSTS_SECONDS:.0f} with --engine hosts or ray, and to 120 without."
 )
 _SPILL_HELP = (
-    "How much of each host's memory idle arrays may take, such as 8GiB, when others lack device memory: those of a "
-    "lower priority first, any rather than that something fails. ATOLL_SPILL if not given, else none."
+    "Memory of each host for spilled arrays, such as 8GiB: idle arrays, of lower priorities first, move there when "
+    "other work lacks device memory. Defaults to ATOLL_SPILL, then to none."
 )
 _SUSPEND_LOWER_HELP = (
     "Whether a session is suspended for one of a higher priority that lacks memory or exclusive devices, and where its "
-    "arrays go meanwhile. ATOLL_SUSPEND_LOWER if not given, else off."
+    "arrays go. Defaults to ATOLL_SUSPEND_LOWER, then to off."
 )
 _SUSPEND_DIRECTORY_HELP = (
-    "Where each host keeps sessions that are suspended to disk. ATOLL_SUSPEND_DIR if not given, else in "
-    "ATOLL_STATE_DIR, or ~/.local/state/atoll."
+    "Directory on each host for sessions that are suspended to disk. Defaults to ATOLL_SUSPEND_DIR, then to one in "
+    "ATOLL_STATE_DIR or ~/.local/state/atoll."
 )
 _SUSPENDED_HELP = (
-    "For how many seconds after `atoll down` scripts wait whose sessions are suspended on disk, for the next cluster "
-    f"with this --journal to resume them. ATOLL_SUSPENDED if not given, else {SUSPENDED_SECONDS:.0f}, a day."
+    "Seconds after `atoll down` for which scripts of sessions that are suspended on disk wait for the next cluster "
+    f"with this --journal. Defaults to ATOLL_SUSPENDED, then to {SUSPENDED_SECONDS:.0f}, a day."
 )
 _PYTHON_READ_HELP = (
-    "A directory of the hosts that Python of all tenants may read there, such as a data set; repeat the option for "
-    'several. Only with --tenants: see the page "Security". ATOLL_PYTHON_READ if not given, separated by colons.'
+    "Directory on the hosts that Python of all tenants may read, such as a data set. Repeat the option for several. "
+    'Only with --tenants; see the page "Security". Defaults to ATOLL_PYTHON_READ, separated by colons.'
 )
 _PYTHON_WRITE_HELP = (
-    "A directory of the hosts that Python of all tenants may read and write there, such as one for checkpoints; repeat "
-    "the option for several. ATOLL_PYTHON_WRITE if not given."
+    "Directory on the hosts that Python of all tenants may read and write, such as one for checkpoints. Repeat the "
+    "option for several. Defaults to ATOLL_PYTHON_WRITE."
 )
 _PYTHON_NETWORK_HELP = (
-    "Whether Python of users on the hosts may use the network. Without one, an island of several hosts cannot run it. "
-    "ATOLL_PYTHON_NETWORK if not given, else on."
+    "Whether Python of users on the hosts may use the network. Without it, an island of several hosts cannot run such "
+    "Python. Defaults to ATOLL_PYTHON_NETWORK, then to on."
 )
 _INSECURE_SANDBOX_HELP = (
-    "Start a cluster with --tenants even if this system cannot keep the tenants' Python from each other's files. "
-    "ATOLL_INSECURE_SANDBOX=1 if not given."
+    "Start a cluster with --tenants even if this system cannot protect the tenants' files from each other's Python. "
+    "Defaults to ATOLL_INSECURE_SANDBOX=1."
 )
 _BULK_TLS_HELP = (
-    "Whether data connections of a cluster on TCP are with TLS, as its control connections are. off is for networks "
-    "that nobody else reads: what is computed with then travels in the clear. ATOLL_BULK_TLS if not given, else on."
+    "Whether data connections of a cluster on TCP use TLS, as its control connections do. Use off only on a trusted "
+    "network: arrays then travel unencrypted. Defaults to ATOLL_BULK_TLS, then to on."
+)
+_TENANTS_HELP = (
+    "A TOML file with the tenants that share the cluster: their tokens, shares, priorities, quotas and roles; see the "
+    'page "Sharing". Defaults to ATOLL_TENANTS. Without it, there is one tenant.'
 )
 
 Islands = Annotated[
     str | None,
-    typer.Option(help=f"{_ISLANDS_HELP} This or --cluster.", callback=_check_islands, metavar="IxHxD"),
+    typer.Option(help=f"{_ISLANDS_HELP} Give this or --cluster.", callback=_check_islands, metavar="IxHxD"),
 ]
 EmbeddedIslands = Annotated[
     str | None,
     typer.Option(
-        help=f"Of an embedded cluster; ATOLL_ISLANDS if not given, else {DEFAULT_ISLANDS}. {_ISLANDS_HELP}",
+        help=f"Islands of an embedded cluster. {_ISLANDS_HELP} Defaults to ATOLL_ISLANDS, then to {DEFAULT_ISLANDS}.",
         callback=_check_islands,
         metavar="IxHxD",
     ),
 ]
 
 
-_TENANTS_HELP = (
-    "A file in TOML with the tenants who share the cluster: their tokens, shares, priorities, quotas and roles; see "
-    'the page "Sharing". ATOLL_TENANTS if not given, else there is one tenant.'
-)
-
-
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What a cluster is to have, in the words of `ClusterSettings`; None where the user did not say."""
+    """The options of a new cluster, named like the fields of `ClusterSettings`; None if not given."""
 
     cluster_file: Annotated[Path | None, typer.Option("--cluster", help=_FILE_HELP, metavar="FILE")] = None
     platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP, callback=_check_platform)] = None
     device_memory: Annotated[
-        int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=_memory, metavar="AMOUNT")
+        int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=read_amount, metavar="AMOUNT")
     ] = None
     dispatch: Annotated[Dispatch | None, typer.Option(help=_DISPATCH_HELP)] = None
     policy: Annotated[str | None, typer.Option(help=_POLICY_HELP, callback=_check_policy, metavar="NAME")] = None
@@ -211,7 +209,7 @@ class ClusterOptions:
     ray_resources: Annotated[str | None, typer.Option(help=_RAY_RESOURCES_HELP, metavar="NAME=AMOUNT,...")] = None
     ray_labels: Annotated[str | None, typer.Option(help=_RAY_LABELS_HELP, metavar="NAME=VALUE,...")] = None
     ray_strategy: Annotated[str | None, typer.Option(help=_RAY_STRATEGY_HELP, metavar="STRATEGY")] = None
-    spill: Annotated[int | None, typer.Option(help=_SPILL_HELP, parser=_memory, metavar="AMOUNT")] = None
+    spill: Annotated[int | None, typer.Option(help=_SPILL_HELP, parser=read_amount, metavar="AMOUNT")] = None
     suspend_lower: Annotated[SuspendLower | None, typer.Option(help=_SUSPEND_LOWER_HELP)] = None
     suspend_directory: Annotated[str | None, typer.Option(help=_SUSPEND_DIRECTORY_HELP, metavar="DIR")] = None
     suspended_seconds: Annotated[
@@ -226,9 +224,9 @@ class ClusterOptions:
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """For a command with keyword arguments that are dataclasses, whose fields are options of their own on its line.
+    """Replace each keyword argument that is a dataclass by one option per field of it.
 
-    Typer finds options in a function's signature, where one parameter cannot stand for several.
+    Typer reads options from a function's signature, in which one parameter cannot stand for several.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -257,42 +255,42 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 ClusterAddress = Annotated[
     str,
-    typer.Option(
-        "--address", help="The cluster at this address (unix:/path or HOST:PORT). ATOLL_ADDRESS if not given."
-    ),
+    typer.Option("--address", help="Address of the cluster: unix:/path or HOST:PORT. Defaults to ATOLL_ADDRESS."),
 ]
 ClusterJoin = Annotated[
     str,
     typer.Option(
         "--join",
         metavar="FILE",
-        help="The cluster of this join token, or of the file that has it (`atoll up --join-file FILE` writes one). "
-        "This user's own on this machine need none. Others see a command line: a file is better. ATOLL_JOIN if not "
-        "given.",
+        help="File with the cluster's join token, which `atoll up --join-file FILE` writes, or the token itself. Other "
+        "users see a command line, so prefer a file. Your own clusters on this machine need no join token. Defaults to "
+        "ATOLL_JOIN.",
     ),
 ]
 ClusterName = Annotated[
-    str, typer.Option("--name", help="The cluster of this name: of `atoll up --name`, or embedded-PID for a script's.")
+    str, typer.Option("--name", help="Name of the cluster, as of `atoll up --name`, or embedded-PID for a script's.")
 ]
 
 
 def check_one_of(islands: str | None, address: str, join: str) -> None:
-    """Ends the command where both an embedded cluster and another one are given."""
+    """End the command if it has options both of an embedded cluster and of a running one."""
     if islands is not None and (address or join):
         given = "--address" if address else "--join"
-        raise typer.BadParameter(f"--islands is for an embedded cluster, {given} for one that is up: give one")
+        raise typer.BadParameter(
+            f"--islands starts an embedded cluster, {given} uses a running one: give only one of them"
+        )
 
 
 def given(islands: str | None, cluster: ClusterOptions) -> dict[str, Any]:
-    """What the user gave, by the names that `ClusterSettings` has for it."""
+    """Return the values that the user gave, by the field names of `ClusterSettings`."""
     said = {name: value for name, value in {"islands": islands, **vars(cluster)}.items() if value is not None}
     if islands is not None and "cluster_file" in said:
-        raise typer.BadParameter("--islands and --cluster say both which islands there are: give one")
+        raise typer.BadParameter("--islands and --cluster both define islands: give only one")
     return said
 
 
 def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
-    """The cluster of these options, and of the environment where one is None. Raises ClusterError."""
+    """Return the settings of a new cluster, from the options and then from the environment. Raises ClusterError."""
     said, settings = given(islands, cluster), ClusterSettings.from_environment()
     file = said.pop("cluster_file", None) or os.environ.get(FILE_VARIABLE, "")
     said.pop("tenants_file", None)
@@ -308,23 +306,23 @@ def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings
 
 
 def tenants_file(cluster: ClusterOptions) -> Path | None:
-    """That of these options, or of the environment."""
+    """Return the file of tenants, from the options or the environment."""
     named = os.environ.get(TENANTS_VARIABLE, "")
     return cluster.tenants_file or (Path(named) if named else None)
 
 
 def tenant_tokens(cluster: ClusterOptions) -> dict[str, str]:
-    """Of the file of tenants of these options, or of the environment. Raises SettingsError."""
+    """Return the tokens in the file of tenants, by name. Raises SettingsError."""
     file = tenants_file(cluster)
     return read_tenant_tokens(file) if file is not None else {}
 
 
 def up_settings(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
-    """The same for a cluster that stays: ATOLL_ISLANDS is for embedded ones."""
+    """Return the settings of a standing cluster: as `settings_of`, but without ATOLL_ISLANDS."""
     settings = settings_of(islands, cluster)
     return settings if settings.shapes or islands else msgspec.structs.replace(settings, islands=DEFAULT_ISLANDS)
 
 
 def token() -> str:
-    """The token of the environment, or ""."""
+    """Return the token of the environment, or ""."""
     return os.environ.get(DEFAULT_TOKEN_VARIABLE, "")

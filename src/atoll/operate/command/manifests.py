@@ -19,14 +19,14 @@ from atoll.operate.command.command_options import (
     with_option_groups,
 )
 
-# Of Kubernetes' objects, of which some get a suffix.
+# Names of Kubernetes objects, short enough for a suffix.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-# What follows a name in that of an object.
+# The suffix in the name of an object.
 _OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
-    """KEY=VALUE, each."""
+    """Parse KEY=VALUE texts."""
     found = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -40,40 +40,39 @@ def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
 def kubernetes(
     *,
     islands: Islands = None,
-    image: Annotated[str, typer.Option(help="An image with atoll, JAX for the platform, and all that scripts need.")],
+    image: Annotated[str, typer.Option(help="Image with atoll, JAX for the platform, and scripts' dependencies.")],
     cluster: ClusterOptions,
-    name: Annotated[
-        str, typer.Option(help="The name of the cluster, and the beginning of its objects' names.")
-    ] = "atoll",
-    namespace: Annotated[str, typer.Option(help="Of all objects; kubectl's own if not given.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the cluster, and prefix of its objects' names.")] = "atoll",
+    namespace: Annotated[str, typer.Option(help="Namespace of all objects. Defaults to kubectl's.")] = "",
     resource: Annotated[
         list[str] | None,
         typer.Option(
-            help="What each host's pod gets, such as cpu=8 or memory=64Gi; several times. The devices of cuda, rocm "
-            "and tpu are asked for anyway.",
+            help="Resource of each host's pod, such as cpu=8 or memory=64Gi. Repeat the option for several. Devices of "
+            "cuda, rocm and tpu are requested automatically.",
             metavar="KEY=AMOUNT",
         ),
     ] = None,
     node_selector: Annotated[
         list[str] | None,
         typer.Option(
-            help="Labels of the nodes for hosts, such as cloud.google.com/gke-tpu-topology=2x4; several times.",
+            help="Label of the hosts' nodes, such as cloud.google.com/gke-tpu-topology=2x4. Repeat the option for "
+            "several.",
             metavar="KEY=VALUE",
         ),
     ] = None,
     existing_secrets: Annotated[
         bool,
         typer.Option(
-            "--existing-secrets", help="Print no Secrets: those of an earlier run of this command are there already."
+            "--existing-secrets", help="Print no Secrets, because those of an earlier run of this command exist."
         ),
     ] = False,
 ) -> None:
     """Print the manifests of a cluster: `atoll kubernetes --islands 2x4x8 --image IMAGE | kubectl apply -f -`.
 
-    They are a Deployment and a Service for the controller, and a JobSet for each island. JobSet
-    (jobset.x-k8s.io) must be installed there. The Secrets hold what the cluster's processes prove themselves with, made
-    anew by each run of this command: keep them like passwords. Scripts run in pods of the namespace, with the
-    environment of the Secret NAME-client, or NAME-client-TENANT, and `JAX_PLATFORMS=atoll`.
+    The manifests have a Deployment and a Service for the controller, and a JobSet per island; JobSet (jobset.x-k8s.io)
+    must be installed. The Secrets hold the cluster's credentials, which differ in each run of this command: keep them
+    like passwords. Scripts run in pods of the namespace, with the environment of the Secret NAME-client, or
+    NAME-client-TENANT, and `JAX_PLATFORMS=atoll`.
     """
     from atoll.manifests.credentials import make_credentials, tenants_directory
     from atoll.manifests.kubernetes import KubernetesCluster, as_yaml, manifests
@@ -83,9 +82,7 @@ def kubernetes(
     settings, tokens = _settings(islands, cluster), tenant_tokens(cluster)
     for tenant in tokens:
         if not _OBJECT.fullmatch(tenant):
-            raise typer.BadParameter(
-                f"--tenants: the tenant {tenant} gets a Secret, whose name has a-z, 0-9 and - alone: call it otherwise"
-            )
+            raise typer.BadParameter(f"--tenants: invalid name {tenant!r} for a Secret: use only a-z, 0-9 and -")
     wanted = KubernetesCluster(
         name,
         settings.topology,
@@ -105,42 +102,46 @@ def kubernetes(
 
 @with_option_groups
 def slurm(
-    command: Annotated[list[str], typer.Argument(help="What to run on the cluster, such as: python train.py")],
+    command: Annotated[list[str], typer.Argument(help="Command to run on the cluster, such as: python train.py")],
     *,
     islands: Islands = None,
     cluster: ClusterOptions,
-    name: Annotated[str, typer.Option(help="Of the job.")] = "atoll",
+    name: Annotated[str, typer.Option(help="Name of the job.")] = "atoll",
     sbatch: Annotated[
         list[str] | None,
-        typer.Option(help="A directive of sbatch, such as --sbatch=--time=2:00:00; several times.", metavar="FLAG"),
+        typer.Option(
+            help="Directive of sbatch, such as --sbatch=--time=2:00:00. Repeat the option for several.", metavar="FLAG"
+        ),
     ] = None,
     join_file: Annotated[
         Path | None,
         typer.Option(
             "--join-file",
-            help="In a directory that the first node and other clients share: the job writes there how they join its "
-            "cluster, as `atoll up --join-file` does, and removes it in the end. With --tenants, {tenant} in the name "
-            "stands for one file for each tenant.",
+            help="File for the join token of clients, in a directory that they share with the first node. The job "
+            "writes it as `atoll up --join-file` does, and removes it at the end. With --tenants, {tenant} in the name "
+            "makes one file per tenant.",
         ),
     ] = None,
 ) -> None:
     """Print a batch script: `atoll slurm --islands 2x4x8 -- python train.py | sbatch`.
 
-    The job has a node for each host, and a controller on the first one, where the command runs. The cluster ends with
-    the command.
+    The job has one node per host. The controller and the command run on the first node, and the cluster ends with the
+    command.
     """
     from atoll.manifests.slurm import SlurmJob, batch_script
 
     settings = _settings(islands, cluster)
     for each in [name, *(sbatch or ())]:
         if "\n" in each:
-            raise typer.BadParameter("a directive of sbatch is one line")
+            raise typer.BadParameter("the name and the directives of sbatch must be one line each")
     flags, tenants = _flags(cluster), tenants_file(cluster)
     if tenants is not None:
-        # It is read where the job runs: a script, which Slurm keeps, is no place for tokens.
+        # The job reads the file, because Slurm stores the script, which must not contain tokens.
         flags += ["--tenants", str(tenants.absolute())]
         if join_file is None or TENANT_MARK not in join_file.name:
-            raise typer.BadParameter(f"--tenants: name a --join-file with {TENANT_MARK} in it, so that they can join")
+            raise typer.BadParameter(
+                f"--tenants: give a --join-file with {TENANT_MARK} in its name, so that tenants can join"
+            )
     job = SlurmJob(
         name,
         settings.topology,
@@ -156,9 +157,9 @@ def slurm(
 
 
 def _settings(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
-    """Of the cluster; ends the command where it is not said which islands that has."""
+    """Return the settings of the cluster; end the command if the islands are missing."""
     if islands is None and cluster.cluster_file is None:
-        raise typer.BadParameter("which islands? Give --islands or --cluster")
+        raise typer.BadParameter("no islands: give --islands or --cluster")
     return settings_of(islands, cluster)
 
 
@@ -167,15 +168,15 @@ def _platform(settings: ClusterSettings) -> str:
 
 
 def _content(cluster: ClusterOptions) -> str:
-    """Of the cluster file, which has been read already."""
+    """Return the content of the cluster file."""
     return cluster.cluster_file.read_text(encoding="utf-8") if cluster.cluster_file is not None else ""
 
 
 def _flags(cluster: ClusterOptions) -> list[str]:
-    """What else `atoll up` is to be told."""
+    """Return the other options for `atoll up`."""
     if cluster.engine not in (None, "hosts"):
         raise typer.BadParameter(
-            f"--engine {cluster.engine}: here machines come by themselves, which is --engine hosts"
+            f"--engine {cluster.engine}: machines of this cluster join by themselves, so only --engine hosts works"
         )
     given = {
         "--device-memory": cluster.device_memory,

@@ -1,4 +1,4 @@
-"""What an operator does to a cluster, and reads from it, while programs run."""
+"""Operations on a running cluster, and what operators read from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from atoll.operate.command.terminal import fail, terminal
 if TYPE_CHECKING:
     from atoll.cluster.topology import IslandShape
 
-_MOST_DEVICES = 1 << 16  # of a slice
+_MOST_DEVICES = 1 << 16  # per slice
+
+
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="File to write. Defaults to standard output.", metavar="FILE")
+]
 
 
 class Medium(StrEnum):
@@ -27,13 +32,13 @@ class Medium(StrEnum):
 
 
 def remap(
-    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
-    slice_number: Annotated[int, typer.Argument(help="The slice, by its number there.", metavar="SLICE")],
+    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
+    slice_number: Annotated[int, typer.Argument(help="Number of the slice in `atoll status`.", metavar="SLICE")],
     to: Annotated[
         str,
         typer.Option(
-            help="An island, and which of its devices by their numbers in `atoll status`, in the order of the slice: "
-            "1, or 1:4,5,6,7, or 1:4-7. Without devices, those on which the fewest slices are.",
+            help="Island, and optionally its devices by their numbers in `atoll status`, in the order of the slice: 1, "
+            "1:4,5,6,7 or 1:4-7. Defaults to the devices with the fewest slices.",
             metavar="ISLAND[:DEVICES]",
         ),
     ],
@@ -43,10 +48,11 @@ def remap(
 ) -> None:
     """Move a slice to other devices of the same shape, while its program runs.
 
-    Everything on the slice moves with it: arrays are copied, functions compiled again. The program waits meanwhile, and
-    notices nothing else. A move that cannot be made leaves everything as it was, and says why.
+    Everything on the slice moves with it: arrays are copied, and functions recompiled. The program pauses meanwhile,
+    and does not observe the move otherwise. If the move fails, everything stays as it was, and the error names the
+    reason.
 
-    Which cluster: as for `atoll status`.
+    Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import RemapRequest
@@ -60,40 +66,41 @@ def remap(
 
 def add_island(
     like: Annotated[
-        int | None, typer.Option(min=0, help="The number of the island that it is to be like.", metavar="ISLAND")
+        int | None, typer.Option(min=0, help="Number of the island to copy the shape of.", metavar="ISLAND")
     ] = None,
     shape: Annotated[
         str, typer.Option(help="HOSTSxDEVICES: 2x4 has two hosts with four devices each.", metavar="HxD")
     ] = "",
     platform: Annotated[
-        str, typer.Option(help="With --shape: what its workers compute on; the first island's platform if not given.")
+        str, typer.Option(help="With --shape: platform of the workers. Defaults to the first island's.")
     ] = "",
-    topology: Annotated[str, typer.Option(help="With --shape: the mesh of its devices, such as 2x4.")] = "",
-    kind: Annotated[str, typer.Option(help="With --shape: a name for its devices, for add_slice(kind=).")] = "",
+    topology: Annotated[str, typer.Option(help="With --shape: mesh of the devices, such as 2x4.")] = "",
+    kind: Annotated[str, typer.Option(help="With --shape: name of the kind of devices, for add_slice(kind=).")] = "",
     wait: Annotated[
         float,
         typer.Option(
-            min=0.0, help="Seconds until it is given up; those of the cluster's own --wait if not given.", metavar="S"
+            min=0.0, help="Seconds to wait for the island's hosts. Defaults to the cluster's --wait.", metavar="S"
         ),
     ] = 0.0,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Start one more island, while programs run: like the others, or like one of them where they differ.
+    """Start one more island, while programs run.
 
-    New sessions have its devices; slices of those that run can be moved there (`atoll remap`). Returns when it is up.
+    New sessions include its devices, and `atoll remap` moves slices of running sessions there. Returns when the island
+    is up. Islands that differ need --like or --shape.
 
-    Which cluster: as for `atoll status`.
+    Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import add_island as add
     from atoll.operate.cluster_queries import find, report_of
     from atoll.protocol.messages import AddIslandRequest
 
     if shape and like is not None:
-        raise typer.BadParameter("--like and --shape say both what it is to be: give one")
+        raise typer.BadParameter("--like and --shape both define the island: give only one of them")
     if (platform or topology or kind) and not shape:
-        raise typer.BadParameter("--platform, --topology and --kind are for --shape")
+        raise typer.BadParameter("--platform, --topology and --kind need --shape")
     target = find(address, name, join)
     wanted = None
     if shape:
@@ -123,17 +130,17 @@ def _shape(text: str, platform: str, topology: str, kind: str) -> IslandShape:
 
 
 def drain(
-    island: Annotated[int, typer.Argument(help="The island, by its number in `atoll status`.")],
+    island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.")],
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Move everything on an island to others like it, while programs run, and end its workers.
+    """Move everything on an island to similar islands, while programs run, and end its workers.
 
-    Slices, arrays and functions of all sessions move; their programs notice nothing. Where something cannot be moved,
-    the island stays, and the error says what is in the way.
+    Slices, arrays and functions of all sessions move, without effect on their programs. If something cannot move, the
+    island stays, and the error names the obstacle.
 
-    Which cluster: as for `atoll status`.
+    Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import DrainRequest
@@ -144,7 +151,7 @@ def drain(
 
 
 def _target(text: str) -> tuple[int, tuple[int, ...]]:
-    """An island and devices of it, from 1, 1:4,5 or 1:4-7."""
+    """Parse an island and optionally its devices: 1, 1:4,5 or 1:4-7."""
     island, _, rest = text.partition(":")
     devices: list[int] = []
     try:
@@ -158,25 +165,25 @@ def _target(text: str) -> tuple[int, tuple[int, ...]]:
             raise ValueError
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} names no devices: expected an island and perhaps devices of it, such as 1, 1:4,5 or 1:4-7"
+            f"invalid target {text!r}: expected an island and optionally its devices, such as 1, 1:4,5 or 1:4-7"
         ) from None
     return int(island), tuple(devices)
 
 
 def suspend(
-    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
-    to: Annotated[Medium, typer.Option(help="Where its arrays go: the hosts' memory, or their disks.")] = Medium.MEMORY,
+    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
+    to: Annotated[Medium, typer.Option(help="Destination of the arrays: the hosts' memory or disks.")] = Medium.MEMORY,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Suspend a session: its arrays leave the devices, which others may use; its script waits until `atoll resume`.
+    """Suspend a session: its arrays leave the devices, and its script waits until `atoll resume`.
 
-    What the session has launched ends first. Its hosts copy its arrays, all at the same time, to their memory or to
-    files in the directory of `atoll up --suspend-directory`. The script's next call waits, and notices nothing else.
-    Where it cannot be done the session goes on, and the error says why.
+    The session's launches end first. Then its hosts copy its arrays to their memory, or to files in the directory of
+    `atoll up --suspend-directory`. The script's next call waits, and the script does not observe anything else. If
+    suspending fails, the session continues, and the error names the reason.
 
-    A tenant that is no operator may suspend its own. Which cluster: as for `atoll status`.
+    Tenants may suspend their own sessions, operators all. Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import SuspendRequest
@@ -188,30 +195,31 @@ def suspend(
 
 
 def resume(
-    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
+    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
     on: Annotated[
         list[int] | None,
         typer.Option(
             min=0,
-            help="The island that it is to go on on, for each that it was on, in the order of their numbers; where it "
-            "was if not given.",
+            help="Island on which to resume. Repeat the option once per original island, in the order of their "
+            "numbers. Defaults to the original islands.",
             metavar="ISLAND",
         ),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
-            min=0.0, max=800.0, help="For how long it may wait for room; 0: it must be there now.", metavar="S"
+            min=0.0, max=800.0, help="Seconds to wait for free memory and devices; 0 fails instead.", metavar="S"
         ),
     ] = 600.0,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Have a suspended session go on, where it was or on other islands of the same shape, with all that it had.
+    """Resume a suspended session with all its state, on its islands or on others of the same shape.
 
-    Where there is no room it waits: `atoll status` says for what, and who has it. A session that is not resumed stays
-    suspended. A tenant that is no operator may resume its own. Which cluster: as for `atoll status`.
+    If memory or devices are lacking, the command waits: `atoll status` shows what the session waits for, and which
+    sessions hold it. A session that cannot be resumed stays suspended. Tenants may resume their own sessions, operators
+    all. Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import ResumeRequest
@@ -223,14 +231,14 @@ def resume(
 
 
 def end_session(
-    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
+    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """End a session: its program gets an error, and all that it has on the cluster goes.
+    """End a session: its program gets an error, and its arrays and functions are deleted.
 
-    A tenant that is no operator may end its own. Which cluster: as for `atoll status`.
+    Tenants may end their own sessions, operators all. Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import EndSessionRequest
@@ -239,15 +247,15 @@ def end_session(
 
 
 def dump(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
+    output: Output = None,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Write the controller's event log: every event, in order, a line of JSON each.
+    """Write the controller's event log: one line of JSON per event, in order.
 
-    A log that begins at the start of the cluster (it keeps the last 50,000 events) replays the controller's decisions:
-    see `atoll.operate.log_replay.replay`. Which cluster: as for `atoll status`.
+    The controller keeps the last 50,000 events. `atoll.operate.log_replay.replay` replays its decisions from a log that
+    includes the cluster's start. Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import dump_of, find
 
@@ -257,10 +265,10 @@ def dump(
 
 
 def check(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
-    """Compare what the controller keeps of arrays, memory and gangs with itself, and with what its hosts have.
+    """Check the controller's records of arrays, memory and gangs against each other and against its hosts.
 
-    Prints what disagrees, a line each, and ends with status 1 if anything does: a fault of Atoll's. Which cluster: as
-    for `atoll status`.
+    Prints one line per contradiction, which is a bug in Atoll, and exits with status 1 if there are any. Addresses the
+    same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import check, find
 
@@ -274,17 +282,19 @@ def check(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoi
 
 
 def trace(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
-    seconds: Annotated[float, typer.Option(min=0, max=600, help="Record for so long, from now, also clients.")] = 0.0,
+    output: Output = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, max=600, help="Record this many seconds from now, including clients' calls.")
+    ] = 0.0,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Write what ran on the cluster's hosts lately, and when, as a trace that https://ui.perfetto.dev opens.
+    """Write a trace of the work on the cluster's hosts, which https://ui.perfetto.dev opens.
 
-    The last 100,000 computations and transfers, a row for each device, with what they waited for. With --seconds what
-    runs from now on, and what clients ask of their proxies meanwhile. All sessions', or a user's own. Which cluster: as
-    for `atoll status`.
+    The trace has the last 100,000 computations and transfers, one row per device, and their waits. With --seconds, it
+    has the work from now on, and the calls of clients. Operators get all sessions, users their own. Addresses the same
+    cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import find, trace_of
 
@@ -294,9 +304,9 @@ def trace(
 
 
 def _check_writable(output: Path | None) -> None:
-    """Ends the command where there is no directory for the file: before the cluster is asked for what goes into it."""
+    """End the command, before it asks the cluster for data, if the output file's directory is missing."""
     if output is not None and not output.absolute().parent.is_dir():
-        fail(f"cannot write {output}: there is no directory {output.absolute().parent}")
+        fail(f"cannot write {output}: the directory {output.absolute().parent} does not exist")
 
 
 def _write(body: bytes, output: Path | None) -> None:

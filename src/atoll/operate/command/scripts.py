@@ -1,4 +1,4 @@
-"""Scripts on a cluster: `atoll run` for any on this machine, `atoll proxy` for those that use Google's client."""
+"""Scripts on a cluster: `atoll run` for any script on this machine, `atoll proxy` for those with Google's client."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")],
     islands: EmbeddedIslands = None,
     cluster: ClusterOptions,
-    address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
+    address: Annotated[str, typer.Option(help="Address of a running cluster to use instead.")] = "",
     join: ClusterJoin = "",
 ) -> None:
     """Run a command with JAX on Atoll.
 
-    For instance `atoll run --islands 2x1x4 -- python train.py --steps 100`.
+    For example: `atoll run --islands 2x1x4 -- python train.py --steps 100`.
 
-    The command takes the place of this process, so signals and the exit status are its own. It gets an
-    embedded cluster of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS or ATOLL_JOIN
-    if one is set, else an embedded one. `atoll status` shows that cluster, too: without options from within the script,
-    with `--name embedded-PID` from elsewhere.
+    The command replaces this process, so it handles signals and sets the exit status. With --islands it gets an
+    embedded cluster, which ends with it. Without, it uses the cluster of ATOLL_ADDRESS or ATOLL_JOIN, or an embedded
+    one if neither is set. `atoll status` also shows an embedded cluster: without options inside the script, and with
+    `--name embedded-PID` elsewhere.
 
-    JAX_PLATFORMS becomes "atoll", unless it names atoll already ("atoll,cpu").
+    Sets JAX_PLATFORMS to "atoll", unless it already contains atoll ("atoll,cpu").
     """
     check_one_of(islands, address, join)
     env = dict(os.environ)
@@ -61,7 +61,7 @@ def run(
     if islands is not None:
         env.pop(FILE_VARIABLE, None)
     elif "cluster_file" in said:
-        settings_of(islands, cluster)  # raises what is wrong with it
+        settings_of(islands, cluster)  # raises if the file is invalid
         env[FILE_VARIABLE] = os.path.abspath(said.pop("cluster_file"))
     env.update(environment_of(said))
     try:
@@ -75,9 +75,9 @@ def run(
 @with_option_groups
 def proxy(
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 29000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 29000,
     host: Annotated[
-        str, typer.Option(help="On which address; one that is not loopback needs ATOLL_TOKEN.")
+        str, typer.Option(help="Address to listen on. One other than loopback needs ATOLL_TOKEN.")
     ] = "127.0.0.1",
     address: ClusterAddress = "",
     join: ClusterJoin = "",
@@ -86,25 +86,25 @@ def proxy(
         bool,
         typer.Option(
             "--fail-on-loss",
-            help="What a client sends to a failed island fails at once, as in Google's cloud, and does not wait until "
-            "that is back: for `elastic_retry` with fewer slices than there are.",
+            help="Fail work for a failed island immediately, as in Google's cloud, instead of waiting for the island's "
+            "restart. For `elastic_retry` with fewer slices than the cluster has.",
         ),
     ] = False,
     cluster: ClusterOptions,
 ) -> None:
-    """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
+    """Serve clients that use Google's `pathwaysutils` instead of Atoll.
 
-    With --address or --join (or ATOLL_ADDRESS or ATOLL_JOIN, unless --islands is given) they work on that cluster;
-    otherwise on an embedded one, which they share, and which ends with this command. Ctrl-C ends it.
+    With --address or --join (or ATOLL_ADDRESS or ATOLL_JOIN, unless --islands is given) the clients use that cluster.
+    Otherwise they share an embedded one, which ends with this command. Ctrl-C ends it.
 
-    A client then runs as it does in Google's cloud, its script calling `pathwaysutils.initialize()`:
-    `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy
-    JAX_BACKEND_TARGET=grpc://127.0.0.1:29000 python train.py`
+    A client runs as in Google's cloud, with a script that calls `pathwaysutils.initialize()`:
+    `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://127.0.0.1:29000 python
+    train.py`
 
-    On an address that is not loopback, a client must bring the token, which `pathwaysutils` cannot pass on: such a
-    script makes its own client, with `ClientConnectionOptions.initialization_data = {"token": b"..."}`. jaxlib's client
-    speaks no TLS: what it sends to another machine, and the token, travel in the clear. Better, let `atoll proxy` run
-    on the client's machine: from there to the cluster it speaks TLS.
+    On an address other than loopback, a client must send the token, which `pathwaysutils` cannot do: the script then
+    creates a client with `ClientConnectionOptions.initialization_data = {"token": b"..."}`. jaxlib's client does not
+    support TLS, so the token and all data travel unencrypted. Prefer to run `atoll proxy` on the client's machine: it
+    connects to the cluster with TLS.
     """
     from atoll.operate.cluster_queries import Target, report_of
     from atoll.operate.joining import Reach, reach
@@ -120,19 +120,17 @@ def proxy(
     existing: Reach | None = None
     if address or join:
         existing = reach(address, join)
-        report_of(Target(existing.address, None, existing.join), token())  # raises at once where nobody listens
+        report_of(Target(existing.address, None, existing.join), token())  # raises if no controller listens
 
     def announce(where: str) -> None:
         print(f"grpc://{where}", flush=True)
         say(
-            # Else jaxlib's client prints a stack trace at each normal end.
+            # Without TF_CPP_MIN_LOG_LEVEL, jaxlib's client prints a stack trace at each normal exit.
             "  run:   TF_CPP_MIN_LOG_LEVEL=2 IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy "
             f"JAX_BACKEND_TARGET=grpc://{where} python train.py"
         )
         if not listen.is_local:
-            say(
-                "  note:  without TLS, which jaxlib's client does not speak: the token and all data travel in the clear"
-            )
+            say("  note:  jaxlib's client does not support TLS: the token and all data travel unencrypted")
         say("  end:   Ctrl-C")
 
     end_on_signals()

@@ -1,8 +1,9 @@
-"""Who shares a cluster, and how much of it each may have: looked at and changed while programs run."""
+"""The tenants of a cluster and their usage: `atoll tenants`, `atoll usage`."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,45 +12,43 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from atoll.operate.command.command_options import ClusterAddress, ClusterJoin, ClusterName, token, with_option_groups
+from atoll.cluster.usage.usage_records import By
+from atoll.operate.command.command_options import (
+    ClusterAddress,
+    ClusterJoin,
+    ClusterName,
+    read_amount,
+    token,
+    with_option_groups,
+)
 
 app = typer.Typer(name="tenants", invoke_without_command=True, rich_markup_mode="markdown")
-_TABLE_WIDTH = 120
+_TENANTS_WIDTH, _USAGE_WIDTH = 120, 140  # without a terminal
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
-def _amount(text: str) -> int:
-    from atoll.quantities import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-Tenant = Annotated[str, typer.Argument(help="The tenant, by its name.", metavar="NAME")]
-
-
-Count = Annotated[int | None, typer.Option(min=0, help="The most at a time; 0: no limit.", metavar="N")]
+Tenant = Annotated[str, typer.Argument(help="Name of the tenant.", metavar="NAME")]
+Count = Annotated[int | None, typer.Option(min=0, help="Limit at a time; 0: no limit.", metavar="N")]
 
 
 @dataclass(frozen=True)
 class TenantOptions:
-    """What a tenant may have; None where the user did not say."""
+    """The settings of a tenant; None if not given."""
 
     share: Annotated[
-        float | None, typer.Option(help="Of device time, relative to the shares of others of the same priority.")
+        float | None, typer.Option(help="Share of device time, relative to tenants of the same priority.")
     ] = None
     priority: Annotated[
         int | None,
-        typer.Option(help="What a higher one wants goes before everything of a lower one that has not begun."),
+        typer.Option(help="Priority. Work of a higher one goes before all waiting work of a lower one."),
     ] = None
-    role: Annotated[str | None, typer.Option(help="user, or operator: who may do everything.", metavar="ROLE")] = None
+    role: Annotated[str | None, typer.Option(help="user, or operator, who may do everything.", metavar="ROLE")] = None
     memory: Annotated[
         int | None,
-        typer.Option(help="The most on each device, such as 8GiB; 0: no limit.", parser=_amount, metavar="AMOUNT"),
+        typer.Option(help="Memory limit per device, such as 8GiB; 0: no limit.", parser=read_amount, metavar="AMOUNT"),
     ] = None
     total_memory: Annotated[
-        int | None, typer.Option(help="The most on all devices together.", parser=_amount, metavar="AMOUNT")
+        int | None, typer.Option(help="Memory limit for all devices together.", parser=read_amount, metavar="AMOUNT")
     ] = None
     devices: Count = None
     sessions: Count = None
@@ -58,31 +57,31 @@ class TenantOptions:
     compiles: Count = None
     reserve: Annotated[
         int | None,
-        typer.Option(min=0, max=50, help="Percent of device time that it gets although higher priorities have work."),
+        typer.Option(min=0, max=50, help="Percentage of device time reserved against work of higher priorities."),
     ] = None
     launch_rate: Annotated[
-        int | None, typer.Option(min=0, help="Launches per second while others have sessions; 0: no limit.")
+        int | None, typer.Option(min=0, help="Limit of launches per second while others have sessions; 0: no limit.")
     ] = None
     compile_seconds: Annotated[
         int | None,
-        typer.Option(min=0, help="Seconds of compilations per minute while others have sessions; 0: no limit."),
+        typer.Option(min=0, help="Limit of compilation seconds per minute while others have sessions; 0: no limit."),
     ] = None
     upload_rate: Annotated[
         int | None,
         typer.Option(
-            help="Bytes sent per second while others have sessions, such as 1GiB; 0: no limit.",
-            parser=_amount,
+            help="Limit of bytes sent per second while others have sessions, such as 1GiB; 0: no limit.",
+            parser=read_amount,
             metavar="AMOUNT",
         ),
     ] = None
     run_seconds: Annotated[
         int | None,
-        typer.Option(min=0, help="The longest that one run may keep other tenants waiting, in seconds; 0: no limit."),
+        typer.Option(min=0, help="Seconds that one run may keep other tenants waiting; 0: no limit."),
     ] = None
 
     @property
     def limits(self) -> dict[str, int]:
-        """Those that were given."""
+        """The given limits, by name."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -93,14 +92,14 @@ class TenantOptions:
 @app.callback()
 def tenants(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """List the tenants of a cluster, with what they may have and what they have; change them.
+    """List the tenants of a cluster, with their settings and usage, or change them.
 
-    An operator sees all, a user its own. Which cluster: as for `atoll status`.
+    Operators see all tenants, users their own. Addresses the same cluster as `atoll status`.
     """
     from rich.console import Console
 
@@ -114,7 +113,7 @@ def tenants(
     if as_json:
         print(json.dumps(report["tenants"], indent=1))
     else:
-        Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH, highlight=False).print(
+        Console(width=None if sys.stdout.isatty() else _TENANTS_WIDTH, highlight=False).print(
             tenants_table(msgspec.convert(report, Snapshot))
         )
 
@@ -129,10 +128,10 @@ def set_tenant(
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Change a tenant, while programs run: what has not begun counts by the new values at once."""
+    """Change a tenant while programs run. New values apply immediately to waiting work."""
     if wanted == TenantOptions():
-        raise typer.BadParameter("nothing is to be changed: give --share, --priority, --role, or a limit")
-    _say(tenant, wanted, address, name, join)
+        raise typer.BadParameter("nothing to change: give --share, --priority, --role, or a limit")
+    _change(tenant, wanted, address, name, join)
 
 
 @app.command("add")
@@ -141,31 +140,31 @@ def add_tenant(
     tenant: Tenant,
     *,
     token_file: Annotated[
-        Path, typer.Option(help="The file with the tenant's token. The cluster keeps a hash of it.", metavar="FILE")
+        Path, typer.Option(help="File with the tenant's token, of which the cluster keeps a hash.", metavar="FILE")
     ],
     wanted: TenantOptions,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Let one more tenant use the cluster, from now until it ends or the tenant is removed."""
+    """Add a tenant, until the cluster ends or the tenant is removed."""
     from atoll.cluster.tenant_settings import check_tenant_name, read_token, token_hash
 
     check_tenant_name(tenant)
     hashed = token_hash(read_token(str(token_file.absolute()), Path(), f"tenant.{tenant}"))
-    _say(tenant, wanted, address, name, join, token_hash=hashed, is_new=True)
+    _change(tenant, wanted, address, name, join, token_hash=hashed, is_new=True)
 
 
 @app.command("remove")
 def remove_tenant(tenant: Tenant, address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
-    """Let a tenant use the cluster no more: its sessions end."""
+    """Remove a tenant: its sessions end, and it can no longer use the cluster."""
     from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import RemoveTenant
 
     print(operate(find(address, name, join), token(), RemoveTenant(tenant)))
 
 
-def _say(tenant: str, wanted: TenantOptions, address: str, name: str, join: str, **said: Any) -> None:
+def _change(tenant: str, wanted: TenantOptions, address: str, name: str, join: str, **said: Any) -> None:
     from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import SetTenant
 
@@ -173,3 +172,45 @@ def _say(tenant: str, wanted: TenantOptions, address: str, name: str, join: str,
         tenant, share=wanted.share, priority=wanted.priority, role=wanted.role, limits=wanted.limits, **said
     )
     print(operate(find(address, name, join), token(), message))
+
+
+def usage(
+    by: Annotated[By, typer.Option(help="Unit of the sums.")] = By.TENANT,
+    since: Annotated[
+        str,
+        typer.Option(
+            help="Time span until now, such as 90s, 10m, 1h, 7d or 4w. Defaults to all records.", metavar="TIME"
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """Show the usage of a cluster: device time, memory over time, bytes moved, compilation time.
+
+    Operators see all usage and the idle device time, users their own usage. Records outlive a cluster, and the next
+    cluster with the same name continues them. Addresses the same cluster as `atoll status`.
+    """
+    from rich.console import Console
+
+    from atoll.operate.cluster_queries import find, usage_of
+    from atoll.operate.status_tables import usage_table
+
+    seconds = _seconds(since)
+    found = usage_of(find(address, name, join), token(), by, seconds)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        Console(width=None if sys.stdout.isatty() else _USAGE_WIDTH, highlight=False).print(usage_table(found))
+
+
+def _seconds(text: str) -> float:
+    if not text:
+        return 0.0
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)
+    if found is None or float(found[1]) == 0:
+        raise typer.BadParameter(
+            f"invalid duration {text!r}: expected a number and a unit ({', '.join(_UNITS)}), such as 1h"
+        )
+    return float(found[1]) * _UNITS[found[2]]

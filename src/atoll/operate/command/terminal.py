@@ -1,4 +1,4 @@
-"""What commands say to a person, and how they end."""
+"""Messages of commands to people, and the exit of commands."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ terminal = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Writes a line for a person: to standard error, since standard output is for results."""
+    """Write a line for people to standard error, because standard output is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
-    """Ends the command with one line of explanation and an exit status."""
+    """End the command with one line of explanation and an exit status."""
     say(f"atoll: {message}")
     sys.exit(status)
 
 
 def end_on_signals() -> None:
-    """SIGTERM, and the terminal's end, work as Ctrl-C does."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Watching a cluster: in a terminal, in a browser, by Prometheus."""
+"""Watch a cluster in a terminal, in a browser, or with Prometheus."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ KeyFile = Annotated[
     Path | None,
     typer.Option(
         "--key-file",
-        help="Take the key from this file, which is made if it does not exist: the URL is then the same at the next "
-        "start. A new key if not given.",
+        help="File with the key, which is created if it does not exist, so that the URL stays the same at the next "
+        "start. Defaults to a new key.",
         metavar="FILE",
     ),
 ]
 Listen = Annotated[
     str,
     typer.Option(
-        help="HOST:PORT; port 0 is any free one. With TLS where HOST is not loopback, and at tls://HOST:PORT.",
+        help="HOST:PORT to listen on; port 0 for any free port. Uses TLS if HOST is not loopback, or at "
+        "tls://HOST:PORT.",
         metavar="ADDRESS",
     ),
 ]
@@ -41,15 +42,14 @@ Listen = Annotated[
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """By what a page is served with TLS."""
+    """The TLS options of a page."""
 
     certificate: Annotated[
         Path | None,
         typer.Option(
             "--tls-certificate",
-            help="Serve with TLS by this certificate, in PEM, with those that lead to one that is trusted; it is read "
-            "again each hour. If not given, by one that the cluster's authority signs: that of a cluster on TCP which "
-            "this user has started on this machine.",
+            help="Certificate for TLS in PEM, with its chain, read again each hour. Defaults to one that the cluster's "
+            "authority signs, if this user started the cluster on this machine, on TCP.",
             metavar="FILE",
         ),
     ] = None
@@ -57,7 +57,7 @@ class TlsOptions:
         Path | None,
         typer.Option(
             "--tls-key",
-            help="The certificate's private key, in PEM; in the certificate's file if not given.",
+            help="Private key of the certificate, in PEM. Defaults to the certificate's file.",
             metavar="FILE",
         ),
     ] = None
@@ -65,28 +65,26 @@ class TlsOptions:
         Path | None,
         typer.Option(
             "--tls-authority",
-            help="Write the certificate of the cluster's authority there, where it signs: browsers and scrapers verify "
-            "the page by it (`ca_file`, `curl --cacert`).",
+            help="Write the certificate of the cluster's authority to this file, if the authority signs, for browsers "
+            "and scrapers to verify the page (`ca_file`, `curl --cacert`).",
             metavar="FILE",
         ),
     ] = None
     insecure: Annotated[
         bool,
-        typer.Option(
-            "--insecure", help="No TLS, whatever HOST is: the key, and all that is shown, travel in the clear."
-        ),
+        typer.Option("--insecure", help="Disable TLS for any HOST: the key and all content travel unencrypted."),
     ] = False
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Show a cluster as it changes: islands, tenants, sessions, who waits for what, and what happened.
+    """Show a cluster as it changes: islands, tenants, sessions, waiting gangs and events.
 
-    Until Ctrl-C. Where standard output is no terminal, it is printed once. Which cluster: as for `atoll status`.
+    Runs until Ctrl-C. If standard output is not a terminal, prints once. Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import ClusterSource
     from atoll.operate.top import print_once, show
@@ -107,10 +105,10 @@ def web(
 ) -> None:
     """Serve a page that shows a cluster, and its metrics at /metrics; print its URL.
 
-    The URL has a key, without which nobody sees the page. It shows what the token or the join token of this command
-    may see, and does what that may do. Until Ctrl-C.
+    The URL has a key, which is required to view the page. The page has the permissions of this command's token or join
+    token. Runs until Ctrl-C.
 
-    Needs `pip install 'atoll[web]'`. Which cluster: as for `atoll status`.
+    Needs `pip install 'atoll[web]'`. Addresses the same cluster as `atoll status`.
     """
     _check_installed("web", "nicegui", "prometheus_client")
     from atoll.operate.cluster_queries import ClusterSource
@@ -125,7 +123,7 @@ def web(
 
     def listening(port: int) -> None:
         print(f"{_base(where, port, security)}/?key={key}", flush=True)
-        say(f"shows the cluster {source.name} to whoever has this URL; Ctrl-C ends it")
+        say(f"anyone who has this URL can view the cluster {source.name}; Ctrl-C ends the page")
 
     _run(serve_page(Poller(source), where, key, listening, security))
 
@@ -140,11 +138,12 @@ def metrics(
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
-    """Serve a cluster's metrics for Prometheus at /metrics, and nothing else; print the URL.
+    """Serve only a cluster's metrics, for Prometheus at /metrics; print the URL.
 
-    On loopback to everybody. Elsewhere a scraper shows the key as its bearer token: --key-file is then needed.
+    On loopback the metrics are public. On other addresses a scraper must send the key as its bearer token, so
+    --key-file is required.
 
-    Needs `pip install 'atoll[metrics]'`. Which cluster: as for `atoll status`.
+    Needs `pip install 'atoll[metrics]'`. Addresses the same cluster as `atoll status`.
     """
     _check_installed("metrics", "prometheus_client")
     from atoll.operate.cluster_queries import ClusterSource
@@ -154,7 +153,7 @@ def metrics(
 
     where = _address(listen)
     if not where.is_local and key_file is None:
-        raise typer.BadParameter("--listen: other machines can connect there, so give --key-file, too")
+        raise typer.BadParameter("--listen: other machines can connect to this address: add --key-file")
     target = _target(address, name, join)
     security = _security(where, target, tls)
     key = read_key(key_file) if key_file else ""
@@ -172,7 +171,7 @@ def _address(listen: str) -> Address:
 
 
 def _base(address: Address, port: int, tls: PageTls | None) -> str:
-    """The URL by which a browser comes, but for its path."""
+    """Return the URL for browsers, without its path."""
     from atoll.security.start_security import advertised
 
     reached = replace(advertised(address), port=port)
@@ -180,7 +179,7 @@ def _base(address: Address, port: int, tls: PageTls | None) -> str:
 
 
 def _security(address: Address, target: Target, options: TlsOptions) -> PageTls | None:
-    """How to serve there; writes the authority's certificate where it is asked for."""
+    """Return the TLS for serving at `address`. Writes the authority's certificate if requested."""
     from atoll.security.access import is_insecure
     from atoll.web.tls import page_tls
 
@@ -209,7 +208,7 @@ def _check_installed(extra: str, *modules: str) -> None:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Until it ends, or somebody ends it: then in silence."""
+    """Run until the work ends, or until Ctrl-C or a signal, which exit without a message."""
     end_on_signals()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(work)
