@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from atoll.cluster.device_info import DeviceInfo, VirtualDevice
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape, boxes, is_box
 from atoll.cluster.slice_placement import IslandDevices, Slices
 from atoll.cluster.slice_requests import SliceRequest
-from atoll.cluster.virtual_devices import SessionDevices
+from atoll.cluster.virtual_devices import DeviceInfo, SessionDevices, VirtualDevice
 from atoll.errors import Code, StatusError
 
 

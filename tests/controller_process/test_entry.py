@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.cluster.device_info import DeviceInfo
+from atoll.cluster.virtual_devices import DeviceInfo
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.errors import Status
 from atoll.ir.program import Program

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from atoll.cluster.device_info import DeviceInfo, VirtualDevice
+from atoll.cluster.virtual_devices import DeviceInfo, VirtualDevice
 from atoll.ifrt.ifrt_devices import init_reply
 from atoll.protocol.messages import Welcome
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.cluster.persisted_cluster import PersistedCluster
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import JournalError, SettingsError
 from atoll.journal import files
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
-from atoll.journal.persisted_state import NAME, PersistedState, check_persisted, persisted_in
+from atoll.journal.persisted_state import NAME, PersistedCluster, PersistedState, check_persisted, persisted_in
 
 SETTINGS = ClusterSettings("1x1x2")
 PERSISTED = PersistedState(PersistedCluster(SETTINGS.topology.shapes, (3,)), b"shell", b"sessions", {3: "a secret"})
@@ -63,3 +62,20 @@ def test_another_version_of_atoll_says_which_can_read_it(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "__version__", "9.9")
     with pytest.raises(JournalError, match=r"was written by atoll .* and this is atoll 9\.9.*remove it"):
         check_persisted(directory, SETTINGS)
+
+
+def cluster(islands: str, *sessions: int) -> PersistedCluster:
+    return PersistedCluster(ClusterSettings(islands).topology.shapes, sessions)
+
+
+def test_the_same_islands_and_more_will_do():
+    cluster("2x1x2", 3).check(ClusterSettings("2x1x2"), "there")
+    cluster("2x1x2", 3).check(ClusterSettings("2x1x2+1x1x8"), "there")
+
+
+def test_others_are_refused_with_what_to_do():
+    for islands, text in (("1x1x2", "would not exist"), ("2x1x4", "would have 1 host with 4 cpu devices")):
+        with pytest.raises(SettingsError, match=text) as caught:
+            cluster("2x1x2", 3, 7).check(ClusterSettings(islands), "/journal/suspended")
+        assert "suspended sessions 3, 7 are persisted in /journal/suspended" in str(caught.value)
+        assert "Start the same islands to restore them, or remove /journal/suspended" in str(caught.value)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from atoll.cluster.device_info import DeviceInfo, VirtualDevice
 from atoll.cluster.lifecycle import HostState, Island, IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import mesh_of, point
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.slice_placement import GPUS, IslandDevices
 from atoll.cluster.topology import IslandShape, Topology
+from atoll.cluster.virtual_devices import DeviceInfo, VirtualDevice
 from atoll.errors import not_found
 
 # Why nothing new goes to an island, by its state.

@@ -18,11 +18,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from atoll.cluster.device_info import VirtualDevice
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape, boxes, compact_shapes, is_box, text_of
 from atoll.cluster.slice_requests import SliceRequest
-from atoll.cluster.virtual_devices import SessionDevices, Slice, free_text
+from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice, free_text
 from atoll.errors import Code, StatusError, invalid
 from atoll.quantities import human_bytes
 

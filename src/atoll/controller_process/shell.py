@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 import msgspec
 
-from atoll.cluster.persisted_cluster import PersistedCluster
 from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
@@ -28,7 +27,7 @@ from atoll.controller_process.standby_replication import StandbyReplication, is_
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.event_log import skipped_of
 from atoll.journal.journal import Journal
-from atoll.journal.persisted_state import PersistedState
+from atoll.journal.persisted_state import PersistedCluster, PersistedState
 from atoll.journal.records import decode_event
 from atoll.journal.snapshots import pickled
 from atoll.protocol import actions as a

@@ -9,12 +9,37 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.cluster.persisted_cluster import PersistedCluster
 from atoll.cluster.settings import ClusterSettings
-from atoll.errors import JournalError
+from atoll.cluster.topology import IslandShape
+from atoll.errors import JournalError, SettingsError
 from atoll.journal.files import journal_key, read_whole
 
 NAME = "suspended"
+
+
+class PersistedCluster(msgspec.Struct, frozen=True):
+    """The islands of an ended cluster, and the numbers of the sessions that it has persisted."""
+
+    shapes: tuple[IslandShape, ...]
+    sessions: tuple[int, ...]
+
+    def check(self, settings: ClusterSettings, where: str) -> None:
+        """Raise SettingsError if a cluster with these settings lacks islands of the sessions persisted in `where`."""
+        shapes = settings.topology.shapes
+        for island, shape in enumerate(self.shapes):
+            has = shapes[island] if island < len(shapes) else None
+            if has != shape:
+                verb = "are" if len(self.sessions) > 1 else "is"
+                raise SettingsError(
+                    f"{self} {verb} persisted in {where}, of a cluster whose island {island} has {shape}: in this "
+                    f"cluster it would {f'have {has}' if has else 'not exist'}. Start the same islands to restore "
+                    f"{'them' if len(self.sessions) > 1 else 'it'}, or remove {where} to continue without"
+                )
+
+    def __str__(self) -> str:
+        """Return text such as "the suspended sessions 3, 7"."""
+        many = "s" if len(self.sessions) > 1 else ""
+        return f"the suspended session{many} {', '.join(map(str, self.sessions))}"
 
 
 class PersistedState(msgspec.Struct, frozen=True):

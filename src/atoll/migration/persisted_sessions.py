@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.cluster.device_info import VirtualDevice
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.virtual_devices import SessionDevices, Slice
+from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice
 from atoll.errors import Code, Status
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec

@@ -5,10 +5,10 @@ A group belongs to one incarnation of its island, and is lost with it: no host o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from atoll.cluster.lifecycle import IslandFailed
-from atoll.cluster.relay_groups import relay_groups
 from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.protocol import messages as m
@@ -54,3 +54,14 @@ class Relays:
     def _link_lost(self, host: int, message: m.LinkLost) -> None:
         island = self._resources.topology.island_of(host)
         self.broken[island] = f"host {host} of island {island} relays messages, or has one that does: {message.text}"
+
+
+def relay_groups(hosts: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """Return the groups of an island's hosts, each with at most `size` hosts. The first host of a group is its relay.
+
+    There are no groups if the island has fewer than `size` hosts or `size` is 0.
+    """
+    if size < 2 or len(hosts) < size:
+        return []
+    groups = [tuple(hosts[first : first + size]) for first in range(0, len(hosts), size)]
+    return [group for group in groups if len(group) > 1]

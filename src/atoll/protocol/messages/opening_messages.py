@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.cluster.device_info import DeviceInfo as DeviceInfo
-from atoll.cluster.device_info import VirtualDevice as VirtualDevice
+from atoll.cluster.virtual_devices import DeviceInfo as DeviceInfo
+from atoll.cluster.virtual_devices import VirtualDevice as VirtualDevice
 from atoll.errors import Status
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
