@@ -188,7 +188,7 @@ def test_under_transformations_it_is_that_of_jax_on_one_mesh() -> None:
         (
             lambda x: atoll.cond(positive(x), lambda x: atoll.cond(positive(x), there, here, x), here, x),
             ProgramError,
-            "stands inside of a branch or loop of another",
+            "is inside a branch or loop of another",
         ),
         (lambda x: atoll.cond(positive(x), lambda x: "text", there, x), TypeError, ""),
     ],

@@ -34,9 +34,9 @@ def test_a_mesh_keeps_its_axes() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda: "cpu", "stage 3 is 'cpu', and has to be"),
+        (lambda: "cpu", "stage 3 is 'cpu': expected a"),
         (list, "stage 3 is"),
-        (lambda: SimpleNamespace(devices=[device()] * 4, shape=(2, 2)), "say what its dimensions are"),
+        (lambda: SimpleNamespace(devices=[device()] * 4, shape=(2, 2)), "name its dimensions"),
     ],
 )
 def test_what_is_no_mesh_is_refused(given: Callable[[], Any], message: str) -> None:

@@ -89,19 +89,23 @@ def test_rows_may_come_back_in_another_shape_and_dtype() -> None:
     [
         ({"capacity": 0}, ValueError, "at least one row"),
         ({"capacity": -3}, ValueError, "capacity is -3"),
-        ({"capacity": 1.5}, TypeError, "capacity is a number of rows"),
-        ({"capacity": np.nan}, TypeError, "capacity is a number of rows"),
-        ({"to": []}, ValueError, "no destination"),
+        ({"capacity": 1.5}, TypeError, "expected a number of rows"),
+        ({"capacity": np.nan}, TypeError, "expected a number of rows"),
+        ({"to": []}, ValueError, "at least one destination"),
         ({"to": ["gpu"]}, ValueError, "destination 0 is 'gpu'"),
-        ({"destinations": CHOSEN.astype(np.float32)}, TypeError, "integers, and not float32"),
-        ({"destinations": np.full(4, np.nan)}, TypeError, "integers, and not float64"),
-        ({"destinations": CHOSEN > 0}, TypeError, "integers, and not bool"),
-        ({"destinations": CHOSEN[:3]}, ValueError, "one for each"),
-        ({"destinations": CHOSEN.reshape(4, 1, 1)}, ValueError, "one for each"),
-        ({"destinations": np.zeros((4, 0), int)}, ValueError, "one for each"),
-        ({"rows": np.zeros((0, 3)), "destinations": np.zeros(0, int)}, ValueError, "there are none"),
-        ({"rows": np.zeros((4, 0))}, ValueError, "there are none"),
-        ({"rows": np.float32(1)}, ValueError, "there are none"),
+        ({"destinations": CHOSEN.astype(np.float32)}, TypeError, "must be integers, not float32"),
+        ({"destinations": np.full(4, np.nan)}, TypeError, "must be integers, not float64"),
+        ({"destinations": CHOSEN > 0}, TypeError, "must be integers, not bool"),
+        ({"destinations": CHOSEN[:3]}, ValueError, "one per row"),
+        ({"destinations": CHOSEN.reshape(4, 1, 1)}, ValueError, "one per row"),
+        ({"destinations": np.zeros((4, 0), int)}, ValueError, "one per row"),
+        (
+            {"rows": np.zeros((0, 3)), "destinations": np.zeros(0, int)},
+            ValueError,
+            "at least one row that is not empty",
+        ),
+        ({"rows": np.zeros((4, 0))}, ValueError, "at least one row that is not empty"),
+        ({"rows": np.float32(1)}, ValueError, "at least one row that is not empty"),
         ({"overflow": "spill"}, ValueError, "overflow is"),
     ],
 )
@@ -114,15 +118,15 @@ def test_what_cannot_be_routed_is_refused_by_name(changes: dict[str, Any], error
 def test_what_cannot_come_back_is_refused_by_name() -> None:
     blocks, routing = atoll.route(ROWS, CHOSEN, to=[device(), device()], capacity=2, overflow="keep")
     for given, message in (
-        ((blocks[:1], routing), "1 blocks come back of 2"),
+        ((blocks[:1], routing), "1 blocks for 2 destinations"),
         (([blocks[0], blocks[1][:1]], routing), "block 1 has shape"),
         (([blocks[0], blocks[1].astype(jnp.int32)], routing), "block 1 is int32"),
-        (([block[:, :2] for block in blocks], routing), "are as those that were sent"),
+        (([block[:, :2] for block in blocks], routing), "rows like those that were sent"),
         ((blocks, routing, np.ones((4, 1))), "weights of shape"),
     ):
         with pytest.raises(ValueError, match=message):
             atoll.unroute(*given)
-    with pytest.raises(TypeError, match="routing is what"):
+    with pytest.raises(TypeError, match="expected the Routing of"):
         atoll.unroute(blocks, blocks)  # type: ignore[arg-type]
 
 

@@ -414,7 +414,7 @@ def test_mutable_arrays_of_a_program_are_refused() -> None:
 def test_results_and_arguments_are_arrays() -> None:
     with pytest.raises(ProgramError, match=r"returns <class 'object'>"):
         body(lambda x: object(), VECTOR)
-    with pytest.raises(TypeError, match=r"argument x of a program is no array.*static_argnums"):
+    with pytest.raises(TypeError, match=r"argument x of a program is not an array.*static_argnums"):
         body(lambda x: x, "text")
 
 

@@ -1,1 +1,1 @@
-"""Traced programs: functions over several compiled functions, as one launch each."""
+"""Traced programs: each turns a function over several compiled functions into one launch."""

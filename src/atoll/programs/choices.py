@@ -1,7 +1,8 @@
-"""`atoll.cond`, `atoll.switch` and `atoll.while_loop`: control flow over programs, decided by what devices compute.
+"""`atoll.cond`, `atoll.switch` and `atoll.while_loop`: control flow that depends on values computed by devices.
 
-As `jax.lax` has them, but for functions on any devices of the cluster. The client waits for nothing: the controller
-gets all that may run, and dispatches what the data choose when a device has computed it (section 4.5 of the paper).
+They are like those of `jax.lax`, but their functions may be on any devices of the cluster. The client does not wait.
+The controller has all functions that may run, and dispatches the chosen one when a device has computed the value
+(section 4.5 of the paper).
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ _KNOWN = (bool, int, np.bool_, np.integer)
 
 
 def cond(pred: Any, true_fun: _Function, false_fun: _Function, *operands: Any) -> Any:
-    """`true_fun(*operands)` where `pred` is true, else `false_fun(*operands)`. For example::
+    """Return `true_fun(*operands)` if `pred` is true, and `false_fun(*operands)` otherwise. For example::
 
         y = atoll.cond(loss < limit, on_island_0, on_both_islands, x)
 
-    `pred` is a boolean that a device computes, or a number that is compared with 0; the call does not wait for it. The
-    functions may be, and do, whatever a function of `atoll.program` may, on any devices; both are traced. They must
-    return arrays of the same types and shardings. Works inside and outside of `atoll.program`; outside, each pair of
-    functions is traced once for each type of operands, as a function of jit is: make them once, not in each step.
+    `pred` is a boolean that a device computes, or a number that is compared with 0. The call does not wait for it. The
+    functions may do everything that a function of `atoll.program` may do, on any devices. Both are traced, and must
+    return arrays of the same types and shardings.
 
-    Where all is on one mesh, this is `jax.lax.cond` in one compiled function, as it is inside of `jax.jit`.
+    `cond` works inside and outside `atoll.program`. Outside, each pair of functions is traced once per type of
+    operands, as with `jax.jit`: define the functions once, not in each step.
 
-    Raises TypeError where the functions return different things; names what differs.
+    If everything is on one mesh, this is `jax.lax.cond` in one compiled function. The same holds inside `jax.jit`.
+
+    Raise TypeError if the results of the functions differ. The message names the difference.
     """
     if np.ndim(pred) != 0:
         raise TypeError(f"pred of pw.cond must be a scalar, got {pred} of shape {np.shape(pred)}")
@@ -47,7 +50,7 @@ def cond(pred: Any, true_fun: _Function, false_fun: _Function, *operands: Any) -
 
 
 def switch(index: Any, branches: Sequence[_Function], *operands: Any) -> Any:
-    """`branches[index](*operands)`. As `cond`, for an integer; one that is out of range chooses the nearest branch."""
+    """Return `branches[index](*operands)`. Like `cond`, for an integer that is clamped to the range of branches."""
     functions = tuple(branches)
     if not functions:
         raise ValueError("pw.switch needs at least one branch")
@@ -61,15 +64,15 @@ def switch(index: Any, branches: Sequence[_Function], *operands: Any) -> Any:
 
 
 def while_loop(cond_fun: _Function, body_fun: _Function, init_val: Any) -> Any:
-    """`body_fun` again and again, on what it has returned before, for as long as `cond_fun` of that is true.
+    """Apply `body_fun` repeatedly to `init_val`, while `cond_fun` of the value is true. Return the last value.
 
-    As `jax.lax.while_loop`, for functions on any devices. `cond_fun` returns one boolean. `body_fun` returns arrays of
-    the types and shardings that it takes; an initial value on no device in particular goes to where the body puts it.
-    Arrays that the body returns as they are, and those that the functions use from around them, stay where they are.
-    What the body's functions donate of its argument is consumed, but for the initial value.
+    Like `jax.lax.while_loop`, for functions on any devices. `cond_fun` returns one boolean. `body_fun` returns arrays
+    of the types and shardings that it takes. An uncommitted initial value moves to the devices on which the body puts
+    it. Arrays that the body returns unchanged, and arrays that the functions close over, are not moved. If the body
+    donates its argument, the array is consumed, except for the initial value.
 
-    Each time around costs a message from a host to the controller and back. A loop without an end runs until its
-    session ends, and takes its turns with the work of others.
+    Each iteration takes a message from a host to the controller and back. An infinite loop runs until its session ends,
+    and alternates with the work of other sessions.
     """
     return _dispatch("while_loop", (cond_fun, body_fun), _while_loop, (init_val,))
 
@@ -83,7 +86,7 @@ def _dispatch(name: str, functions: tuple[_Function, ...], kind: Callable[..., A
 def _program(name: str, functions: tuple[_Function, ...], kind: Callable[..., Any]) -> Program:
     try:
         return _cached(name, functions, kind)
-    except TypeError:  # one of them has no hash
+    except TypeError:  # a function is not hashable
         return _cached.__wrapped__(name, functions, kind)
 
 
@@ -96,7 +99,7 @@ def _cached(name: str, functions: tuple[_Function, ...], kind: Callable[..., Any
     return Program(run)
 
 
-# ---- in a program, under a transformation of JAX's, and by Python
+# ---- implementations in a program, in Python, and under JAX's transformations
 
 
 def _cond(functions: tuple[_Function, _Function], pred: Any, *operands: Any) -> Any:
@@ -131,12 +134,12 @@ def _while_loop(functions: tuple[_Function, _Function], value: Any) -> Any:
 
 
 def _transformed(function: _Function, *arguments: Any) -> Any:
-    """JAX's own, which its transformations know: on one mesh. Its errors say what is on others."""
+    """Call the function of `jax.lax`, which supports transformations on one mesh. Explain errors about others."""
     try:
         return function(*arguments)
     except ValueError as error:
         error.add_note(
             "Under jit, grad, vmap and other transformations, atoll.cond, switch and while_loop are those of jax.lax, "
-            "for functions on one mesh. Over several meshes, call them in an atoll.program or by themselves."
+            "for functions on one mesh. For several meshes, call them in an atoll.program or outside any function."
         )
         raise

@@ -1,6 +1,6 @@
-"""Record control flow nodes: all functions that they may run are traced, and compared.
+"""Traces control flow: records all functions that may run in a node, and compares their results.
 
-Where all of it is compiled functions on one mesh, the node is one compiled function itself: XLA chooses on the devices,
+If all of these are compiled functions on one mesh, the node becomes one compiled function: XLA chooses on the devices,
 without the controller.
 """
 
@@ -32,9 +32,9 @@ def switch(
     names: Sequence[str],
     operands: tuple[Any, ...],
 ) -> Any:
-    """What `branches[index](*operands)` gives, the index being kept within range. `what` and `names` are for errors.
+    """Record `branches[index](*operands)`, with the index clamped to the range. `what` and `names` are for errors.
 
-    Raises TypeError where the branches give different things.
+    Raise TypeError if the results of the branches differ.
     """
     leaves, tree = jax.tree.flatten(operands)
     values = [trace.usable(leaf, what) for leaf in leaves]
@@ -60,9 +60,9 @@ def switch(
 def while_loop(
     trace: ProgramTrace, cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
 ) -> Any:
-    """What comes of `body_fun` again and again, for as long as `cond_fun` gives true.
+    """Record a loop of `body_fun` while `cond_fun` returns true.
 
-    Raises TypeError where the body gives something else than it takes, or the condition no boolean.
+    Raise TypeError if the body returns other types than it takes, or if the condition does not return a boolean.
     """
     leaves, tree = jax.tree.flatten((init_val,))
     leaves, values, body = _settled(trace, body_fun, leaves, tree)
@@ -70,7 +70,7 @@ def while_loop(
     decides = [(result.aval.shape, result.aval.dtype) for result in condition.results]
     if condition.tree != jax.tree.structure(0) or decides != [((), np.bool_)]:
         given = condition.tree.unflatten([value.aval for value in condition.results])
-        raise TypeError(f"cond_fun of pw.while_loop must return a boolean scalar, and returns {given}")
+        raise TypeError(f"cond_fun of pw.while_loop must return a boolean scalar, but returns {given}")
     for result in condition.results:
         _place(result, None)
     stays = [result.root is argument for result, argument in zip(body.results, body.arguments, strict=True)]
@@ -115,7 +115,7 @@ def _made(results: Sequence[Value]) -> list[Value]:
 
 
 class _Traced:
-    """A function that a node may run, traced with stand-ins for `values`."""
+    """A function that a node may run, traced with placeholders for `values`."""
 
     def __init__(
         self,
@@ -143,24 +143,24 @@ class _Traced:
         self.nodes: list[RecordedNode] = needed(self.recording)
         if any(isinstance(node, CallNode) and node.has_effects for node in self.nodes):
             raise OrderedEffects(
-                f"{name} has effects, and depends on data: a program with it is called as its function, and cannot be "
-                "lowered"
+                f"{name} has effects, and depends on data: the program cannot be lowered. "
+                "Calls run its function instead"
             )
         self._left_out: set[int] = set()
 
     def leave_out(self, arguments: Sequence[Value]) -> None:
-        """These are no inputs as they were given."""
+        """Exclude arguments from the inputs of the part: they change in each iteration."""
         self._left_out.update(id(each) for each in arguments)
 
     def free(self) -> list[Value]:
-        """The values that it uses or returns, and does not make."""
+        """Return the values that the function uses or returns, but does not compute."""
         made = {id(value.root) for node in self.nodes for value in node.outputs}
         used = [*(value for node in self.nodes for value in node.inputs), *self.results]
         roots = {id(value.root): value.root for value in used}
         return [root for key, root in roots.items() if key not in made and key not in self._left_out]
 
     def origin(self, trace: ProgramTrace, root: Value) -> Value:
-        """The value of the function around it that this one stands for."""
+        """Return the value of the enclosing function for which `root` is a placeholder."""
         outer = self.origins.get(id(root)) or self.recording.captured.get(id(root))
         return outer if outer is not None else trace.value_of(root.constant)
 
@@ -169,7 +169,7 @@ class _Traced:
 
 
 class _Inputs:
-    """What a node takes of the function around it."""
+    """The values of the enclosing function that a node takes."""
 
     def __init__(self, trace: ProgramTrace) -> None:
         self._trace = trace
@@ -179,7 +179,7 @@ class _Inputs:
         return [ProgramTracer(self._trace, value) for value in self.values]
 
     def take(self, part: _Traced) -> dict[int, int]:
-        """The inputs that the part's free values are, by the identity of these."""
+        """Return the positions of the part's free values among the inputs, by identity. Add missing inputs."""
         taken = {}
         for root in part.free():
             outer = self._trace.resharded(part.origin(self._trace, root), _placed(root)).root
@@ -190,7 +190,7 @@ class _Inputs:
 
 
 def _check_alike(what: str, parts: Sequence[_Traced]) -> None:
-    """Raises TypeError where two parts give different things. Results that have no place yet go where others are."""
+    """Raise TypeError if the results of two parts differ. Put uncommitted results where other parts' results are."""
     first = parts[0]
     for other in parts[1:]:
         if other.tree != first.tree:
@@ -206,7 +206,7 @@ def _check_alike(what: str, parts: Sequence[_Traced]) -> None:
             result = part.results[i]
             if result.host and result.constant is not None and result.aval.weak_type and not result.aval.shape:
                 cast = constant_value(np.asarray(result.constant, strong.aval.dtype), result.line)
-                result = part.results[i] = cast  # not in place: the constant may be an operand, too
+                result = part.results[i] = cast  # not in place: the constant may also be an operand
             _place(result, placed)
             _compare(f"branches of {what}", first, part, path, first.results[i], result)
 
@@ -214,12 +214,12 @@ def _check_alike(what: str, parts: Sequence[_Traced]) -> None:
 def _compare(what: str, first: _Traced, other: _Traced, path: str, one: Value, two: Value) -> None:
     if (one.aval.shape, one.aval.dtype) != (two.aval.shape, two.aval.dtype):
         raise TypeError(
-            f"{what} must give equal types, but output{path} of {first.name} is {one.aval.str_short()}, and of "
+            f"{what} must have equal types, but output{path} of {first.name} is {one.aval.str_short()}, and of "
             f"{other.name} {two.aval.str_short()}"
         )
     if one.spec.sharding != two.spec.sharding:
         raise TypeError(
-            f"{what} must give equal shardings, but output{path} of {first.name} is {one.sharding} (made at "
+            f"{what} must have equal shardings, but output{path} of {first.name} is {one.sharding} (made at "
             f"{one.line}), and of {other.name} {two.sharding} (made at {two.line}): put one of them where the other is "
             "with jax.device_put"
         )
@@ -228,15 +228,16 @@ def _compare(what: str, first: _Traced, other: _Traced, path: str, one: Value, t
 def _settled(
     trace: ProgramTrace, body_fun: Callable[[Any], Any], leaves: list[Any], tree: Any
 ) -> tuple[list[Any], list[Value], _Traced]:
-    """The initial values as a loop carries them, and its body. An initial value that is not committed to a place, or
-    whose type is weak, becomes what the body makes of it.
+    """Return the initial values as the loop carries them, and its body.
+
+    An initial value that is uncommitted or has a weak type gets the sharding and type that the body returns.
     """
     for _ in range(3):
         values = [trace.usable(leaf, "pw.while_loop") for leaf in leaves]
         body = _Traced(trace, "body_fun", body_fun, tree, values, may_consume=True)
         if body.tree != tree.children()[0]:
             raise TypeError(
-                f"body_fun of pw.while_loop must return the tree that it takes, {tree.children()[0]}, and returns "
+                f"body_fun of pw.while_loop must return the tree that it takes, {tree.children()[0]}, but returns "
                 f"{body.tree}"
             )
         again = []
@@ -248,7 +249,7 @@ def _settled(
     for path, argument, result in zip(_paths(body.tree), body.arguments, body.results, strict=True):
         _place(argument, None)
         _place(result, argument.sharding)
-        what = "body_fun of pw.while_loop takes and returns the same, and its output and its input"
+        what = "the output and the input of body_fun of pw.while_loop"
         _compare(what, body, body, path, result, argument)
     return leaves, values, body
 
@@ -265,11 +266,11 @@ def _as_carried(trace: ProgramTrace, leaf: Any, value: Value, result: Value) -> 
     return ProgramTracer(trace, trace.resharded(value, result.sharding).view())
 
 
-# ---- places
+# ---- placement
 
 
 def _place(value: Value, sharding: Any) -> None:
-    """A value that has no place yet goes there, or to JAX's default device."""
+    """Give a value without a sharding this one, or JAX's default device."""
     if not value.has_sharding:
         value.root.sharding_like = sharding or SingleDeviceSharding(internals.default_device())
 
@@ -281,15 +282,15 @@ def _placed(value: Value) -> Any:
 
 def _number(value: Value, what: str) -> Value:
     if value.aval.shape or value.aval.dtype.name not in NUMBERS:
-        raise TypeError(f"what {what} chooses by must be one integer or boolean, got {value.aval.str_short()}")
+        raise TypeError(f"{what} must choose by one integer or boolean, got {value.aval.str_short()}")
     return value
 
 
-# ---- on one mesh
+# ---- control flow on one mesh
 
 
 def _is_on_one_mesh(parts: Sequence[_Traced]) -> bool:
-    """Whether XLA can choose: all that the parts run and touch are functions and arrays on the same devices."""
+    """Return whether XLA can choose: the parts consist of functions and arrays on the same devices."""
     devices: set[Any] = set()
     for part in parts:
         for node in part.nodes:
@@ -301,7 +302,7 @@ def _is_on_one_mesh(parts: Sequence[_Traced]) -> bool:
 
 
 def _evaluated(part: Region) -> Callable[..., tuple[Any, ...]]:
-    """A function of a node's inputs that calls what the part has recorded."""
+    """Return a function of a node's inputs that evaluates the recorded part."""
 
     def evaluate(*given: Any) -> tuple[Any, ...]:
         arrays = {key: given[position] for key, position in part.taken.items()}
@@ -328,13 +329,12 @@ def _as_one_function(name: str, function: Callable[..., Any], given: _Traced) ->
 def _check_not_nested(trace: ProgramTrace, what: str) -> None:
     if trace.outer is not None:
         raise ProgramError(
-            f"{what} at {internals.line()} stands inside of a branch or loop of another, and what they run is on "
-            "several meshes: only one of them may be. Have one choose for both (pw.switch), or run the inner one on "
-            "one mesh"
+            f"{what} at {internals.line()} is inside a branch or loop of another, and both are on several meshes, "
+            "which is not supported: choose once for both (pw.switch), or run the inner one on one mesh"
         )
 
 
 def _paths(tree: Any) -> list[str]:
-    """How an error names each leaf."""
+    """Return the path of each leaf for error messages."""
     paths = jax.tree.leaves_with_path(tree.unflatten(range(tree.num_leaves)))
     return [jax.tree_util.keystr(path) for path, _ in paths]

@@ -1,7 +1,7 @@
-"""A program that a cluster knows, and the path of every call of it.
+"""Launches of a program that is registered with a cluster.
 
-One call is one Execute. Only arguments whose number of shards is not that of the others go ahead of it, in messages of
-their own (`atoll.protocol.submission`).
+A call is one IFRT Execute request. Arguments whose number of shards differs from that of the others are sent before it,
+in separate requests (`atoll.protocol.submission`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from atoll.protocol.submission import Staging, Submission, encode
 
 internals.leave_out_of_tracebacks(__file__)
 
-# No other thread's messages may come between what is staged and the launch that takes it.
+# Held while arguments are staged, since the launch that takes them must follow without other threads' requests.
 _staging = threading.Lock()
 
 
 class ProgramLaunch:
-    """A program that a cluster knows. `call` is the path of every call."""
+    """A program that is registered with a cluster. `call` is the hot path."""
 
     def __init__(self, built: Built) -> None:
         program = built.program
         self._name = program.name
-        self._functions = built.functions  # the session must not drop them
+        self._functions = built.functions  # keeps the session from dropping them
         self._effects_on = devices(built) if built.has_effects else None
         self._constants: list[Any] = [None] * len(built.arguments)
-        self._leaves: list[tuple[int, int]] = []  # (slot of the program's argument, leaf of the user's)
+        self._leaves: list[tuple[int, int]] = []  # (position of the program's argument, of the user's flat argument)
         hosts: list[tuple[int, Any]] = []
         leaf_of = {id(value.root): i for i, value in enumerate(built.given)}
         shared: list[tuple[int, Value]] = []
@@ -59,7 +59,7 @@ class ProgramLaunch:
         self._handlers = [internals.result_handler(v.aval, v.sharding, v.committed) for v in built.made]
 
     def call(self, leaves: Sequence[Any]) -> list[Any]:
-        """The program's results, for the user's flat arguments."""
+        """Launch the program with the user's flat arguments; return its results."""
         buffers = self._constants.copy()
         for slot, leaf in self._leaves:
             buffers[slot] = internals.buffer(leaves[leaf])
@@ -80,7 +80,7 @@ class ProgramLaunch:
         return results
 
     def _launched(self, buffers: list[Any]) -> Any:
-        # Tokens say when all calls have ended, also those of which the program needs nothing more.
+        # Tokens are ready when all calls have ended, including calls whose results the program does not use.
         with_tokens = self._effects_on is not None
         if not self._stages:
             return self._execute(buffers, with_tokens=True) if with_tokens else self._execute(buffers)
@@ -91,7 +91,7 @@ class ProgramLaunch:
 
 
 def _stages(program: Program, client: Any) -> tuple[list[tuple[Any, int, int]], int]:
-    """What goes ahead of the launch: (how, from this argument, to this one); and where its own begin."""
+    """Return the staging calls, as (call, first argument, end), and the first argument of the launch itself."""
     counts = [len(spec.sharding.devices) for spec in program.arguments]
     stages = []
     first = 0
@@ -107,6 +107,6 @@ def _client(built: Built) -> Any:
     clients = {device.client for device in devices(built)}
     if len(clients) != 1:
         raise ProgramError(
-            f"program {built.program.name!r} uses devices of {len(clients)} backends; a program runs on one cluster"
+            f"program {built.program.name!r} uses devices of {len(clients)} backends, but must use one cluster"
         )
     return clients.pop()

@@ -1,4 +1,4 @@
-"""From a recording to a program: values are numbered, nodes that nothing needs are dropped, arguments are donated."""
+"""Builds a program from a recording: numbers the values, drops unused nodes, and donates arguments."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ internals.leave_out_of_tracebacks(__file__)
 
 @dataclass(frozen=True)
 class Built:
-    """A program, the functions that its calls number, and what its arguments and results are to the user.
+    """A program with its functions, by number, and the relation of its arguments and results to the user's.
 
-    `arguments` and `made` are what the program takes and returns, `given` are the user's arguments.
+    `arguments` and `made` are the values that the program takes and returns. `given` and `results` are the user's.
     """
 
     program: Program
@@ -37,11 +37,11 @@ class Built:
 
     @property
     def plain(self) -> bool:
-        """Whether the user's results are the program's."""
+        """Whether the user's results are those of the program."""
         return self.results == tuple(Result("made", i) for i in range(len(self.made)))
 
     def returned(self, made: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The user's results, of the program's and of the user's arguments."""
+        """Return the user's results, given the program's results and the user's flat arguments."""
         results = []
         for each in self.results:
             if each.source == "made":
@@ -51,16 +51,16 @@ class Built:
         return results
 
     def described(self) -> list[Any]:
-        """A value for each of the user's results, or an array."""
+        """Return a value or a constant array for each of the user's results."""
         values = {"made": self.made, "given": self.given}
         return [values[each.source][each.number] if each.source else each.constant for each in self.results]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One of the user's results: which of the program's ("made") or the user's arguments ("given"); else an array.
+    """The source of one of the user's results: "made" by the program, "given" as an argument, or "" for a constant.
 
-    An argument is returned with another sharding than it came with, where the function has put it there.
+    If the function has put a given argument onto another sharding, `sharding` is set.
     """
 
     source: str
@@ -76,9 +76,9 @@ def _unchanged(leaf: Any, result: Result) -> Any:
 
 
 def build(recording: Recording, donated: frozenset[int]) -> Built:
-    """Numbers a recording's values. `donated` are those of its arguments that the user donates.
+    """Build the program of a recording. `donated` has the positions of the arguments that the user donates.
 
-    Waits for XLA where it is XLA that chooses a sharding. Raises ProgramError.
+    Wait for XLA if it chooses a sharding. Raise ProgramError.
     """
     nodes = needed(recording)
     _donate(recording, nodes, [recording.arguments[i].root for i in sorted(donated)])
@@ -123,7 +123,7 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
 def _numbered(
     nodes: Sequence[RecordedNode], numbers: dict[int, int], functions: dict[Function, int], defined: int
 ) -> tuple[Node, ...]:
-    """The nodes. Their values get `numbers` from `defined` on, and their functions the next of `functions`."""
+    """Return the program's nodes. Add numbers from `defined` on to `numbers` for values, and to `functions`."""
     body: list[Node] = []
     for node in nodes:
         inputs = tuple(numbers[id(value.root)] for value in node.inputs)
@@ -160,7 +160,7 @@ def _part(part: Region, arguments: tuple[ArraySpec, ...], functions: dict[Functi
 
 
 def needed(recording: Recording) -> list[RecordedNode]:
-    """The nodes on which a result depends, those that have effects, and those that consume something of the user's."""
+    """Return the nodes on which a result depends, that have effects, or that consume an argument or a constant."""
     wanted = {id(each.root) for each in recording.results if isinstance(each, Value)}
     users = {id(value.root) for value in recording.arguments}
     nodes = []
@@ -181,7 +181,7 @@ def needed(recording: Recording) -> list[RecordedNode]:
 
 
 def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence[Value]) -> None:
-    """Has the last node that uses a donated argument consume it, unless the argument itself is a result."""
+    """Let the last node that uses a donated argument consume it, unless the argument itself is a result."""
     returned = {id(each.root) for each in recording.results if isinstance(each, Value)}
     more: dict[CallNode, set[int]] = {}
     for value in arguments:
@@ -194,7 +194,7 @@ def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence
             continue
         if isinstance(last, TransferNode):
             last.donated = True
-        elif isinstance(last, CallNode) and last.reshards:  # XLA would keep what it cannot reuse
+        elif isinstance(last, CallNode) and last.reshards:  # XLA would not free memory that it cannot reuse
             nodes[nodes.index(last)] = TransferNode(last.inputs, last.outputs, True, last.line)
         else:
             more.setdefault(last, set()).update(positions)
@@ -204,7 +204,7 @@ def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence
 
 
 def devices(built: Built) -> set[Any]:
-    """All devices on which it stores or computes anything."""
+    """Return all devices on which the program stores or computes anything."""
     values = [*built.arguments, *built.made]
     found = {device for value in values for device in internals.devices_of(value.sharding) or ()}
     return found.union(*(function.devices for function in built.functions))

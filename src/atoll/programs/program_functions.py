@@ -1,8 +1,8 @@
-"""The devices and shardings of a program's jit calls, and their compiled functions.
+"""The compiled functions of a program's jit calls, and the choice of their devices and shardings.
 
-A computation runs on the devices of its shardings; else of the shardings inside of it; else of its first committed
-operand; else on JAX's default device. That is eager JAX's rule, except that operands on other devices are transferred
-and are no error. XLA compiles on threads, while tracing goes on.
+A computation runs on the devices of the first of these that exists: its shardings, the shardings inside it, its first
+committed operand, JAX's default device. Eager JAX has the same rule, but raises an error if operands are on other
+devices; a program transfers them. Threads compile while tracing continues.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _COMPILING_THREADS = 8
 
 
 class Function:
-    """A computation, lowered for its devices and being compiled.
+    """A computation that is lowered for its devices and compiled in the background.
 
-    Raises from the constructor what JAX raises for a computation that cannot be lowered.
+    The constructor raises JAX's errors if the computation cannot be lowered.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Function:
         self._compiled: Future[Any] = compilers.submit(self.lowered.compile)
 
     def compiled(self) -> Any:
-        """The `jax.stages.Compiled`; waits for it."""
+        """Wait for the compilation; return the `jax.stages.Compiled`."""
         return self._compiled.result()
 
     @property
@@ -75,14 +75,14 @@ class Function:
 
 
 def _typed(aval: Any, sharding: Any) -> Any:
-    """The sharding, where it is part of the array's type: on meshes with explicit axes."""
+    """Return the sharding if it is part of the array's type (on meshes with explicit axes), otherwise None."""
     explicit = not aval.sharding.mesh.empty and internals.devices_of(sharding) is not None
     return sharding if explicit else None
 
 
 @dataclass(frozen=True)
 class JitCall:
-    """The parameters that JAX gives a jit call."""
+    """The parameters of a jit call in JAX."""
 
     jaxpr: Any
     name: str
@@ -126,24 +126,24 @@ class BoundCall:
 
 
 class SeveralMeshes(Exception):
-    """A computation names shardings over different devices: it is not one function."""
+    """A computation has shardings over different devices, so it cannot be one function."""
 
 
 class FunctionTable:
-    """The functions of one program; equal calls share one. `close` lets its threads end."""
+    """The functions of one program. Equal calls share a function. `close` lets the compiling threads end."""
 
     def __init__(self) -> None:
         self.functions: dict[Any, Function] = {}
         self._compilers = ThreadPoolExecutor(_COMPILING_THREADS, "atoll-compile")
 
     def close(self) -> None:
-        """No more calls come; functions that are being compiled still will be."""
+        """Stop accepting calls. Compilations in progress continue."""
         self._compilers.shutdown(wait=False)
 
     def bind(self, call: JitCall, operands: Sequence[Value]) -> BoundCall:
-        """Chooses devices and shardings for a call, and has its function compiled there unless it is already.
+        """Choose devices and shardings for a call, and start to compile its function unless that has been done.
 
-        Raises SeveralMeshes.
+        Raise SeveralMeshes.
         """
         inside = list(internals.shardings_inside(call.jaxpr))
         named = [s for s in (*call.in_shardings, *call.out_shardings) if internals.devices_of(s) is not None]
@@ -180,7 +180,7 @@ class FunctionTable:
         outputs: Sequence[Any],
         donated: tuple[int, ...],
     ) -> Function:
-        """The function for a call whose shardings are resolved as far as JAX knows them."""
+        """Return the function for a call with these shardings. XLA chooses those that are unspecified."""
         key = (
             id(call.jaxpr),
             call.name,
@@ -194,12 +194,12 @@ class FunctionTable:
         )
         function = self.functions.get(key)
         if function is None:
-            # It keeps the jaxpr alive, whose identity is in the key.
+            # The function keeps the jaxpr alive, whose identity is in the key.
             function = self.functions[key] = Function(call, devices, inputs, outputs, donated, self._compilers)
         return function
 
     def donating(self, function: Function, more: set[int]) -> Function:
-        """The same function, but it also donates these inputs."""
+        """Return the same function with more donated inputs."""
         donated = tuple(sorted({*function.donated, *more}))
         return self.function(function.call, function.devices, function.inputs, function.outputs, donated)
 
@@ -214,12 +214,12 @@ class FunctionTable:
 
 
 def _first(shardings: Sequence[Any]) -> Any:
-    """The first that names devices, else the last."""
+    """Return the first sharding that has devices, or the last one."""
     return next((each for each in shardings if internals.devices_of(each) is not None), shardings[-1])
 
 
 def _over(sharding: Any, devices: tuple[Any, ...], lead: Any) -> Any:
-    """The sharding if it is over these devices, else the most similar one that is."""
+    """Return the sharding if it is over `devices`, otherwise the most similar sharding over them."""
     if internals.devices_of(sharding) == devices:
         return sharding
     if len(devices) == 1:
@@ -233,3 +233,33 @@ def _over(sharding: Any, devices: tuple[Any, ...], lead: Any) -> Any:
     if isinstance(lead, NamedSharding):
         return NamedSharding(lead.mesh, PartitionSpec())
     return NamedSharding(Mesh(np.array(devices, object), "replicas"), PartitionSpec())
+
+
+internals.leave_out_of_tracebacks(__file__)
+
+
+class ReshardingTable:
+    """The functions of a program that reshard arrays on the same devices: each returns its argument, as in a jit.
+
+    XLA moves the parts between the devices with collectives. A transfer would move them through the hosts' memory.
+    """
+
+    def __init__(self, functions: FunctionTable) -> None:
+        self._functions = functions
+        self._jaxprs: dict[Any, Any] = {}  # by type; the function table finds functions by the identity of their jaxpr
+
+    def find(self, value: Value, target: Any) -> Function | None:
+        """Return the function that reshards the array to `target`, or None if that needs a transfer."""
+        source = value.sharding
+        if not internals.can_compile_resharding(value.aval, source, target):
+            return None
+        aval = value.aval.update(sharding=None)
+        jaxpr = self._jaxprs.get(aval)
+        if jaxpr is None:
+            with internals.set_current_trace(internals.eager_trace):
+                jaxpr = self._jaxprs[aval] = jax.make_jaxpr(lambda x: x)(aval)
+        inputs, outputs = ([internals.by_tiles(each, aval.ndim)] for each in (source, target))
+        call = JitCall(jaxpr, "reshard", (), (), (), (), None)
+        devices = internals.devices_of(source)
+        assert devices is not None
+        return self._functions.function(call, devices, inputs, outputs, ())

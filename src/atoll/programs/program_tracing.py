@@ -1,8 +1,8 @@
-"""Tracing: the function runs once, and what JAX would run is recorded instead.
+"""Traces a function: runs it once, and records the computations that JAX would run.
 
-It follows JAX's own eager evaluation. A jit call stays whole and becomes one node; a `device_put` becomes a transfer;
-any other operation becomes the jit call that eager JAX makes of it; what depends on no argument and has no effects is
-computed at once. So a program's values are, bit for bit, those of its function without the program.
+Tracing follows JAX's eager evaluation. A jit call becomes one node, a `device_put` a transfer, and any other operation
+the jit call that eager JAX makes of it. Operations that do not depend on arguments and have no effects are computed
+immediately. Therefore a program returns exactly the same values, bit for bit, as its function without the program.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
-from atoll.programs.program_functions import FunctionTable, JitCall, SeveralMeshes
+from atoll.programs.program_functions import FunctionTable, JitCall, ReshardingTable, SeveralMeshes
 from atoll.programs.recording import CallNode, Recording, TransferNode
-from atoll.programs.resharding import ReshardingTable
 from atoll.programs.transformations import program_p
 from atoll.programs.values import ShardingLike, Value, constant_value
 
 internals.leave_out_of_tracebacks(__file__)
 
-_SMALL_BYTES = 4096  # host constants up to this size are compared by their contents
+_SMALL_BYTES = 4096  # host constants up to this size are compared by contents
 _copy = jax.jit(jax.numpy.copy)
 _ADVICE = (
-    "A program runs on the cluster after it has been traced, so Python cannot look at its values. Choose on the "
-    "devices (atoll.cond, jax.numpy.where), make the argument a static one (static_argnums, static_argnames), "
-    "or leave that part out of the program."
+    "A program runs on the cluster after it has been traced, so Python cannot use its values. Choose on the "
+    "devices (atoll.cond, jax.numpy.where), make the argument static (static_argnums, static_argnames), "
+    "or move that part out of the program."
 )
 
 
 class OrderedEffects(ProgramError):
-    """A function with such effects cannot be one launch."""
+    """A function with ordered effects cannot be one launch."""
 
 
-# Primitives that become nodes of their own: what records each, for (trace, arguments, parameters).
+# The functions that record primitives as nodes of their own, called with (trace, arguments, parameters).
 RECORDERS: dict[Any, Callable[[ProgramTrace, Sequence[Any], dict[str, Any]], list[ProgramTracer]]] = {}
 
 
 class ProgramTracer(internals.Tracer):  # type: ignore[misc]
-    """Stands for an array of the program. Unlike jit's tracers it knows the array's sharding."""
+    """Represents an array of the program. Unlike jit's tracers, it has the array's sharding."""
 
     __slots__ = ("value",)
 
@@ -53,7 +52,7 @@ class ProgramTracer(internals.Tracer):  # type: ignore[misc]
     @property
     def sharding(self) -> Any:
         if not self.value.has_sharding:
-            raise AttributeError(f"a host value has no sharding before it is used.{self._origin_msg()}")
+            raise AttributeError(f"a host value has no sharding until it is used.{self._origin_msg()}")
         return self.value.sharding
 
     @property
@@ -75,7 +74,7 @@ class ProgramTracer(internals.Tracer):  # type: ignore[misc]
 
 
 class ProgramTrace(internals.Trace):  # type: ignore[misc]
-    """Records into `recording`; `outer` is the trace around that of a part."""
+    """Records into `recording`. For a part of a control flow node, `outer` is the trace of the enclosing function."""
 
     def __init__(self, recording: Recording, outer: ProgramTrace | None = None) -> None:
         super().__init__()
@@ -84,8 +83,8 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         self._functions = recording.functions
         self._reshardings = ReshardingTable(recording.functions)
         self._constants: dict[Any, Value] = {}
-        self._computed: set[int] = set()  # arrays that the trace itself has made, by identity
-        self._alive: list[Any] = []  # whose identity is used
+        self._computed: set[int] = set()  # identities of arrays that the trace itself has computed
+        self._alive: list[Any] = []  # keeps objects alive whose identities are used
 
     # ---- called by JAX
 
@@ -106,8 +105,8 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             return RECORDERS[primitive](self, tracers, params)
         if internals.uses_references(primitive, tracers):
             raise ProgramError(
-                f"{primitive.name} at {internals.line()} is about a mutable array (jax.Ref), and a program has none "
-                "of its own: make and use it inside of a jit function"
+                f"{primitive.name} at {internals.line()} uses a mutable array (jax.Ref), which a program does not "
+                "support: create and use it inside of a jit function"
             )
         return internals.run_as_eager_jax(self, primitive, tracers, params)
 
@@ -133,11 +132,11 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             return getattr(fun, "call_wrapped", fun)(*tracers)
 
     def _compute(self, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
-        """What depends on no argument is the same in each launch."""
+        """Compute an operation that does not depend on arguments, and thus is the same in each launch."""
         return self._computed_here(internals.run_now(primitive, arguments, params), arguments)
 
     def _computed_here(self, results: Any, arguments: Sequence[Any]) -> Any:
-        """The results; those that are no arguments are constants of the program."""
+        """Return `results`. Remember those that are not among `arguments` as constants of the program."""
         given = {id(each) for each in arguments}
         for each in jax.tree.leaves(results):
             if id(each) not in given:
@@ -159,7 +158,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         return value
 
     def _captured(self, given: ProgramTracer) -> Value:
-        """What stands here for a value of the trace around this one."""
+        """Return the placeholder for a value of the enclosing trace."""
         if self.outer is None:
             raise ProgramError(f"a value of another program is used in {self.recording.name!r}")
         value = self.outer.usable(given, self.recording.name)
@@ -173,7 +172,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
     def usable(self, given: Any, what: str) -> Value:
         value = self.value_of(given)
         if value.root.host and value.root.donated:
-            self._undo_donation(value.root)  # its upload was consumed; the host still has the value
+            self._undo_donation(value.root)  # its upload was consumed, but the host still has the value
         if value.donated_at():
             raise ProgramError(
                 f"{what} at {internals.line()} uses an array that was donated at {value.donated_at()} (made at "
@@ -182,7 +181,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         return value
 
     def _undo_donation(self, root: Value) -> None:
-        """Has no node consume it."""
+        """Let no node consume the value."""
         for node in self.recording.nodes:
             if not isinstance(node, TransferNode):
                 node.donated = tuple(i for i in node.donated if node.inputs[i].root is not root)
@@ -198,13 +197,13 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         effects = internals.Effects.of(call.jaxpr)
         if effects.references:
             raise ProgramError(
-                f"{call.name} at {line} reads or writes a mutable array (jax.Ref) of others, which a program cannot; "
-                "call it outside of the program"
+                f"{call.name} at {line} uses a mutable array (jax.Ref) from outside, which a program does not "
+                "support: call it outside of the program"
             )
         if effects.ordered:
             raise OrderedEffects(
-                f"{call.name} at {line} has ordered effects, whose order JAX keeps from one launch to the next: a "
-                "program that has them is called as its function, and cannot be lowered"
+                f"{call.name} at {line} has ordered effects, whose order JAX keeps from one launch to the next: the "
+                "program cannot be lowered. Calls run its function instead"
             )
         operands = [self.usable(each, call.name) for each in given]
         try:
@@ -218,7 +217,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             resharded = self.resharded(value, target, fresh=donates)
             if donates and not resharded.root.shared:
                 if sum(other.root is resharded.root for other in operands) > 1:
-                    raise ProgramError(f"{call.name} at {line} takes an array twice and consumes it: donate a copy")
+                    raise ProgramError(f"{call.name} at {line} takes an array twice and donates it: donate a copy")
                 donated.append(i)
             inputs.append(resharded)
         for i in donated:
@@ -231,11 +230,11 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         return [ProgramTracer(self, value) for value in outputs]
 
     def _over_several_meshes(self, call: JitCall, given: Sequence[Any], line: str) -> Any:
-        """A jit call that is no one computation: its operations are nodes."""
+        """Record the operations of a jit call on several meshes as separate nodes."""
         if (operation := internals.only_operation(call.jaxpr)) is not None:
             raise ProgramError(
-                f"{operation} at {line} has functions on several meshes inside, and is one computation, on one mesh. "
-                "atoll.cond, atoll.switch and atoll.while_loop choose between functions on any"
+                f"{operation} at {line} has functions on several meshes, but must be one computation on one mesh. "
+                "Use atoll.cond, atoll.switch or atoll.while_loop for functions on several meshes"
             )
         return self._inline(internals.as_function(call.jaxpr, call.name), given)
 
@@ -243,14 +242,14 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         value = self.usable(given, "device_put")
         target = getattr(device, "sharding", device) if hasattr(device, "layout") else device
         if hasattr(device, "layout") and device.layout is not None:
-            raise ProgramError(f"device_put at {internals.line()} asks for a layout; a program has default layouts")
+            raise ProgramError(f"device_put at {internals.line()} sets a layout; programs support default layouts only")
         if isinstance(target, jax.Device):
             target = SingleDeviceSharding(target)
         elif isinstance(target, jax.memory.Space):
             here = value.sharding if value.has_sharding else SingleDeviceSharding(internals.default_device())
             target = internals.in_memory(here, target)
         if target is not None and internals.devices_of(target) is None:
-            raise ProgramError(f"device_put at {internals.line()} to {target}, which names no devices")
+            raise ProgramError(f"device_put at {internals.line()} to {target}, which has no devices")
         donates = copy == internals.CopySemantics.DONATE_INPUT
         if (
             copy == internals.CopySemantics.ALWAYS_COPY
@@ -263,16 +262,16 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             return ProgramTracer(self, value)
         resharded = self.resharded(value, target, fresh=donates, consume=donates)
         if resharded is not value.root:
-            resharded.shared |= resharded.put  # two device_puts give two arrays, whichever is consumed
+            resharded.shared |= resharded.put  # two device_puts return two arrays, so neither may be consumed
             resharded.put = True
         if donates:
             value.donated = internals.line()
         return ProgramTracer(self, resharded.view())
 
     def resharded(self, value: Value, target: ShardingLike, *, fresh: bool = False, consume: bool = False) -> Value:
-        """The value with the sharding `target`: by a transfer, where it has another one.
+        """Return the value with the sharding `target`. Record a transfer if it has another sharding.
 
-        A `fresh` copy is not shared with other uses of the value; with `consume` the transfer donates its source.
+        Other uses of the value do not share a `fresh` copy. With `consume`, the transfer donates its source.
         """
         root = value.root
         if root.sharding_like is None:
@@ -294,7 +293,10 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         return copy
 
     def _resharding(self, root: Value, copy: Value, sharding: Any, donates: bool) -> CallNode | TransferNode:
-        """The node that makes the copy. What a user donates is to be gone, and XLA consumes only what it can reuse."""
+        """Return the node that makes the copy.
+
+        If a user donates an array, a transfer makes the copy, since XLA does not free memory that it cannot reuse.
+        """
         function = None if donates and self._is_given(root) else self._reshardings.find(root, sharding)
         if function is None:
             return TransferNode([root], [copy], donates, copy.line)
@@ -305,7 +307,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
 
 
 def _identity(given: Any) -> Any:
-    """Equal for constants that may share one array."""
+    """Return a key that is equal for constants that may share one array."""
     if isinstance(given, np.ndarray | np.generic) and given.nbytes <= _SMALL_BYTES:
         return type(given), given.dtype, given.shape, given.tobytes()
     if isinstance(given, bool | int | float | complex):
@@ -320,7 +322,7 @@ def record(
     functions: FunctionTable,
     outer: ProgramTrace | None = None,
 ) -> Recording:
-    """Calls `function` with tracers for `arguments`; it returns its flat results."""
+    """Trace `function`, which takes a list of tracers for `arguments` and returns its flat results."""
     recording = Recording(name, list(arguments), functions)
     trace = ProgramTrace(recording, outer)
     tracers = [ProgramTracer(trace, value) for value in arguments]
@@ -335,9 +337,8 @@ def record(
                 else:
                     recording.results.append(each)
     except jax.errors.NonConcreteBooleanIndexError as error:
-        error.add_note(
-            f"It was raised while tracing the program {name!r}. {_ADVICE}"
-        )  # JAX does not ask the tracer for a message
+        # JAX does not ask the tracer for a message.
+        error.add_note(f"The error occurred while tracing the program {name!r}. {_ADVICE}")
         raise
     finally:
         trace.invalidate()

@@ -1,4 +1,4 @@
-"""What tracing a program records: its nodes, and the values that they make and take."""
+"""The recording of a traced program: its nodes, with the values that they take and return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.programs.values import Value
 
 @dataclass(eq=False)
 class CallNode:
-    """A node that calls a function; `donated` are positions among its inputs. If it `reshards`, a transfer would do."""
+    """A node that calls a function. `donated` are positions of inputs. If it `reshards`, a transfer can replace it."""
 
     function: Function
     inputs: list[Value]
@@ -24,7 +24,7 @@ class CallNode:
 
 @dataclass(eq=False)
 class TransferNode:
-    """A node that gives its input another sharding."""
+    """A node that copies its input to another sharding."""
 
     inputs: list[Value]
     outputs: list[Value]
@@ -34,8 +34,10 @@ class TransferNode:
 
 @dataclass(eq=False)
 class ControlFlowNode:
-    """A control flow node: a switch, whose first input chooses; or, where `constants` counts the inputs that
-    stay, a loop of a condition and a body. The parts take its inputs, a switch's all but the first.
+    """A switch, or a loop if `constants` is set.
+
+    The first input of a switch chooses a part; the other inputs are for the parts. A loop has two parts, a condition
+    and a body, which take its inputs. The first `constants` inputs of a loop do not change.
     """
 
     inputs: list[Value]
@@ -48,7 +50,7 @@ class ControlFlowNode:
 
 @dataclass(eq=False)
 class Region:
-    """What a control flow node may run. `taken` are the inputs that its own values are, by their identity."""
+    """A part of a control flow node. `taken` has the node's inputs by the identities of the part's values."""
 
     name: str
     nodes: list[RecordedNode]
@@ -58,7 +60,7 @@ class Region:
 
 @dataclass(eq=False)
 class RowsNode:
-    """A node of a sparse exchange, of rows in groups; `is_back` where they go back to where they came from."""
+    """A node of a sparse exchange of rows in groups: an unroute if `is_back`, otherwise a route."""
 
     inputs: list[Value]
     outputs: list[Value]
@@ -73,10 +75,10 @@ RecordedNode = CallNode | TransferNode | ControlFlowNode | RowsNode
 
 @dataclass
 class Recording:
-    """All that a traced function does. `results` are its flat results: values, or arrays that no launch changes.
+    """The nodes of a traced function. `results` are its flat results: values, or constant arrays.
 
-    A part of a control flow node may use values of the function around it: `captured` are these, by the
-    identity of what stands for them.
+    A part of a control flow node may use values of the enclosing function: `captured` has them by the identities of
+    their placeholders.
     """
 
     name: str

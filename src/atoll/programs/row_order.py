@@ -1,6 +1,6 @@
-"""What a route computes where the rows are: in which order they are sent, and what those give that are back.
+"""The computations of a route on the devices of the rows: the order in which to send them, and the sum of the results.
 
-Each shard does so for its own rows, so nothing here needs other devices.
+Each shard computes for its own rows, without other devices.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from atoll.client import jax_internals as internals
 
 internals.leave_out_of_tracebacks(__file__)
 
-# Up to so many keys, on a CPU, to count all of them takes less time than to sort.
-_COUNTED = 16
+_COUNTED = 16  # up to this number of keys, on a CPU, counting each key is faster than sorting
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows lie: on one device, or on a mesh by the axes of `spec`."""
+    """The layout of rows: on one device, or on a mesh along the axes of `spec`."""
 
     mesh: Mesh | None
     spec: tuple[Any, ...]
@@ -42,11 +41,11 @@ class Layout:
         return count
 
     def with_rank(self, rank: int) -> Layout:
-        """Of rows of another rank: as far as the first dimensions go."""
+        """Return the layout for rows of another rank, with the same first dimensions."""
         return self if rank == len(self.spec) else replace(self, spec=(*self.spec, *[None] * rank)[:rank])
 
     def partition(self, what: Literal["all", "rows"]) -> PartitionSpec:
-        """Of the rows, or of what there is one of for each row, or each group."""
+        """Return the spec of the rows ("all"), or of arrays with one element per row or per group ("rows")."""
         return PartitionSpec(*(self.spec if what == "all" else self.spec[:1]))
 
     def sharding(self, what: Literal["all", "rows"]) -> Any:
@@ -55,7 +54,7 @@ class Layout:
         return NamedSharding(self.mesh, self.partition(what))
 
     def compiled(self, function: Callable[..., Any], takes: str, gives: str) -> Any:
-        """The function on each shard. `takes` and `gives` have a letter for each array: "a" for all, "r" for rows."""
+        """Compile `function` for each shard. `takes` and `gives` have a letter per array: "a" for all, "r" for rows."""
         kinds: dict[str, Literal["all", "rows"]] = {"a": "all", "r": "rows"}
         if self.mesh is None:
             return jax.jit(function, out_shardings=tuple(self.sharding("all") for _ in gives))
@@ -76,16 +75,16 @@ class Layout:
 
 @functools.lru_cache(maxsize=256)
 def in_order(layout: Layout, most: int, capacity: int, destinations: int) -> Any:
-    """Of destinations: the row that stands at each place of the order in which they are sent, `most` places for each
-    group; how many go to each destination; the place of each choice, or -1; which choice is at each place; how many
-    find no room, and how many have no destination.
+    """Return a function of the destinations that computes the order in which rows are sent, per group.
 
-    Choice number j is that of row j % n.
+    Its results are: the row at each of `most` places; the number of rows per destination; the place of each choice, or
+    -1; the choice at each place; the number of choices beyond the capacity per destination, and of choices without a
+    destination. Choice number j belongs to row j % n.
     """
 
     def route(chosen: Any) -> tuple[Any, ...]:
         rows = chosen.shape[0]
-        flat = chosen.reshape(rows, -1).T.reshape(-1)  # first choices come before second ones
+        flat = chosen.reshape(rows, -1).T.reshape(-1)  # first choices precede second choices
         is_one = (flat >= 0) & (flat < destinations)
         key = jnp.where(is_one, flat, destinations).astype(np.int32)
         rank, asked = _ranks(key, destinations + 1)
@@ -102,7 +101,7 @@ def in_order(layout: Layout, most: int, capacity: int, destinations: int) -> Any
 
 
 def _ranks(key: Any, count: int) -> tuple[Any, Any]:
-    """How many of the same key come before each, and how many there are of each of `count` keys."""
+    """Return the rank of each element among equal keys, and the number of elements of each of `count` keys."""
     numbers = np.arange(key.size, dtype=np.int32)
     if count <= _COUNTED:
         upto = jnp.cumsum((key == np.arange(count, dtype=np.int32)[:, None]).astype(np.int32), axis=1)
@@ -114,14 +113,14 @@ def _ranks(key: Any, count: int) -> tuple[Any, Any]:
 
 
 def _found(ordered: Any, positions: Any) -> Any:
-    """What lies at each position, zeros where that is -1."""
+    """Return the rows at `positions`, and zeros for position -1."""
     found = ordered[jnp.maximum(positions, 0)]
     return jnp.where(_like(positions >= 0, found), found, jnp.zeros((), found.dtype))
 
 
 @functools.lru_cache(maxsize=256)
 def combine(layout: Layout) -> Callable[..., Any]:
-    """Of rows that are back, in the order in which they were sent: the sum of each row's choices, by their weights."""
+    """Return a function of the returned rows, in the order of sending: each row's weighted sum of its choices."""
     compiled: dict[tuple[bool, bool], Any] = {}
 
     def call(ordered: Any, positions: Any, order: Any, weights: Any = None, kept: Any = None) -> Any:
@@ -143,7 +142,8 @@ def _summing(is_weighted: bool, keeps: bool) -> Callable[..., Any]:
             each = jnp.where(_like(positions >= 0, each), each, given[-1][:, None])
         if is_weighted:
             each = each * _like(given[0].reshape(positions.shape), each)
-        # XLA fuses additions with what makes their terms; a sum over an axis it does not, and takes ten times as long.
+        # XLA fuses additions with the computation of their terms. It does not fuse a sum over an axis, which takes ten
+        # times as long.
         total = each[:, 0].astype(_summed(each.dtype))
         for choice in range(1, each.shape[1]):
             total = total + each[:, choice]
@@ -153,7 +153,7 @@ def _summing(is_weighted: bool, keeps: bool) -> Callable[..., Any]:
 
 
 def _summed(dtype: Any) -> Any:
-    """What is added up in, as in `jax.numpy.sum`: halves as floats."""
+    """Return the dtype for sums of `dtype`: float32 for smaller floats, as in `jax.numpy.sum`."""
     return np.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
 
 
@@ -169,5 +169,5 @@ _back.defvjp(
 
 
 def _like(numbers: Any, rows: Any) -> Any:
-    """[n, k] as [n, k, 1, ...]."""
+    """Reshape `numbers` from [n, k] to [n, k, 1, ...], with the rank of `rows`."""
     return numbers.reshape(*numbers.shape, *[1] * (rows.ndim - numbers.ndim))

@@ -1,7 +1,7 @@
-"""Rows that go to other devices by numbers which devices compute, as two primitives of JAX's that undo one another.
+"""Two JAX primitives that send rows to other devices and back. Devices compute the numbers of the destinations.
 
-In a program each is one node (`ir.program.Route` and `Unroute`). Called by themselves on a cluster, they are a program
-of that node; elsewhere all rows are moved, which gives the same values. The transpose of the one is the other.
+In a program each is one node (`ir.program.Route` and `Unroute`). Called outside a program on a cluster, each is a
+program of that node. On other backends they move all rows, with the same results. Each is the transpose of the other.
 """
 
 from __future__ import annotations
@@ -35,31 +35,29 @@ route_p.multiple_results = unroute_p.multiple_results = True
 
 @dataclass(frozen=True)
 class Paths:
-    """Where rows may go, and how the arrays lie: with `rows` in line where they are, and `capacity` in each block, both
-    of all `groups` together.
-    """
+    """The destinations of rows, and the sizes and shardings of the arrays. Sizes are totals of all groups."""
 
     groups: int
-    rows: int
-    capacity: int
-    source: Any  # shardings of rows, and of their sizes
-    sizes: Any
-    blocks: tuple[Any, ...]  # of the blocks, and of their spans
-    spans: tuple[Any, ...]
+    rows: int  # places for rows at the source
+    capacity: int  # rows per block
+    source: Any  # sharding of the rows
+    sizes: Any  # sharding of their sizes
+    blocks: tuple[Any, ...]  # shardings of the blocks
+    spans: tuple[Any, ...]  # shardings of the blocks' spans
 
     def with_source(self, source: Any) -> Paths:
-        """For rows of another shape, which lie so."""
+        """Return the paths for rows of another shape, with the sharding `source`."""
         return self if source == self.source else replace(self, source=source)
 
     @property
     def pairs(self) -> list[Any]:
-        """The shardings of blocks and spans, as the primitives have them."""
+        """The shardings of blocks and spans, alternating, as the primitives take them."""
         return [each for pair in zip(self.blocks, self.spans, strict=True) for each in pair]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def route_rows(paths: Paths, rows: Any, sizes: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Blocks and spans, of rows that lie one destination after the other in each group, as many as `sizes` says."""
+    """Return blocks and spans. In each group, `rows` are ordered by destination, with `sizes` rows per destination."""
     return _routed(paths, rows, sizes)
 
 
@@ -67,9 +65,9 @@ def route_rows(paths: Paths, rows: Any, sizes: Any) -> tuple[tuple[Any, ...], tu
 def route_in_order(
     paths: Paths, back: Callable[..., Any], rows: Any, sizes: Any, order: Any, choices: Sequence[Any]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The same, of rows that stand in that line as `order` says, int32 [groups, places].
+    """Return blocks and spans of unordered rows. `order`, int32 [groups, places], has the row at each place.
 
-    The derivative is `back(line, *choices)`, where `line` is that of rows which lie so.
+    The derivative is `back(line, *choices)`, where `line` has the cotangents of the ordered rows.
     """
     return _routed(paths, rows, sizes, order)
 
@@ -81,7 +79,7 @@ def _routed(paths: Paths, *inputs: Any) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def unroute_rows(paths: Paths, blocks: tuple[Any, ...], spans: tuple[Any, ...], sizes: Any) -> Any:
-    """The rows as `route_rows` took them; `sizes` are for its derivative alone."""
+    """Return the rows in the order in which `route_rows` takes them. `sizes` are only for the derivative."""
     pairs = [each for pair in zip(blocks, spans, strict=True) for each in pair]
     (rows,) = unroute_p.bind(*pairs, paths=paths)
     return rows
@@ -123,7 +121,7 @@ def _unroute_backward(paths: Paths, kept: Any, cotangent: Any) -> tuple[Any, Any
 
 
 def _is_empty(cotangent: Any) -> bool:
-    """Whether it is that of integers."""
+    """Return whether this is the cotangent of integers."""
     return bool(cotangent.dtype == jax.dtypes.float0)
 
 
@@ -148,7 +146,7 @@ route_p.def_abstract_eval(_route_types)
 unroute_p.def_abstract_eval(_unroute_types)
 
 
-# ---- in a program
+# ---- tracing in a program
 
 
 def _record(
@@ -180,7 +178,7 @@ RECORDERS[route_p] = _record_route
 RECORDERS[unroute_p] = _record_unroute
 
 
-# ---- outside of one
+# ---- evaluation outside a program
 
 
 @functools.lru_cache(maxsize=256)
@@ -248,7 +246,7 @@ def _returned(rows: Any, block: Any, spans: Any, groups: int) -> Any:
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise ProgramError("rows that are routed move between meshes, and cannot within one compiled function")
+    raise ProgramError("routed rows move between meshes, which is not possible inside one compiled function")
 
 
 _lowering: Callable[..., Any] = mlir.register_lowering

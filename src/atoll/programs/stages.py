@@ -1,4 +1,4 @@
-"""A program before it runs, lowered or compiled: what `jax.stages` is for jit."""
+"""Lowered and compiled programs, like those of `jax.stages` for jit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from atoll.programs.values import Value
 internals.leave_out_of_tracebacks(__file__)
 
 _NO_CLUSTER = (
-    "only a cluster plans and compiles programs, and this one is on another backend, where its function is simply "
-    "called: start it with JAX_PLATFORMS=atoll, or use atoll.connect()"
+    "only a cluster lowers and compiles programs, but this program is on another backend, which runs its function: "
+    "start the script with JAX_PLATFORMS=atoll, or call atoll.connect()"
 )
 
 
@@ -36,7 +36,7 @@ class _Stage:
 
     @property
     def args_info(self) -> Any:
-        """What is known of each argument, as a tree of (args, kwargs)."""
+        """A `jax.stages.ArgInfo` per argument, as a tree of (args, kwargs)."""
         return self.in_tree.unflatten(
             [jax.stages.ArgInfo(value.aval, i in self._donated) for i, value in enumerate(self._built.given)]
         )
@@ -63,31 +63,31 @@ class _Stage:
 
 
 class Lowered(_Stage):
-    """A traced program: its functions are lowered, and being compiled."""
+    """A traced program. Its functions are lowered, and are being compiled in the background."""
 
     def as_text(self, stage: str | None = None) -> str:
-        """The location-free program; with `stage="lowered"`, the plan of each host."""
-        from atoll.ir.text import render, render_lowered  # it imports the compiler
+        """Return the location-free program, or the plan of each host with `stage="lowered"`."""
+        from atoll.ir.text import render, render_lowered  # imports the compiler
 
         names = [function.call.name for function in self._built.functions]
         if stage is None:
             return render(self._built.program, names)
         if stage != "lowered":
-            raise ValueError(f"a program has no stage {stage!r}: leave it out, or ask for 'lowered'")
+            raise ValueError(f"a program has no stage {stage!r}: omit it, or pass 'lowered'")
         if not on_atoll(self._built):
             raise ProgramError(_NO_CLUSTER)
         locations = {d.id: DeviceLocation(d.slice_index, d.host, d.id) for d in devices(self._built)}
         return render_lowered(self._built.program, locations, names)
 
     def compile(self) -> Compiled:
-        """Waits until all functions are compiled, and registers the program with the cluster. Raises ProgramError."""
+        """Wait until all functions are compiled, and register the program with the cluster. Raise ProgramError."""
         if not on_atoll(self._built):
             raise ProgramError(_NO_CLUSTER)
         return Compiled(self._built, self.in_tree, self.out_tree, self._donated)
 
 
 class Compiled(_Stage):
-    """A program that can be called, with arguments of the types that it was made for."""
+    """A compiled program, which can be called with arguments of the types for which it was traced."""
 
     def __init__(self, built: Built, in_tree: Any, out_tree: Any, donated: frozenset[int]) -> None:
         super().__init__(built, in_tree, out_tree, donated)
@@ -95,27 +95,27 @@ class Compiled(_Stage):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not internals.trace_state_clean():
-            raise ProgramError("a compiled program cannot be transformed: call the atoll.program itself there")
+            raise ProgramError("a compiled program cannot be transformed: transform the atoll.program itself")
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
-            raise ProgramError(f"this program was compiled for arguments {self.in_tree}, and called with {tree}")
+            raise ProgramError(f"this program was compiled for arguments {self.in_tree}, but called with {tree}")
         for leaf, value in zip(leaves, self._built.given, strict=True):
             aval = internals.abstractify(leaf)
             if (aval.shape, aval.dtype) != (value.aval.shape, value.aval.dtype):
                 raise ProgramError(
-                    f"this program was compiled for {value.aval} as {value.line}, and called with {aval}"
+                    f"this program was compiled for {value.aval} as {value.line}, but called with {aval}"
                 )
         leaves = [_with_sharding(leaf, value) for leaf, value in zip(leaves, self._built.given, strict=True)]
         made: Sequence[Any] = self._launch.call(leaves) if self._launch is not None else ()
         return self.out_tree.unflatten(self._built.returned(made, leaves))
 
     def as_text(self) -> str:
-        """XLA's text of each function that the program calls."""
+        """Return XLA's text of each function that the program calls."""
         return "\n\n".join(function.compiled().as_text() for function in self._built.functions)
 
     @property
     def input_shardings(self) -> Any:
-        """A tree of (args, kwargs); None for arguments that are not used."""
+        """The shardings as a tree of (args, kwargs), with None for unused arguments."""
         shardings = [value.sharding if value.has_sharding else None for value in self._built.given]
         return self.in_tree.unflatten(shardings)
 
@@ -125,7 +125,7 @@ class Compiled(_Stage):
 
 
 def _with_sharding(leaf: Any, value: Value) -> Any:
-    """The leaf with the sharding that the program takes."""
+    """Return the leaf with the sharding that the program takes."""
     sharding = getattr(leaf, "sharding", None)
     if value.host or not value.has_sharding:
         return leaf

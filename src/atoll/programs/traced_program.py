@@ -1,7 +1,7 @@
-"""`atoll.program`: a traced function is one program, and one call of it one message and one launch.
+"""`atoll.program`: turns a function into one program. A call of the program is one message and one launch.
 
-Section 3 and figure 2 of the paper. What JAX's jit compares to find a compiled function, a program compares to find its
-launch: the arguments' structure, their types and shardings, the static arguments, and JAX's settings.
+See section 3 and figure 2 of the paper. A program caches its launches by the same key by which `jax.jit` caches
+compiled functions: the arguments' structure, their types and shardings, the static arguments, and JAX's settings.
 """
 
 from __future__ import annotations
@@ -40,48 +40,50 @@ def program(fun: None = None, **options: Any) -> Callable[[Callable[..., Any]], 
 
 
 def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Makes a function over compiled functions into one program. For example::
+    """Turn a function over compiled functions into one program. For example::
 
         @atoll.program
         def step(params, batch):
-            return update(params, gradients(params, batch))   # each a jitted function, on devices of its own
+            return update(params, gradients(params, batch))   # jitted functions on different devices
 
-    The first call with arguments of some type traces the function: computations become nodes, and transfers are added
-    where an array is needed on other devices. Further calls send one message, whatever the number of nodes.
+    The first call with arguments of given types traces the function: computations become nodes, and transfers are added
+    when an array is needed on other devices. Later calls send one message, for any number of nodes.
 
     Args:
-      fun: a function of arrays, or of trees of arrays. It may call functions of jit, pmap and shard_map on any devices,
-        their derivatives, other programs, `jax.device_put`, and JAX's ordinary operations. It is run by Python once.
-      static_argnums, static_argnames: arguments that are no arrays, as in `jax.jit`.
-      donate_argnums, donate_argnames: arguments that the program may consume, as in `jax.jit`.
+      fun: A function of arrays, or of pytrees of arrays. It may call functions of jit, pmap and shard_map on any
+        devices, their derivatives, other programs, `jax.device_put`, and JAX's ordinary operations. Python runs it
+        once.
+      static_argnums, static_argnames: Arguments that are not arrays, as in `jax.jit`.
+      donate_argnums, donate_argnames: Arguments that the program may consume, as in `jax.jit`.
 
-    As in jit, `jax.set_mesh` stands outside of the function. jax.debug.print and io_callback cannot be used in it.
+    As with jit, call `jax.set_mesh` outside the function. The function cannot use jax.debug.print and io_callback.
 
-    Its derivatives (jax.grad, vjp, jvp) and batches (jax.vmap) are programs, too: a gradient is two launches, of a
-    program that goes forward and of one that goes back. In what JAX traces into one computation (jit, scan), in another
-    program, and on backends other than Atoll, the function is simply called.
+    Derivatives (jax.grad, vjp, jvp) and batches (jax.vmap) of a program are also programs. A gradient takes two
+    launches: of a forward program and of a backward program. Inside functions that JAX traces into one computation
+    (jit, scan), inside other programs, and on backends other than Atoll, the call runs the function itself.
 
     Raises:
-      atoll.ProgramError: the function cannot be made into a program.
-      jax.errors.ConcretizationTypeError and its kin: Python needs a value that only the cluster will compute.
+      atoll.ProgramError: The function cannot be turned into a program.
+      jax.errors.ConcretizationTypeError and related errors: Python needs a value that only the cluster will compute.
     """
     return functools.partial(Program, **options) if fun is None else Program(fun, **options)
 
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """What the cache has for one kind of arguments. Without a `launch` the function is simply called."""
+    """The cache entry for arguments of given types. Without a `launch`, calls run the function itself."""
 
     built: Built | None
     out_tree: Any
     launch: ProgramLaunch | None
     plain: bool
-    # Host losses of the cluster before it was traced. Later ones may have taken its constants, so it is traced again.
+    # The cluster's count of host losses before tracing. A later loss may include constants, so the function is then
+    # traced again.
     losses: int
 
 
 class Program:
-    """A function made by `program`. Threads may share it."""
+    """A program, created by `program`. Thread-safe."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Program:
         donate_argnames: str | Iterable[str] | None = None,
     ) -> None:
         if not callable(fun):
-            raise ProgramError(f"a program is made of a function, not of {fun!r}")
+            raise ProgramError(f"a program needs a function, got {fun!r}")
         functools.update_wrapper(self, fun)
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
@@ -111,7 +113,7 @@ class Program:
         return f"<atoll.program {self._name}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
-        return self  # as Python's functions
+        return self  # like Python's functions
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -142,7 +144,7 @@ class Program:
         return traced.out_tree.unflatten(results)
 
     def _transformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call under a transformation of JAX's, which has rules for the program as a whole."""
+        """Call the program under a transformation, for which JAX has rules about the program as a whole."""
         dynamic, statics = self._split(args, kwargs)
         leaves, tree = jax.tree.flatten(dynamic)
         key = (tree, tuple([internals.abstractify(leaf) for leaf in leaves]), statics, internals.trace_context())
@@ -166,8 +168,9 @@ class Program:
     def _flattened(
         self, leaves: Sequence[Any], tree: Any, statics: Any, placed: Sequence[Any] | None = None
     ) -> tuple[FlatProgram, Any]:
-        """The program of flat arguments and results, and the tree of its results. Where the function asks for places,
-        it is traced with the arrays of `placed`.
+        """Return the program of flat arguments and results, and the tree of its results.
+
+        If the function needs the shardings of its arguments, it is traced with the arrays of `placed`.
         """
         out_trees: list[Any] = []
 
@@ -188,14 +191,14 @@ class Program:
         return made, out_tree
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces for these arguments, or for a `jax.ShapeDtypeStruct` in the place of each."""
+        """Trace the program for these arguments, each an array or a `jax.ShapeDtypeStruct`."""
         dynamic, statics = self._split(args, kwargs)
         leaves, tree = jax.tree.flatten(dynamic)
         built, out_tree = self._build(leaves, tree, statics)
         return Lowered(built, tree, out_tree, self._donated_leaves(tree))
 
     def clear_cache(self) -> None:
-        """Drops everything that was traced, so that the cluster can free it."""
+        """Drop all traced programs, so that the cluster can free them."""
         self._cache.clear()
         self._flat.clear()
 
@@ -230,7 +233,7 @@ class Program:
             return build(recording, self._donated_leaves(tree)), out_trees[0]
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Without the static arguments, and these."""
+        """Return the arguments without the static arguments, and the static arguments."""
         numbers = [i % len(args) for i in self._static_numbers if -len(args) <= i < len(args)]
         statics = [(i, type(args[i]), args[i]) for i in numbers]
         named = [(name, type(kwargs[name]), kwargs[name]) for name in self._static_names if name in kwargs]
@@ -254,7 +257,7 @@ class Program:
         return args, kwargs
 
     def _argument_name(self, path: Sequence[Any], statics: Any) -> str:
-        """The argument as the user knows it: `x['weights']`, or `args[3]` where the parameter has no name."""
+        """Return the argument's name for errors: `x['weights']`, or `args[3]` if the parameter has no name."""
         kind, which, *rest = path
         if kind.idx == 1:
             name = which.key
@@ -281,14 +284,14 @@ class Program:
 
 
 def _kind(leaf: Any) -> Any:
-    """What a trace depends on in an argument: a part of the cache's key."""
+    """Return the properties of an argument on which a trace depends, as a part of the cache key."""
     kind = type(leaf)
     if kind is internals.Array:
         return leaf.aval, leaf.sharding, leaf._committed
     if isinstance(leaf, np.ndarray):
         return leaf.dtype, leaf.shape
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise ProgramError(f"a program is called with arrays, not with {leaf}; lower() takes types")
+        raise ProgramError(f"a program must be called with arrays, not with {leaf}; only lower() takes types")
     if hasattr(leaf, "sharding"):
         return leaf.aval, leaf.sharding, internals.is_committed(leaf)
     return kind
@@ -299,7 +302,7 @@ def _argument(leaf: Any, name: str) -> Value:
         aval = internals.abstractify(leaf)
     except TypeError as error:
         raise ProgramError(
-            f"{name} of a program is no array but {type(leaf)}; make it static (static_argnums, static_argnames)"
+            f"{name} of a program is not an array but {type(leaf)}: make it static (static_argnums, static_argnames)"
         ) from error
     sharding = getattr(leaf, "sharding", None)
     committed = sharding is not None and internals.is_committed(leaf)
@@ -312,11 +315,11 @@ def _returned(each: Any, name: str) -> Any:
     try:
         return jax.numpy.asarray(each)
     except TypeError as error:
-        raise ProgramError(f"program {name!r} returns {type(each)}, which is no array") from error
+        raise ProgramError(f"program {name!r} returns {type(each)}, which is not an array") from error
 
 
 def _parameters(fun: Callable[..., Any]) -> list[str]:
-    """The names of the positional parameters."""
+    """Return the names of the positional parameters."""
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
@@ -325,7 +328,7 @@ def _parameters(fun: Callable[..., Any]) -> list[str]:
 
 
 def _check_names(fun: Callable[..., Any], names: Iterable[str]) -> None:
-    """Raises ValueError for an argument that the function does not take."""
+    """Raise ValueError for a name that is not a parameter of the function."""
     try:
         parameters = inspect.signature(fun).parameters
     except (TypeError, ValueError):
@@ -340,7 +343,7 @@ def _check_names(fun: Callable[..., Any], names: Iterable[str]) -> None:
 def _both(
     numbers: int | Sequence[int] | None, names: str | Iterable[str] | None, parameters: list[str]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Numbers and names of the same arguments, from either, as `jax.jit` infers them."""
+    """Infer the numbers of arguments from their names, and the names from the numbers, like `jax.jit`."""
     given = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
     named = () if names is None else (names,) if isinstance(names, str) else tuple(names)
     if numbers is None:

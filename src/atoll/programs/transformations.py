@@ -1,11 +1,11 @@
-"""Derivatives and batches of a program are programs.
+"""Derivatives and batches of a program, which are also programs.
 
-`jax.grad(step)(x)` is two launches, of a program that computes the result and what the derivative needs of it, and of
-one that goes back; `jax.vmap(step)(xs)` is one. JAX's rules for the program as a whole say so: each makes a function of
-the program's function by the same transformation, and a program of that. Inside of these, arrays may be on any devices,
-as in every program; between them they stay where they are.
+`jax.grad(step)(x)` takes two launches: of a program that computes the result and the residuals for the derivative, and
+of a backward program. `jax.vmap(step)(xs)` takes one. The program is one JAX primitive, and JAX's rules for it
+transform the program's function and make a program of the transformed function. Its arrays may be on any devices; the
+rules do not move them.
 
-Where all is traced into one computation (jit, scan, another program), the function is called there instead.
+When everything is traced into one computation (jit, scan, another program), the call runs the function instead.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ internals.leave_out_of_tracebacks(__file__)
 
 
 class NeedsPlaces(ProgramError):
-    """A function asks where its arrays are, while only their types are known. A program of it has no derivatives or
-    batches as a whole: its function is called there instead.
+    """A function needs the shardings of its arrays, but only their types are known.
+
+    Such a program cannot be transformed as a whole: its function is called under the transformation instead.
     """
 
 
 class FlatProgram:
-    """A function of flat arrays that returns a list of them, and its program; and those that JAX derives of it.
+    """A function from flat arrays to a list of arrays, its program, and its transformed programs.
 
-    `make(fun)` makes a program.
+    `make(fun)` creates a program.
     """
 
     def __init__(self, fun: Callable[..., list[Any]], make: Callable[[Callable[..., Any]], Any]) -> None:
@@ -43,18 +44,18 @@ class FlatProgram:
         self._types: dict[Hashable, tuple[Any, ...]] = {}
 
     def result_types(self, *avals: Any) -> tuple[Any, ...]:
-        """The types of the results, for arguments of these."""
+        """Return the types of the results for arguments of the types `avals`."""
         found = self._types.get(avals)
         if found is None:
             found = self._types[avals] = tuple(jax.make_jaxpr(self.fun)(*map(_described, avals)).out_avals)
         return found
 
     def set_result_types(self, avals: tuple[Any, ...], types: Sequence[Any]) -> None:
-        """These are the results' types; the function does not give them where its arrays are nowhere."""
+        """Set the results' types, which cannot be traced if the function needs the shardings of its arguments."""
         self._types[avals] = tuple(types)
 
     def linearized(self, varied: tuple[bool, ...]) -> Any:
-        """A program of the results, and of a function that maps changes of the `varied` arguments to theirs."""
+        """Return a program for the results, and for a linear function from changes of `varied` arguments to theirs."""
         found = self._linearized.get(varied)
         if found is None:
 
@@ -68,8 +69,9 @@ class FlatProgram:
         return found
 
     def changes(self, linear: Any, count: int, kept: tuple[bool, ...]) -> FlatProgram:
-        """The part of `linearized` that comes after: of what it has left, and of `count` changes; those results of it
-        that are `kept`.
+        """Return the program that applies a `linear` function of `linearized`.
+
+        Its arguments are the residuals of the function and `count` changes. It returns only the `kept` results.
         """
         tree = jax.tree.structure(linear)
 
@@ -81,8 +83,9 @@ class FlatProgram:
         return self._derive(("changes", tree, count, kept), change)
 
     def transposed(self, linear: tuple[bool, ...], types: tuple[Any, ...], given: tuple[bool, ...]) -> FlatProgram:
-        """Of the arguments that are not `linear`, and of cotangents for the results that are `given`; the cotangents of
-        those that are, which have these types.
+        """Return the transposed program: it computes the cotangents of the `linear` arguments, which have these types.
+
+        Its arguments are the other arguments, and the cotangents of the `given` results.
         """
 
         def transpose(*arguments: Any) -> list[Any]:
@@ -98,7 +101,10 @@ class FlatProgram:
         return self._derive(("transposed", linear, types, given), transpose)
 
     def batched(self, dims: tuple[Any, ...], size: Any, name: Any, spmd_name: Any) -> FlatProgram:
-        """Of arguments with a batch dimension at these positions, None where one has none; results have it first."""
+        """Return the batched program. `dims` has the position of each argument's batch dimension, or None.
+
+        The batch dimension of results is the first.
+        """
         names = {} if not isinstance(name, Hashable) or type(name) is object else {"axis_name": name}
         batch = jax.vmap(self.fun, in_axes=dims, out_axes=0, axis_size=size, spmd_axis_name=spmd_name, **names)
         return self._derive(("batched", dims, size, name, spmd_name), batch)
@@ -117,7 +123,7 @@ class FlatProgram:
 
 
 def bind(flat: FlatProgram, leaves: Sequence[Any]) -> list[Any]:
-    """Calls the program under the transformation that is current."""
+    """Call the program under the current transformation."""
     return list(program_p.bind(*leaves, flat=flat))
 
 
@@ -178,7 +184,7 @@ program_p = internals.make_primitive("program", _run, _result_types, _inline, _j
 
 
 def _split(values: Sequence[Any], which: Sequence[bool]) -> tuple[list[Any], list[Any]]:
-    """Those of `which`, and the others."""
+    """Return the values for which `which` is true, and the others."""
     pairs = list(zip(values, which, strict=True))
     return [value for value, chosen in pairs if chosen], [value for value, chosen in pairs if not chosen]
 

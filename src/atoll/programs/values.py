@@ -1,4 +1,4 @@
-"""The arrays of a program that is being traced: their types and shardings."""
+"""The arrays of a program during tracing: their types and shardings."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Replicated, Sharding, Tiled, Tiling
 
-ShardingLike = Any  # a jax.sharding.Sharding, or a function that donates one when XLA has chosen it
+ShardingLike = Any  # a jax.sharding.Sharding, or a function that waits until XLA has chosen one and returns it
 
 
 @dataclass(eq=False)
 class Value:
-    """An array. Those of the `host` (NumPy arrays, Python's numbers) have no sharding until something uses them.
+    """An array. A `host` value (a NumPy array or a Python number) has no sharding until something uses it.
 
-    Several values may be views of one array; they share `root`, which is the value in the program.
+    Several values may be views of one array. They share `root`, which is the value in the program.
     """
 
     aval: Any
     committed: bool
-    line: str  # the user's line that made it
+    line: str  # the user's line that created it
     sharding_like: ShardingLike = None
     view_of: Value | None = None
     host: bool = False
-    constant: Any = None  # its contents, where they are known already
-    shared: bool = False  # a constant of the program's own, which no launch may consume
+    constant: Any = None  # the contents, if they are known during tracing
+    shared: bool = False  # whether other uses or launches need the array, so that no node may consume it
     donated: str = ""  # the line that donated it
-    put: bool = False  # a copy that a device_put of the function has made
+    put: bool = False  # whether a device_put of the function has created it
     copies: dict[Sharding, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Value:
 
     @property
     def sharding(self) -> Any:
-        """Its sharding; waits for XLA where XLA chooses it."""
+        """The sharding. Waits for XLA if XLA chooses it."""
         root = self.root
         if callable(root.sharding_like):
             root.sharding_like = root.sharding_like()
@@ -59,7 +59,7 @@ class Value:
         return array_spec(self.aval, self.sharding)
 
     def is_sharded_as(self, sharding: Any) -> bool:
-        """Whether its shards are on the devices of `sharding` already, in the same order."""
+        """Return whether the shards are already those of `sharding`, on the same devices in the same order."""
         return array_spec(self.aval, sharding).sharding == self.spec.sharding
 
     def view(self) -> Value:
@@ -67,21 +67,19 @@ class Value:
         return Value(self.aval, True, self.line, view_of=self)
 
     def stand_in(self, *, shared: bool = True) -> Value:
-        """What stands for the array in a part of a control flow node. Nothing there may consume it if it is
-        shared.
-        """
+        """Return a placeholder for the array in a part of a control flow node, which may not consume it if `shared`."""
         sharding = self.root.sharding_like
         return Value(self.aval, self.committed, self.line, sharding, host=sharding is None, shared=shared)
 
     def donated_at(self) -> str:
-        """The line that donated it, or ""."""
+        """Return the line that donated the array, or ""."""
         return self.donated or self.root.donated
 
 
 def constant_value(value: Any, line: str) -> Value:
-    """A value for something that is no argument of the function."""
+    """Return the value of a constant, which is not an argument of the function."""
     if isinstance(value, np.ndarray):
-        value = value.copy()  # the function may change it later
+        value = value.copy()  # the function may change the array later
     array = hasattr(value, "sharding")
     return Value(
         internals.abstractify(value),
@@ -96,18 +94,18 @@ def constant_value(value: Any, line: str) -> Value:
 
 @lru_cache(maxsize=16384)
 def array_spec(aval: Any, sharding: Any) -> ArraySpec:
-    """The array's type in a program. Raises ProgramError for a type that programs do not have."""
+    """Return the array's type in a program. Raise ProgramError if programs do not support the type."""
     aval, sharding = internals.physical(aval, sharding)
     dtype = aval.dtype.name
     if dtype not in DTYPE_BITS:
-        raise ProgramError(f"a program has no arrays of {dtype}")
+        raise ProgramError(f"programs do not support arrays of dtype {dtype}")
     devices = internals.devices_of(sharding)
     if devices is None:
-        raise ProgramError(f"{sharding} names no devices, and a program must know them")
+        raise ProgramError(f"programs need a sharding with devices, got {sharding}")
     try:
         tiling = _tiling(sharding, aval.ndim, len(devices))
     except NotImplementedError as error:
-        raise ProgramError(f"{error}; give the array a NamedSharding first (jax.device_put)") from None
+        raise ProgramError(f"{error}; put the array onto a NamedSharding first (jax.device_put)") from None
     kind = sharding.memory_kind or ""
     return ArraySpec(dtype, tuple(aval.shape), Sharding(tuple(device.id for device in devices), tiling, kind))
 
