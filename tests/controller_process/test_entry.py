@@ -14,7 +14,7 @@ from atoll.controller_process.entry import CLEANED, clean
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
-from atoll.protocol.messages.agent_messages import MachineReport
+from atoll.protocol.messages.engine_messages import MachineReport
 from atoll.security.tokens import digest
 
 EVIL, SHOWN = "\x1b]0;owned\x07\x1b[2J\u202e", r"\x1b]0;owned\x07\x1b[2J\u202e"

@@ -17,7 +17,7 @@ from atoll.ir import plan as p
 from atoll.ir.program import Call, Program
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
-from atoll.protocol.messages.agent_messages import FromAgent, OfController, ToAgent
+from atoll.protocol.messages.engine_messages import FromAgent, OfController, ToAgent
 from atoll.protocol.messages.standby_messages import ToStandby
 
 UNIONS = {

@@ -120,7 +120,7 @@ class AgentHandler(Protocol):
         """
 
     def agent_said(self, agent: int, content: bytes) -> None:
-        """A message of the agent at this connection (of `protocol.messages.agent_messages`)."""
+        """A message of the agent at this connection (of `protocol.messages.engine_messages`)."""
 
     def agent_lost(self, agent: int, reason: str) -> None:
         """Its connection has ended. It may come back on another."""

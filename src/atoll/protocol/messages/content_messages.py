@@ -1,4 +1,4 @@
-"""What messages carry as bytes: only who uses it decodes it."""
+"""Structures that messages carry as encoded bytes, so that only the processes that use them decode them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
 
     dtype: str
     shape: tuple[int, ...]
-    op_sharding: bytes | None  # serialized xla.OpSharding; None where the program is not partitioned
+    op_sharding: bytes | None  # serialized xla.OpSharding; None if the program is not partitioned
     memory_kind: str
-    layout: bytes  # in XLA's text form, such as {1,0}; empty where XLA has none
+    layout: bytes  # in XLA's text form, such as {1,0}; empty if XLA has none
 
 
 class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's report about a compiled function. The proxy reads it, and the controller a part of it."""
+    """A worker's report about a compiled function, for the proxy. The controller reads it as `FunctionOutputs`."""
 
     name: str
     fingerprint: bytes
     parameter_shardings: tuple[bytes, ...] | None
-    parameter_layouts: tuple[bytes, ...]  # in XLA's text form; none where XLA gives none
+    parameter_layouts: tuple[bytes, ...]  # in XLA's text form; empty if XLA has none
     outputs: tuple[OutputInfo, ...]
     donated: tuple[int, ...]
     memory_stats: dict[str, int]
@@ -30,14 +30,14 @@ class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutputType(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The beginning of an `OutputInfo`."""
+    """The first fields of an `OutputInfo`."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class FunctionOutputs(msgspec.Struct, frozen=True, array_like=True):
-    """The part of an encoded `FunctionInfo` that the controller reads. Its fields stand at the same positions."""
+    """The part of an encoded `FunctionInfo` that the controller reads, with fields at the same positions."""
 
     name: msgspec.Raw
     fingerprint: msgspec.Raw
@@ -49,9 +49,9 @@ class FunctionOutputs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoryHolder(msgspec.Struct, frozen=True, array_like=True):
-    """Buffers on one device that one program made for one stack of the client; sizes in bytes."""
+    """The buffers on one device that one program created for one Python stack of the client. Sizes are in bytes."""
 
-    traceback_id: int  # the client's number for the stack; 0: not its own, or not known
+    traceback_id: int  # the client's number for the stack; 0 if another client's or unknown
     producer: str
     ready: int
     ready_bytes: int
@@ -60,30 +60,30 @@ class MemoryHolder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, array_like=True):
-    """Who holds a device's memory, the largest first."""
+    """The holders of a device's memory, largest first."""
 
     device: str
     holders: tuple[MemoryHolder, ...]
 
 
-# The payload of a RESOURCE_EXHAUSTED status in which a `MemoryReport` travels to the proxy.
+# Key of the `MemoryReport` in the payloads of a RESOURCE_EXHAUSTED status.
 MEMORY_REPORT = "atoll.memory_report"
 
 
 class HostChannels(msgspec.Struct, frozen=True, array_like=True):
-    """Where a program on a TPU sends what a callback takes, and receives what it returns, in the order of these."""
+    """XLA's host channels of a callback in a TPU program, one per argument and one per result, in order."""
 
     sends: tuple[int, ...]
     receives: tuple[int, ...]
 
 
 class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
-    """What a proxy sends for compilation: the program's bytes and XLA's serialized CompileOptions.
+    """A function to compile: the program's bytes and XLA's serialized CompileOptions.
 
-    `callbacks` are the client's numbers for the Python that the program calls: such a function is only for `session`.
-    The last of them are called while it is compiled; `keys` says what stands for each of these in the program.
-    Programs for TPUs have `channels` for each of the others. With `is_python`, the program is an encoded
-    `PythonProgram`, and what stands for the options only makes it one of a kind.
+    `callbacks` are the client's numbers of the Python functions that the program calls; with callbacks, only `session`
+    can use the function. XLA calls the last of them during compilation, and `keys` has their keys in the program. For
+    TPUs, `channels` has the channels of the others. With `is_python`, the program is an encoded `PythonProgram`, and
+    `options` only makes it unique.
     """
 
     program: bytes

@@ -1,4 +1,4 @@
-"""What opens a connection to the controller, and how devices are described."""
+"""The base class of control messages, the messages that open a connection, and ranges of numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from atoll.cluster.virtual_devices import DeviceInfo as DeviceInfo
 from atoll.cluster.virtual_devices import VirtualDevice as VirtualDevice
 from atoll.errors import Status
 
-# Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
+# Version of the protocol. Increase it if the meaning of a message changes; processes with different versions refuse to
+# work together.
 PROTOCOL = 27
 
-# Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
+# The controller numbers feeds between hosts from here on. Proxies use smaller numbers.
 INTERNAL_FEEDS = 1 << 48
-# Handles from here up to twice `INTERNAL_HANDLES` are the controller's: first the values that loops carry, then copies
-# of arrays that move. Clients have all others.
+# The controller uses handles from here up to twice `INTERNAL_HANDLES`: first for values that loops carry, then for
+# copies of arrays that are migrated. Clients use all other handles.
 FIRST_INTERNAL_HANDLE = 1 << 60
 INTERNAL_HANDLES = 1 << 61
 
@@ -22,7 +23,7 @@ DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The base of all control messages."""
+    """The base class of all control messages."""
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -33,15 +34,15 @@ class Hello(Message, frozen=True, tag=1):
     token: str
     pid: int
     version: str
-    # What a person would recognise the peer by: the user's script for a proxy.
+    # Name of the peer for users; for a proxy, the user's script.
     label: str = ""
-    host: int = -1  # a worker's
-    incarnation: int = 0  # of a worker's island: rises with each start
-    platform: str = ""  # whose devices a proxy's session is to have; "": those of the first island
-    resumes: bool = False  # it can go on with the connection on another socket: see `wire.resumption`
+    host: int = -1  # of a worker
+    incarnation: int = 0  # of a worker's island; increases with each start
+    platform: str = ""  # of the devices for a proxy's session; "": the platform of the first island
+    resumes: bool = False  # whether the peer can resume the connection on another socket: see `wire.resumption`
 
 
 class Refused(Message, frozen=True, tag=2):
-    """The answer to a Hello that is not let in; the connection then closes."""
+    """Refuse a Hello. The connection then closes."""
 
     status: Status

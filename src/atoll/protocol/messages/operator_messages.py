@@ -1,4 +1,4 @@
-"""Between controller and the commands of those who run a cluster."""
+"""Messages between the controller and operators' commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class StatusRequest(Message, frozen=True, tag=80):
 
 
 class StopRequest(Message, frozen=True, tag=81):
-    """End the cluster; and with `all_sessions`, those, too, which are suspended on disk and would go on in the next."""
+    """End the cluster. With `all_sessions`, also end the sessions on disk that the next cluster could resume."""
 
     all_sessions: bool = False
 
 
 class StatusReply(Message, frozen=True, tag=82):
-    """The answer to StatusRequest: JSON."""
+    """Answer StatusRequest with JSON."""
 
     content: bytes
 
@@ -31,46 +31,45 @@ class DumpRequest(Message, frozen=True, tag=84):
 
 
 class DumpReply(Message, frozen=True, tag=85):
-    """The answer to DumpRequest: the controller's event log, a line of JSON each."""
+    """Answer DumpRequest with the controller's event log, as one JSON object per line."""
 
     content: bytes
 
 
 class RecordRequest(Message, frozen=True, tag=145):
-    """Have proxies record what their clients ask, until a TraceRequest fetches it, or for so many seconds.
+    """Let proxies record their clients' calls for `seconds`, or until a TraceRequest fetches them.
 
-    With 0 for as long as a recording may take.
+    0 stands for the longest possible recording.
     """
 
     seconds: float = 0.0
 
 
 class RecordReply(Message, frozen=True, tag=146):
-    """The answer to RecordRequest: the number of the recording, and the trace's position when it began."""
+    """Answer RecordRequest with the number of the recording and the position in the trace at which it began."""
 
     recording: int
     position: int
 
 
 class TraceRequest(Message, frozen=True, tag=86):
-    """For what ran: all that is kept, or with an `after` what was recorded since a reply with that `position`.
+    """Request spans: all that are stored, or with `after`, those recorded since a reply with that `position`.
 
-    One reply has some hundred spans at most, the oldest; the next request is for those after the reply's `position`.
-    With `most`, so many spans at most, the newest, as they were reported, from dispatch to end, without what they
-    waited for. With `recording`, also what proxies have recorded, which ends that recording.
+    A reply has at most some hundred spans, the oldest ones; use its `position` as `after` of the next request. With
+    `most`, the reply has only the newest spans, at most that number, as reported, from dispatch to end and without
+    waits. With `recording`, it also has the calls that proxies recorded, and the recording ends.
     """
 
-    since: int = 0  # spans that ended before, in nanoseconds of the controller's clock, are left out
+    since: int = 0  # excludes spans that ended earlier, in nanoseconds of the controller's clock
     after: int = -1
     most: int = 0
     recording: int = 0
 
 
 class TraceReply(Message, frozen=True, tag=87):
-    """The answer to TraceRequest: msgpack of a `protocol.spans.TraceRecord`.
+    """Answer TraceRequest with msgpack of a `protocol.spans.TraceRecord`.
 
-    There is more if `position`, which is after what is in the reply, is less than `end`, which is after all that was
-    recorded.
+    `position` is after the last span of the reply, and `end` is after the last recorded span.
     """
 
     content: bytes
@@ -79,20 +78,20 @@ class TraceReply(Message, frozen=True, tag=87):
 
 
 class UsageRequest(Message, frozen=True, tag=143):
-    """What was used in the last `seconds`, 0 for ever, summed up `by` that."""
+    """Request the usage of the last `seconds`, or of all time if 0, aggregated by `by`."""
 
     by: By = By.TENANT
     seconds: float = 0.0
 
 
 class UsageReply(Message, frozen=True, tag=144):
-    """The reply to UsageRequest: JSON (see `cluster.usage.usage_store`), or "" if the cluster keeps no usage."""
+    """Answer UsageRequest with JSON (see `cluster.usage.usage_store`), or "" if the cluster does not store usage."""
 
     content: bytes
 
 
 class RemapRequest(Message, frozen=True, tag=97):
-    """Move a slice to an island; to these devices of it, by their numbers in the report, or to any."""
+    """Migrate a slice to an island, to `devices` with these numbers in the report, or to any devices."""
 
     session: int
     slice: int
@@ -101,16 +100,16 @@ class RemapRequest(Message, frozen=True, tag=97):
 
 
 class SuspendRequest(Message, frozen=True, tag=165):
-    """Suspend a session until it is resumed: its arrays in host memory or on disk, its devices for others."""
+    """Suspend a session until it is resumed: store its arrays in host memory or on disk, and free its devices."""
 
     session: int
     to_disk: bool = False
 
 
 class ResumeRequest(Message, frozen=True, tag=166):
-    """Have a suspended session go on: where it was, or on these islands, one for each that it was on.
+    """Resume a suspended session on its original islands, or on `islands`, one per original island.
 
-    It waits so many seconds for room there, 0: not at all.
+    Wait at most `wait_seconds` for free devices and memory there.
     """
 
     session: int
@@ -119,9 +118,9 @@ class ResumeRequest(Message, frozen=True, tag=166):
 
 
 class AddIslandRequest(Message, frozen=True, tag=99):
-    """Start one more island: of that shape, else like the one of that number, else like the others.
+    """Add an island of shape `shape`, or like island `like`, or if neither is given, like the others.
 
-    It is given up where it is not up within `wait_seconds`; 0: as the cluster's settings say.
+    Give up if it does not start within `wait_seconds`, or the time in the cluster's settings if 0.
     """
 
     shape: IslandShape | None = None
@@ -130,10 +129,10 @@ class AddIslandRequest(Message, frozen=True, tag=99):
 
 
 class DrainRequest(Message, frozen=True, tag=100):
-    """Move all that is on the island to others, and end its workers.
+    """Migrate all slices on the island to others, and end its workers.
 
-    With `returns`, as the engine asks it where a machine leaves, it comes back once there are machines for it again;
-    with `has_spares`, these are there now.
+    The engine sets `returns` if a machine leaves: the island then starts again once machines are available for it. With
+    `has_spares`, they are available now.
     """
 
     island: int
@@ -142,7 +141,7 @@ class DrainRequest(Message, frozen=True, tag=100):
 
 
 class SetTenant(Message, frozen=True, tag=140):
-    """Change a tenant, or add one that `is_new`; None and "" leave as it is what they stand for.
+    """Change a tenant, or add it if `is_new`. Fields that are None or "" do not change.
 
     `limits` are quotas by their names in `cluster.tenant_settings.TenantSettings`. The token itself is never sent.
     """
@@ -157,46 +156,42 @@ class SetTenant(Message, frozen=True, tag=140):
 
 
 class RemoveTenant(Message, frozen=True, tag=141):
-    """It is a tenant no more, and its sessions end."""
+    """Remove a tenant and end its sessions."""
 
     name: str
 
 
 class EndSessionRequest(Message, frozen=True, tag=142):
-    """End a session: its client gets an error."""
+    """End a session with an error for its client."""
 
     session: int
 
 
 class CheckRequest(Message, frozen=True, tag=149):
-    """Compare what the controller keeps with itself, and with what hosts have."""
+    """Check whether the controller's state is consistent, and whether it agrees with the hosts."""
 
 
 class CheckReply(Message, frozen=True, tag=150):
-    """The answer to CheckRequest, about so many arrays and hosts: a sentence for each disagreement of the controller
-    with itself, and with its hosts.
-    """
+    """Answer CheckRequest, with one sentence per inconsistency."""
 
-    contradictions: tuple[str, ...]
-    differences: tuple[str, ...]
-    arrays: int
-    hosts: int
+    contradictions: tuple[str, ...]  # within the controller's state
+    differences: tuple[str, ...]  # between the controller and hosts
+    arrays: int  # number of checked arrays
+    hosts: int  # number of checked hosts
 
 
 class OperationReply(Message, frozen=True, tag=98):
-    """The answer to a request of an operator, when it is done or refused: a sentence."""
+    """Answer a request of an operator, after it is completed or refused, with a sentence."""
 
     status: Status
     text: str
 
 
 class StopReply(Message, frozen=True, tag=83):
-    """The answer to StopRequest, as the cluster ends: the sessions that stay, suspended on disk, by number and name,
-    and for how many seconds their scripts wait for the next cluster.
-    """
+    """Answer StopRequest when the cluster ends."""
 
-    persisted: tuple[tuple[int, str], ...] = ()
-    seconds: float = 0.0
+    persisted: tuple[tuple[int, str], ...] = ()  # (number, name) of sessions that stay suspended on disk
+    seconds: float = 0.0  # time for which the sessions' scripts wait for the next cluster
 
 
 FromOperator = (

@@ -1,4 +1,4 @@
-"""Between controller and proxies."""
+"""Messages between the controller and proxies."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from atoll.ir.program import Program
 from atoll.protocol.messages.opening_messages import Message, Refused, VirtualDevice
 from atoll.protocol.messages.worker_messages import Ping, Pong
 
-# Nodes of one message: about a millisecond's work for the controller.
+# Nodes per message. The controller needs about a millisecond for them.
 MAX_PART_NODES = 256
-# The same in bytes, unless one node has more.
+# Bytes of nodes per message, unless it has a single node.
 MAX_PART_BYTES = 256 * 1024
-# Arrays that a proxy reports; with more, it reports none.
+# Arrays that a proxy reports. If it has more, it reports none.
 MOST_HANDLES_REPORTED = 1 << 17
-# Handles in one list of a message: about ten milliseconds' work for the controller.
+# Handles per list in a message. The controller needs about ten milliseconds for them.
 MAX_HANDLES = 1 << 15
-# Handles that a `Launch` releases. A proxy sends more in a `Release`, which the controller divides.
+# Handles that a `Launch` releases. A proxy sends more of them in a `Release`, which the controller divides.
 MAX_RELEASED = 1 << 10
-# What a proxy may send of its record.
+# Bytes of recorded calls per message.
 MOST_CALL_BYTES = 4 << 20
 
 # ---- proxy -> controller
 
 
 class RegisterFunction(Message, frozen=True, tag=40):
-    """Compile `content` (the hash of what was sent as `feed` to each host) for these virtual devices."""
+    """Compile the source with hash `content`, sent to each host as `feed`, for these virtual devices."""
 
     function: int
     content: str
     feed: int
-    # [replica][partition] of virtual device ids
+    # virtual device IDs as [replica][partition]
     assignment: tuple[tuple[int, ...], ...]
 
 
@@ -45,9 +45,9 @@ class RegisterProgram(Message, frozen=True, tag=42):
 
 
 class ProgramPart(Message, frozen=True, tag=175):
-    """The next nodes of a program that is too large for one message. `RegisterProgram` brings the last ones.
+    """Add the next nodes of a program that is too large for one message. `RegisterProgram` has the last nodes.
 
-    The first part also has the program's name, arguments and number of feeds; the last one has the results.
+    The first part also has the program's name, arguments and number of feeds. The last part has the results.
     """
 
     program: int
@@ -59,8 +59,10 @@ class ReleaseProgram(Message, frozen=True, tag=43):
 
 
 class RegisterSwitch(Message, frozen=True, tag=57):
-    """A launch of `program` takes a number and what the `branches` take, runs the one of these programs that the number
-    chooses, and gives what that gives. `index` is the program that reports the number.
+    """Define `program` to run one of the programs `branches`.
+
+    Its arguments are a number and the arguments of the branch, and its results are those of the branch. The program
+    `index` reports the number of the branch.
     """
 
     program: int
@@ -69,11 +71,12 @@ class RegisterSwitch(Message, frozen=True, tag=57):
 
 
 class RegisterLoop(Message, frozen=True, tag=58):
-    """A launch of `program` takes `constants` arrays that stay, and carried ones, and gives carried ones.
+    """Define `program` as a loop. Its arguments are `constants` constant arrays and the carried arrays.
 
-    It runs `first`, which reports whether to go on; for as long as that is so, what takes all arrays, gives the next
-    carried ones and reports the same: `begins` once, and then `following`, which may consume what is carried; and then
-    `last`, which takes the carried ones and gives the results.
+    The program `first` reports whether to continue. While that holds, the loop runs a program that takes all arrays,
+    returns the next carried arrays and reports whether to continue: `begins` in the first iteration and `following`,
+    which may consume the carried arrays, in later ones. Finally, `last` takes the carried arrays and returns the
+    results.
     """
 
     program: int
@@ -85,19 +88,19 @@ class RegisterLoop(Message, frozen=True, tag=58):
 
 
 class Launch(Message, frozen=True, tag=44):
-    """Run a program. Results are numbered by the sender, who may use them at once."""
+    """Run a program. The sender numbers the results and can use them at once."""
 
     program: int
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
     traceback_id: int = 0  # the client's number for the Python stack of its request
-    credits: int = 1  # that it takes of its session's window until it has ended
-    released: tuple[int, ...] = ()  # handles that the client needs no more, after this
+    credits: int = 1  # of the session's launch window, used until the launch has ended
+    released: tuple[int, ...] = ()  # handles to release after the launch
 
 
 class Release(Message, frozen=True, tag=45):
-    """The client needs these handles no more; with `delete`, nobody may use their memory either."""
+    """Release handles that the client no longer needs. With `delete`, free their memory even if others refer to it."""
 
     handles: tuple[int, ...]
     delete: bool = False
@@ -111,21 +114,22 @@ class Await(Message, frozen=True, tag=46):
 
 
 class Recompile(Message, frozen=True, tag=49):
-    """The program of `function` is sent again, as `feed`, to hosts that were restarted."""
+    """Compile `function` again on restarted hosts, to which the proxy sends the source as `feed`."""
 
     function: int
     feed: int
 
 
-# Feeds that a `FailureAcknowledged` names in each of its fields.
+# Limit for the feeds in each field of a `FailureAcknowledged`.
 MOST_FEEDS_NAMED = 1024
 
 
 class FailureAcknowledged(Message, frozen=True, tag=50):
-    """The answer to HostsFailed: bytes for these hosts wait from here on until the hosts have restarted.
+    """Answer HostsFailed. The proxy holds bytes for these hosts back until the hosts have restarted.
 
     `resent` are feeds of launches before this message that the proxy sends to the restarted hosts, as (host, feed). It
-    has sent some of them before. `unsent` are feeds whose bytes its client has yet to send. All other feeds are lost.
+    may have sent some of them before. `unsent` are feeds whose bytes the client has not sent yet. All other feeds are
+    lost.
     """
 
     hosts: tuple[int, ...]
@@ -134,14 +138,14 @@ class FailureAcknowledged(Message, frozen=True, tag=50):
 
 
 class MakeError(Message, frozen=True, tag=47):
-    """These handles stand for an error from now on."""
+    """Define handles that hold an error instead of an array."""
 
     handles: tuple[int, ...]
     status: Status
 
 
 class Query(Message, frozen=True, tag=48):
-    """A question for the worker that holds `device`; `function` is the session's number or -1."""
+    """Query the worker that has `device`. `function` is the session's number of a function, or -1."""
 
     query: int
     what: str
@@ -151,22 +155,22 @@ class Query(Message, frozen=True, tag=48):
 
 
 class AddSlice(Message, frozen=True, tag=90):
-    """Make a slice. Until the answer is here, nothing that names devices is sent: some of them may be put elsewhere."""
+    """Create a slice. The proxy sends no message that names devices until the answer, because devices may be moved."""
 
     request: int
     slice_request: SliceRequest
 
 
 class ReleaseSlice(Message, frozen=True, tag=91):
-    """Its devices are in no slice any more, and stay where they are."""
+    """Dissolve a slice. Its devices stay where they are."""
 
     slice: int
 
 
 class HandlesReported(Message, frozen=True, tag=104):
-    """The answer to ReportHandles: by handle, whether the array is one that failed before it was launched.
+    """Answer ReportHandles: by handle, whether the array failed before it was launched.
 
-    None: whoever is there keeps no account of them, or there are more than `MOST_HANDLES_REPORTED`.
+    `handles` is None if the client does not track them, or if there are more than `MOST_HANDLES_REPORTED`.
     """
 
     check: int
@@ -174,21 +178,21 @@ class HandlesReported(Message, frozen=True, tag=104):
 
 
 class Quiesced(Message, frozen=True, tag=96):
-    """The answer to `Quiesce`."""
+    """Answer `Quiesce`."""
 
     migration: int
 
 
 class LeavesIslands(Message, frozen=True, tag=74):
-    """The client leaves an island by itself when it is told that it is to (`HostsLeave`): nothing of it is migrated."""
+    """Declare that the client itself leaves an island that is drained (`HostsLeave`), so nothing is migrated."""
 
 
 class FailOnLoss(Message, frozen=True, tag=78):
-    """What the client sends to a failed island is to fail, and not to wait until the island is back."""
+    """Request that launches and transfers to a failed island fail instead of waiting for its restart."""
 
 
 class CallsRecorded(Message, frozen=True, tag=56):
-    """The answer to SendCalls, with its numbers; `clock` as in a Pong, `calls` as in `protocol.spans.SessionCalls`."""
+    """Answer SendCalls with its numbers. `clock` is as in `Pong`, `calls` as in `protocol.spans.SessionCalls`."""
 
     request: int
     seconds: float
@@ -200,20 +204,20 @@ class CallsRecorded(Message, frozen=True, tag=56):
 
 
 class RecordCalls(Message, frozen=True, tag=68):
-    """Record what the client asks, for so many seconds from now; with 0, no more."""
+    """Record the client's calls for `seconds` from now on. With 0, stop recording."""
 
     seconds: float
 
 
 class SendCalls(Message, frozen=True, tag=69):
-    """Answer with what was recorded so far. `seconds` is the controller's time."""
+    """Request the calls recorded so far. `seconds` is the controller's time."""
 
     request: int
     seconds: float
 
 
 class SliceAdded(Message, frozen=True, tag=92):
-    """A slice, or why there is none. `hosts` are (device, host) of the virtual devices in it."""
+    """Answer AddSlice with a slice or an error. `hosts` are (device, host) for the slice's virtual devices."""
 
     request: int
     status: Status
@@ -224,7 +228,7 @@ class SliceAdded(Message, frozen=True, tag=92):
 
 
 class Welcome(Message, frozen=True, tag=60):
-    """A session is open. `hosts` are (host, data address); `secret` opens their data ports."""
+    """Open a session. `hosts` are (host, data address); `secret` opens their data ports."""
 
     session: int
     secret: str
@@ -233,7 +237,7 @@ class Welcome(Message, frozen=True, tag=60):
     platform: str
     platform_version: str
     launch_window: int
-    lease: float = LEASE_SECONDS  # for hosts to be silent
+    lease: float = LEASE_SECONDS  # silence of a host after which it is considered failed
 
 
 class FunctionReady(Message, frozen=True, tag=61):
@@ -248,7 +252,7 @@ class Awaited(Message, frozen=True, tag=62):
 
 
 class CreditReturned(Message, frozen=True, tag=63):
-    """Credits of this session's window that have returned since the last such message; a plain launch takes one."""
+    """Return credits of the session's launch window. A plain launch uses one."""
 
     launches: int
 
@@ -260,59 +264,59 @@ class QueryReply(Message, frozen=True, tag=64):
 
 
 class Closing(Message, frozen=True, tag=65):
-    """The session is over; the client did not ask for this."""
+    """End the session without a request of the client."""
 
     status: Status
 
 
 class Late(Message, frozen=True, tag=119):
-    """Something that the session waits for has not ended after its deadline; nothing else follows from that."""
+    """Warn that an operation for which the session waits has exceeded its deadline. It continues."""
 
     text: str
 
 
 class ReportHandles(Message, frozen=True, tag=105):
-    """Say which arrays your client has, after all that you have said before."""
+    """Report the client's arrays, after all messages that were sent before."""
 
     check: int
 
 
 class HostsFailed(Message, frozen=True, tag=67):
-    """Hosts whose workers are lost, and will be started anew. What was sent to them is lost."""
+    """Report that the workers of these hosts are lost and will be restarted. All data sent to them is lost."""
 
     hosts: tuple[int, ...]
 
 
 class HostsLeave(Message, frozen=True, tag=77):
-    """Hosts whose island is being drained, to a client that leaves it by itself; or they stay after all."""
+    """Ask a client that leaves islands itself to leave these hosts, which are drained, or if `stay`, cancel that."""
 
     hosts: tuple[int, ...]
     stay: bool = False
 
 
 class HostsRestarted(Message, frozen=True, tag=66):
-    """Hosts whose workers were started anew: (host, data address). They hold nothing of this session."""
+    """Report hosts with restarted workers, as (host, data address). They have no data of this session."""
 
     hosts: tuple[tuple[int, str], ...]
 
 
 class Quiesce(Message, frozen=True, tag=93):
-    """Virtual devices are about to migrate: send nothing more that your client asks for until `Migrated`.
+    """Send no requests of the client until `Migrated`, because virtual devices are about to migrate.
 
-    Answer with `Quiesced`, once all that was sent before is on its way.
+    Answer with `Quiesced` when everything before is sent.
     """
 
     migration: int
 
 
 class SendSources(Message, frozen=True, tag=94):
-    """(function, hosts): the source is to be sent to these hosts, and `Recompile` said."""
+    """Send the sources of functions to hosts, as (function, hosts), followed by `Recompile`."""
 
     functions: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 class Migrated(Message, frozen=True, tag=95):
-    """The end of a migration: (device, host) for virtual devices that are elsewhere now; nothing where it failed."""
+    """End a migration, with (device, host) for virtual devices that have moved. It is empty if the migration failed."""
 
     migration: int
     hosts: tuple[tuple[int, int], ...]

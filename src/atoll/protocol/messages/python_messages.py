@@ -1,6 +1,6 @@
-"""Colocated Python: what a front end sends of it, and what a worker and its Python processes say to each other.
+"""Messages for colocated Python, from a front end to hosts, and between a worker and its Python processes.
 
-The pickles inside are opened, and the places of arrays that are stored are visited, by the session's own process alone.
+Only the session's own Python process loads the pickles and accesses the storage locations in these messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _LENGTH_BYTES = 4
 
 
 class ClientSettings(Message, frozen=True):
-    """The working directory, sys.path and JAX's configuration of the client's process.
+    """The working directory, sys.path and JAX configuration of the client's process.
 
-    What does not exist on a host is left out there.
+    A host ignores directories that it does not have.
     """
 
     directory: str = ""
@@ -30,13 +30,16 @@ class ClientSettings(Message, frozen=True):
 
 
 def with_settings(settings: ClientSettings, text: bytes) -> bytes:
-    """A program text that brings along the settings of the process that made it."""
+    """Return a program text that also contains the settings of the client's process."""
     head = msgspec.msgpack.encode(settings)
     return _MAGIC + len(head).to_bytes(_LENGTH_BYTES, "little") + head + text
 
 
 def split_settings(data: bytes) -> tuple[ClientSettings, bytes]:
-    """The settings and the text itself. A client without Atoll's plug-in brings none. Raises INVALID_ARGUMENT."""
+    """Return the settings, which are the default for clients without Atoll's plug-in, and the program text itself.
+
+    Raise INVALID_ARGUMENT if the settings cannot be decoded.
+    """
     if not data.startswith(_MAGIC):
         return ClientSettings(), data
     start = len(_MAGIC) + _LENGTH_BYTES
@@ -44,13 +47,13 @@ def split_settings(data: bytes) -> tuple[ClientSettings, bytes]:
     try:
         return msgspec.msgpack.decode(data[start:end], type=ClientSettings), data[end:]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise invalid(f"a Python function with settings that are none: {error}") from None
+        raise invalid(f"cannot decode the settings of a Python function: {error}") from None
 
 
 class PythonHosts(Message, frozen=True, tag=1):
-    """Opens a session's Python processes, one on each host of an island on which the session has devices.
+    """Start a session's Python processes, one per host of an island on which the session has devices.
 
-    `devices` are the client's ids, in the order of the assignment that comes along.
+    `devices` are the client's IDs, in the order of the assignment that accompanies this message.
     """
 
     devices: tuple[int, ...]
@@ -58,7 +61,7 @@ class PythonHosts(Message, frozen=True, tag=1):
 
 
 class PythonFunction(Message, frozen=True, tag=2):
-    """A function as JAX's colocated Python pickles it, with its specialization, and the settings that it came with."""
+    """A function with its specialization, as JAX's colocated Python pickles it, and the client's settings."""
 
     name: str
     text: bytes
@@ -68,7 +71,7 @@ class PythonFunction(Message, frozen=True, tag=2):
 class StoredArray(msgspec.Struct, frozen=True, array_like=True):
     """An array in storage: `name` at `location`, which is an absolute path or a URL.
 
-    `sharding` tells which device, by the client's id, has which part. What is written has its own dtype.
+    `sharding` has the client's device IDs. `dtype` is empty for arrays to write, which have their own dtype.
     """
 
     location: str
@@ -79,7 +82,7 @@ class StoredArray(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WriteArrays(Message, frozen=True, tag=3):
-    """A function that stores its arguments, each host its own shards, and gives nothing."""
+    """A function that stores its arguments, each host its own shards, and returns nothing."""
 
     name: str
     arrays: tuple[StoredArray, ...]
@@ -87,7 +90,7 @@ class WriteArrays(Message, frozen=True, tag=3):
 
 
 class ReadArrays(Message, frozen=True, tag=4):
-    """A function that gives arrays from storage, each host its own shards, and takes nothing."""
+    """A function without arguments that returns arrays from storage, each host its own shards."""
 
     name: str
     arrays: tuple[StoredArray, ...]
@@ -99,12 +102,12 @@ PythonProgram = PythonHosts | PythonSource
 
 
 class PythonOptions(msgspec.Struct, frozen=True):
-    """How a process is started. `descriptor` is its end of its link to the worker.
+    """The options of a Python process. `descriptor` is its end of the link to the worker.
 
-    `devices[i]` are the client's ids of the devices of the island's host i, in the order in which that host counts
-    them; `rank` is this host. With several hosts, their processes join one JAX program at the address
-    `coordinator_address`, and reach one another at the `hostname` of each. `sandbox` is what the process may see and
-    use, and `mechanisms` what this system has to hold it to that; None: not known yet.
+    `devices[i]` are the client's IDs of the devices of the island's host i, in that host's order, and `rank` is this
+    host. With several hosts, their processes join one JAX program at `coordinator_address`, and reach each other at
+    their `hostname`. `sandbox` states what the process may see and use. `mechanisms` are those of this system to
+    enforce it, or None if they are not known yet.
     """
 
     descriptor: int
@@ -121,7 +124,7 @@ class PythonOptions(msgspec.Struct, frozen=True):
 
 
 class Load(Message, frozen=True, tag=10):
-    """Loads a function under this name; `again` where an earlier process of the session had it and has ended."""
+    """Load a function under this name. With `recompile`, an earlier process of the session had it and has ended."""
 
     function: str
     source: PythonSource
@@ -129,7 +132,7 @@ class Load(Message, frozen=True, tag=10):
 
 
 class Argument(msgspec.Struct, frozen=True, array_like=True):
-    """The local shards of an argument, each a feed: in the order of the sharding's devices."""
+    """The local shards of an argument as feeds, in the order of the sharding's devices."""
 
     position: int
     dtype: str
@@ -138,27 +141,28 @@ class Argument(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Call(Message, frozen=True, tag=11):
-    """Calls a function, after the calls before it of the same stream, and once its arguments' feeds have arrived. Where
-    it `asks`, each comes when the process wants it.
+    """Call a function after earlier calls of the same stream, and once the feeds of its arguments have arrived.
+
+    If it `asks`, the process requests each feed with `Wanted` instead.
     """
 
     number: int
     function: str
     stream: int
     arguments: tuple[Argument, ...]
-    results: tuple[int, ...]  # the positions that have shards on this host
+    results: tuple[int, ...]  # positions of results that have shards on this host
     asks: bool = False
 
 
 class InputFailed(Message, frozen=True, tag=12):
-    """An argument of the call could not be made: it is not to run."""
+    """Cancel a call because one of its arguments failed."""
 
     number: int
     status: Status
 
 
 class Drop(Message, frozen=True, tag=13):
-    """The function will not be called any more; calls that were sent still run."""
+    """Drop a function. Calls that were sent before still run."""
 
     function: str
 
@@ -169,20 +173,23 @@ ToPython = Load | Call | InputFailed | Drop
 
 
 class PythonReady(Message, frozen=True, tag=20):
-    """The process is up, and has joined those of the island's other hosts. `isolated`: it has namespaces of its own."""
+    """Report that the process has started and joined those of the island's other hosts.
+
+    If `isolated`, it has its own namespaces.
+    """
 
     isolated: bool
 
 
 class Loaded(Message, frozen=True, tag=21):
-    """A function can be called, or the status says why not."""
+    """Answer Load: the function can be called, or `status` has the error."""
 
     function: str
     status: Status
 
 
 class Returned(Message, frozen=True, tag=22):
-    """A call has returned. `results` are the feeds of each result's local shards; or the status says what failed."""
+    """Answer Call. `results` are the feeds of each result's local shards, or `status` has the error."""
 
     number: int
     status: Status
@@ -190,7 +197,7 @@ class Returned(Message, frozen=True, tag=22):
 
 
 class Wanted(Message, frozen=True, tag=23):
-    """A call that asks for its arguments wants one of their feeds, once."""
+    """Request a feed of the arguments of a call that asks for them. Each feed can be requested once."""
 
     number: int
     feed: int

@@ -1,21 +1,21 @@
-"""Messages from a controller to its standby: one snapshot, then everything that the controller handles.
+"""Messages from a controller to its standby: one snapshot, then a log batch for each turn of the controller.
 
-    standby    -> controller   Hello, and about the connection: Acknowledge, of turns
-    controller -> standby      Refused, SnapshotChunk, LogBatchChunk, Heartbeat; Close where the cluster has ended
+    standby    -> controller   Hello; link message Acknowledge, which counts log batches
+    controller -> standby      Refused, SnapshotChunk, LogBatchChunk, Heartbeat; link message Close at the cluster's end
 
-Turns come in order, those before the last snapshot chunk included: all of them are after the snapshot.
+Log batches arrive in order. Those between snapshot chunks also belong after the snapshot.
 """
 
 from __future__ import annotations
 
 from atoll.protocol.messages.opening_messages import Message, Refused
 
-# How a standby introduces itself.
+# The role in a standby's Hello.
 STANDBY = "standby"
 
 
 class SnapshotChunk(Message, frozen=True, tag=170):
-    """A chunk of the snapshot with which the standby begins."""
+    """A chunk of the snapshot from which the standby starts."""
 
     content: bytes
     term: int
@@ -30,9 +30,9 @@ class LogBatchChunk(Message, frozen=True, tag=171):
 
 
 class Heartbeat(Message, frozen=True, tag=172):
-    """A sign of life, with what peers have acknowledged: connection, whole messages, messages in pieces.
+    """A heartbeat, with the messages that peers have acknowledged: (connection, whole messages, messages in pieces).
 
-    Once it `is_relied_on` the controller is not started again where it ends: the standby is to take over.
+    If the standby `is_relied_on`, the engine does not restart a controller that ends, so the standby must take over.
     """
 
     acknowledged: tuple[tuple[int, int, int], ...]

@@ -1,4 +1,4 @@
-"""Between controller and workers."""
+"""Messages between the controller and workers, and within a group of hosts (`worker.host_group`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.errors import Status
 from atoll.ir.plan import Plan
 from atoll.protocol.messages.opening_messages import DeviceInfo, Message, Refused
-from atoll.protocol.messages.relay_messages import Forward, JoinGroup
-from atoll.protocol.messages.spill_messages import DropSpilled, SendSpilled, SendSpilledFailed, SpillReply, SpillRequest
 
 # ---- worker -> controller
 
 
 class WorkerReady(Message, frozen=True, tag=10):
-    """A worker's devices, where its data port listens, and how many runs may be in flight on it."""
+    """Announce a worker with its devices, the address of its data port and the number of runs that it can hold."""
 
     island: int
     host: int
@@ -25,13 +23,13 @@ class WorkerReady(Message, frozen=True, tag=10):
     platform_version: str
     data_address: str
     max_in_flight: int
-    sandbox: Mechanisms | None = None  # for users' Python on this machine; None: not known
+    sandbox: Mechanisms | None = None  # for users' Python on this machine; None if unknown
 
 
 class Compiled(Message, frozen=True, tag=11):
-    """A function can run here, or the status says why not.
+    """Answer Compile: the function can run here, or `status` has the error.
 
-    `info` is an encoded `FunctionInfo`, of which the controller reads `FunctionOutputs`; empty for a Python function.
+    `info` is an encoded `FunctionInfo`, or empty for a Python function. The controller reads it as `FunctionOutputs`.
     """
 
     function: str
@@ -39,34 +37,34 @@ class Compiled(Message, frozen=True, tag=11):
     info: bytes
     seconds: float
     cached: bool
-    scratch_bytes: int = 0  # that it needs on each of its devices while it runs
-    calls_client: bool = False  # while it runs
-    name: str = ""  # by which people know it
-    crashed: bool = False  # the compiler process ended by a signal or at a limit, which the status names
+    scratch_bytes: int = 0  # needed on each device while the function runs
+    calls_client: bool = False  # whether it calls the client's Python while it runs
+    name: str = ""  # for users
+    crashed: bool = False  # a signal or a limit, which `status` names, ended the compiler process
 
 
 class Done(Message, frozen=True, tag=12):
-    """Dispatch units that have ended: (sequence number, start, end), times in nanoseconds of the host's clock."""
+    """Report ended dispatch units: (sequence number, start, end), with times in nanoseconds of the host's clock."""
 
     runs: tuple[tuple[int, int, int], ...]
 
 
 class Failed(Message, frozen=True, tag=13):
-    """A dispatch unit failed; the results of its run hold the status from now on."""
+    """Report that a dispatch unit failed. The results of its run hold the status from now on."""
 
     sequence: int
     status: Status
 
 
 class FeedsArrived(Message, frozen=True, tag=14):
-    """Feeds of a client that are now complete at this worker's data port."""
+    """Report feeds of a client that are complete at this worker's data port."""
 
     session: int
     feeds: tuple[int, ...]
 
 
 class WorkerAnswer(Message, frozen=True, tag=15):
-    """The answer to a Query."""
+    """Answer WorkerQuery."""
 
     session: int
     query: int
@@ -75,15 +73,15 @@ class WorkerAnswer(Message, frozen=True, tag=15):
 
 
 class Enqueued(Message, frozen=True, tag=16):
-    """A dispatch unit that was to be acknowledged has been enqueued on the devices."""
+    """Report that a dispatch unit of a `Run` with `acknowledge` has been enqueued on the devices."""
 
     sequence: int
 
 
 class Pong(Message, frozen=True, tag=17):
-    """The answer to a Ping: its `seconds`, and what the sender's monotonic clock says, in nanoseconds; -1: nothing.
+    """Answer Ping with its `seconds`, and the sender's monotonic clock in nanoseconds (-1: not reported).
 
-    `running`: gangs that keep the devices of the sending host busy.
+    `running` are the gangs that keep the devices of the sending host busy.
     """
 
     seconds: float = 0.0
@@ -92,7 +90,7 @@ class Pong(Message, frozen=True, tag=17):
 
 
 class FeedsLost(Message, frozen=True, tag=19):
-    """Feeds that this host sent to `host` may not have arrived there, since the connection between the two broke."""
+    """Report feeds that this host sent to `host` and that may be lost, because the connection between the two broke."""
 
     host: int
     feeds: tuple[tuple[int, int], ...]  # (session, feed)
@@ -100,29 +98,29 @@ class FeedsLost(Message, frozen=True, tag=19):
 
 
 class PeerSilent(Message, frozen=True, tag=52):
-    """This host has heard nothing of `host` for longer than the lease. Said again for as long as that lasts."""
+    """Report that `host` has been silent for longer than the lease. Repeated while the silence lasts."""
 
     host: int
     seconds: float
 
 
 class PlanRegistered(Message, frozen=True, tag=53):
-    """The answer to a RegisterPlan that asks for it."""
+    """Answer a RegisterPlan with `acknowledge`."""
 
     plan: int
 
 
 class ValueReported(Message, frozen=True, tag=55):
-    """What the number is that a dispatch unit was to report. Comes beside the unit's end, not instead of it."""
+    """Report the number that a dispatch unit computed. The end of the unit is reported separately."""
 
     sequence: int
     value: int
 
 
 class RowsMoved(Message, frozen=True, tag=59):
-    """How many bytes a dispatch unit has sent to other hosts, or received, in a sparse exchange: only its devices knew.
+    """Report the bytes that a dispatch unit exchanged with other hosts in a sparse exchange, before the unit's end.
 
-    Comes ahead of the unit's end.
+    Only the devices know these numbers in advance.
     """
 
     sequence: int
@@ -131,24 +129,25 @@ class RowsMoved(Message, frozen=True, tag=59):
 
 
 class GangsEnded(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Gangs of a delegated run that have ended on a host since it last said so. Each had its devices from its start
-    there, or from the end of the one before it, to its own end; times are those of Done.
+    """The gangs of a delegated run that have ended on a host since its last report. Times are as in `Done`.
+
+    A gang occupies its devices from its start, or from the end of the gang before it, to its own end.
     """
 
-    busy_ns: int  # for how long they had their devices, all together
-    started: int  # when the first one was
-    free: int  # when what was before it on this host had ended
-    ended: int  # when the last one did
-    counts: tuple[int, ...]  # by how long they had their devices: as `scheduling.tallies.counts_of`
-    samples: tuple[tuple[int, int], ...] = ()  # of the segments for which `Run` asks: (segment, nanoseconds)
+    busy_ns: int  # total time for which the gangs occupied their devices
+    started: int  # start of the first gang
+    free: int  # end of the work before the first gang on this host
+    ended: int  # end of the last gang
+    counts: tuple[int, ...]  # histogram of these times, as `scheduling.tallies.counts_of` returns
+    samples: tuple[tuple[int, int], ...] = ()  # (segment, nanoseconds) for the segments in `Run.sampled`
 
 
 class RunProgress(Message, frozen=True, tag=106):
-    """How far a delegated run has come since the last time. `times` has two numbers for each segment of the plan from
-    `first` up to one that has not ended: its start and its end, as 8 bytes in little-endian order; 0 for one that has
-    failed.
+    """Report the progress of a delegated run since the last report.
 
-    With `is_over`, the host starts none of the others by itself, and all that it has started have ended.
+    `times` has the start and the end of each segment of the plan from `first` up to one that has not ended, as 8 bytes
+    in little-endian order. They are 0 for a failed segment. With `is_over`, all segments that the host has started have
+    ended, and it does not start others by itself.
     """
 
     sequence: int
@@ -159,14 +158,14 @@ class RunProgress(Message, frozen=True, tag=106):
 
 
 class RunsRevoked(Message, frozen=True, tag=107):
-    """The answer to RevokeRuns: the number of started segments of each delegated run that was not over."""
+    """Answer RevokeRuns with the number of started segments of each delegated run that was not over."""
 
     session: int
     runs: tuple[tuple[int, int], ...]  # (sequence, segments)
 
 
 class WorkerFails(Message, frozen=True, tag=118):
-    """A bug ends this worker, which this is the last message of: the exception, and where it was raised."""
+    """Report the exception that ends this worker, and where it was raised. This is the worker's last message."""
 
     text: str
 
@@ -175,20 +174,20 @@ class WorkerFails(Message, frozen=True, tag=118):
 
 
 class Compile(Message, frozen=True, tag=20):
-    """Compile the program that arrived as `feed` of `session`, for these local devices, under the name `function`.
+    """Compile the program that arrives as `feed` of `session`, for these local devices, under the name `function`.
 
-    `recompile`: the session has had it before, on hosts that failed or other ones; what it kept there is gone.
+    With `recompile`, the session had the function before, on hosts that failed or on others, and its state is lost.
     """
 
     function: str
     session: int
     feed: int
-    # [replica][partition] of (host of the island, ordinal)
+    # (host of the island, ordinal) as [replica][partition]
     assignment: tuple[tuple[tuple[int, int], ...], ...]
-    content: str = ""  # its hash: what arrives with another one is not compiled under this name
+    content: str = ""  # hash of the program; a program with another hash is not compiled
     recompile: bool = False
-    tenant: str = ""  # whose compiler process compiles it; "": the worker may compile it itself
-    share: float = 1.0  # the tenant's, of the host's compiler processes
+    tenant: str = ""  # tenant whose compiler process compiles it; "": the worker can compile it itself
+    share: float = 1.0  # the tenant's share of the host's compiler processes
 
 
 class DropFunction(Message, frozen=True, tag=21):
@@ -196,7 +195,7 @@ class DropFunction(Message, frozen=True, tag=21):
 
 
 class RegisterPlan(Message, frozen=True, tag=22):
-    """Remember a plan under this number. With `acknowledge`, what is sent later may overtake it: it is answered."""
+    """Store a plan under this number. With `acknowledge`, later messages can overtake it, and the worker answers."""
 
     plan: int
     definition: Plan
@@ -208,9 +207,9 @@ class DropPlan(Message, frozen=True, tag=23):
 
 
 class Run(Message, frozen=True, tag=24):
-    """Run a plan: its first `segments` segments now, under this sequence number, the others as `Dispatch` says.
+    """Run a plan: its first `segments` segments now, under this sequence number, the others on `Dispatch`.
 
-    `feeds[i]` is the data port's number for feed i of the client; feed i between hosts has number `host_feeds` + i.
+    `feeds[i]` is the data port's number for feed i of the client. Feed i between hosts has number `host_feeds` + i.
     """
 
     sequence: int
@@ -220,25 +219,24 @@ class Run(Message, frozen=True, tag=24):
     results: tuple[int, ...]
     feeds: tuple[int, ...]
     host_feeds: int = 0
-    acknowledge: bool = False  # answer with Enqueued, for each dispatch unit
+    acknowledge: bool = False  # answer with Enqueued for each dispatch unit
     segments: int = 1
-    # Of a delegated run: the host starts one segment after another by itself, so that there are no more calls than
-    # these from the first that has not ended to the newest. The units' sequence numbers follow from the segments'
-    # gangs.
+    # For a delegated run. The host starts the segments by itself, with at most this number of calls from the first one
+    # that has not ended to the newest one. The gangs of the segments determine the sequence numbers of the units.
     ahead: int = 0
     sampled: tuple[int, ...] = ()  # segments of a delegated run whose durations are reported
 
 
 class RevokeRuns(Message, frozen=True, tag=108):
-    """Start no more segments of the session's delegated runs by yourself, and report how many have been started."""
+    """Stop starting segments of the session's delegated runs, and report how many have been started."""
 
     session: int
 
 
 class SetRunLimit(Message, frozen=True, tag=109):
-    """Limits for the segments of revoked runs that the host starts by itself: (sequence, segments).
+    """Limit the segments of revoked runs that the host starts by itself, as (sequence, segments).
 
-    The controller dispatches the others with `Dispatch`, if at all.
+    The controller uses `Dispatch` for the others, if it starts them.
     """
 
     session: int
@@ -246,28 +244,28 @@ class SetRunLimit(Message, frozen=True, tag=109):
 
 
 class Dispatch(Message, frozen=True, tag=34):
-    """Start the next dispatch units of a run: each has a sequence number and so many segments."""
+    """Start the next dispatch units of a run."""
 
     session: int
     run: int  # the sequence number of its first dispatch unit
-    units: tuple[tuple[int, int], ...]
+    units: tuple[tuple[int, int], ...]  # (sequence number, segments)
 
 
 class DropRun(Message, frozen=True, tag=35):
-    """The segments of this run that were not dispatched will not run."""
+    """Drop the segments of this run that were not dispatched."""
 
     session: int
     run: int
 
 
 class CollectiveEnded(Message, frozen=True, tag=76):
-    """A collective that this host has left out (`Failed`) has ended on all of its hosts: others may start here."""
+    """Report that a collective that this host skipped (`Failed`) has ended on all hosts, so others can start here."""
 
     sequence: int
 
 
 class Free(Message, frozen=True, tag=25):
-    """Forget these handles. With `delete` the memory goes at once, even if others refer to it."""
+    """Free these handles. With `delete`, free the memory at once, even if others refer to it."""
 
     session: int
     handles: tuple[int, ...]
@@ -275,35 +273,35 @@ class Free(Message, frozen=True, tag=25):
 
 
 class FreeMany(Message, frozen=True, tag=124):
-    """The same of several sessions, in this order."""
+    """Free handles of several sessions, in this order."""
 
     frees: tuple[Free, ...]
 
 
 class OpenStore(Message, frozen=True, tag=26):
-    """A session begins; `secret` opens the data port for it. `python` says what its Python processes may do."""
+    """Open the store of a session. `secret` opens the data port for it; `python` are the rules for its Python."""
 
     session: int
     secret: str
-    tenant: str = ""  # whose programs are compiled apart: see `Compile`
+    tenant: str = ""  # tenant whose programs are compiled separately: see `Compile`
     python: PythonRules = PythonRules()
 
 
 class CloseStore(Message, frozen=True, tag=27):
-    """A session has ended: all it owned goes."""
+    """Close the store of a session that has ended, and free all of its objects."""
 
     session: int
 
 
 class DropFeed(Message, frozen=True, tag=28):
-    """A feed that has arrived, or will, is not needed."""
+    """Drop a feed that is not needed, now or when it arrives."""
 
     session: int
     feed: int
 
 
 class WorkerQuery(Message, frozen=True, tag=29):
-    """Something only a worker knows: `what` is one of "layout", "cost", "text", "memory"."""
+    """Query a worker. `what` is one of "layout", "cost", "text", "memory"."""
 
     session: int
     query: int
@@ -313,11 +311,11 @@ class WorkerQuery(Message, frozen=True, tag=29):
 
 
 class Peers(Message, frozen=True, tag=30):
-    """All hosts that are there: (host, address of its data port, secret).
+    """The present hosts: (host, address of its data port, secret).
 
-    A host shows its own secret to the others' data ports. It is drawn anew with each incarnation of its worker, so one
-    that is of an earlier incarnation is not let in, and what it has opened before is closed. Of one that it has not
-    heard for `lease` seconds a host reports `PeerSilent`.
+    A host presents its own secret to the data ports of others. Each incarnation of a worker has a new secret, so data
+    ports refuse workers of earlier incarnations and close their connections. A host reports `PeerSilent` if another one
+    is silent for `lease` seconds.
     """
 
     hosts: tuple[tuple[int, str, str], ...]
@@ -325,9 +323,7 @@ class Peers(Message, frozen=True, tag=30):
 
 
 class FailFeeds(Message, frozen=True, tag=32):
-    """These feeds of other hosts, as (first, count), will not come, or are not needed: what awaits them fails with the
-    status.
-    """
+    """Fail feeds of other hosts, as (first, count), that will not arrive or are not needed, with `status`."""
 
     session: int
     feeds: tuple[tuple[int, int], ...]
@@ -335,27 +331,30 @@ class FailFeeds(Message, frozen=True, tag=32):
 
 
 class Ping(Message, frozen=True, tag=33):
-    """The controller is there. A worker that gets no ping for `lease` seconds ends. `seconds` is its time."""
+    """Renew the lease of a worker, which ends if it gets no ping for `lease` seconds.
+
+    `seconds` is the controller's time.
+    """
 
     lease: float
     seconds: float = 0.0
 
 
 class StopRun(Message, frozen=True, tag=176):
-    """End the run of a gang with CANCELLED and `text`, if its devices can be stopped. Sent again until it has ended."""
+    """End the run of a gang with CANCELLED and `text` if its devices support that. Repeated until the run has ended."""
 
     sequence: int
     text: str
 
 
 class ReportStores(Message, frozen=True, tag=72):
-    """Say what is in the stores, after all that was told before."""
+    """Report the contents of the stores, after handling all earlier messages."""
 
     check: int
 
 
 class StoreContent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The handles in a session's store; with `is_busy`, some of what was told before has yet to be done."""
+    """The handles in a session's store. With `is_busy`, the effect of earlier messages is not complete."""
 
     session: int
     handles: tuple[int, ...]
@@ -363,16 +362,162 @@ class StoreContent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StoresReported(Message, frozen=True, tag=73):
-    """The answer to ReportStores."""
+    """Answer ReportStores."""
 
     check: int
     stores: tuple[StoreContent, ...]
 
 
 class Stop(Message, frozen=True, tag=31):
-    """End, in good order."""
+    """Shut the worker down."""
 
 
+# ---- controller -> worker, for groups of hosts
+
+
+class JoinGroup(Message, frozen=True, tag=36):
+    """Join the group of `hosts`, whose host `relay` forwards the controller's messages from now on.
+
+    Ping and Stop still arrive directly. A host holds messages from the relay until it has received JoinGroup, so that
+    it handles all messages in the order in which the controller sent them.
+    """
+
+    relay: int
+    hosts: tuple[int, ...]
+
+
+class Forward(Message, frozen=True, tag=37):
+    """Forward an encoded message to these hosts of the relay's group. It starts the dispatch units `units`.
+
+    With `in_pieces`, messages that are forwarded later may overtake it.
+    """
+
+    hosts: tuple[int, ...]
+    content: bytes
+    units: tuple[int, ...] = ()
+    in_pieces: bool = False
+
+
+# ---- relay -> controller
+
+
+class GroupEnds(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A dispatch unit that has ended on `hosts`. `times` has its start and its end on each host, as in `Done`."""
+
+    sequence: int
+    hosts: tuple[int, ...]
+    times: tuple[int, ...]
+
+
+class Gathered(Message, frozen=True, tag=18):
+    """Report dispatch units that have ended on hosts of the group."""
+
+    units: tuple[GroupEnds, ...]
+
+
+class LinkLost(Message, frozen=True, tag=39):
+    """Report that this host and `host` of its group cannot reach each other, and that messages are lost."""
+
+    host: int
+    text: str
+
+
+# ---- host of a group -> relay
+
+
+class MemberDone(Message, frozen=True, tag=38):
+    """`Done` of a host of the group, for the relay."""
+
+    host: int
+    runs: tuple[tuple[int, int, int], ...]
+
+
+class MemberFailed(Message, frozen=True, tag=51):
+    """`Failed` of a host of the group, which the relay forwards to the controller."""
+
+    host: int
+    sequence: int
+    status: Status
+
+
+# ---- relay -> host of its group
+
+
+class RelayedPiece(Message, frozen=True, tag=54):
+    """A piece of an encoded message, which later messages may overtake. Pieces of two messages do not mix."""
+
+    content: bytes
+    is_last: bool
+
+
+# ---- spilled arrays, which use no device memory until they are restored
+
+
+class SpilledPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The contents of a shard of an array, or of several equal shards on a host. The controller numbers pieces.
+
+    With a `path`, the piece is in a file that has only its bytes, as a feed would have them. Otherwise, it is in the
+    host's memory. `checksum` is the CRC-32 of the file.
+    """
+
+    number: int
+    nbytes: int = 0
+    path: str = ""
+    checksum: int = 0
+
+
+class SpillRequest(Message, frozen=True, tag=160):
+    """Copy shards to the host's memory or to files in `directory`. The arrays do not change.
+
+    `shards` are (number of the piece, handle, index of the shard on this host). `manifest` describes the session and is
+    written beside files. `directory` is absolute, or relative to the host's directory for spilled arrays.
+    """
+
+    session: int
+    request: int
+    shards: tuple[tuple[int, int, int], ...]
+    to_files: bool = False
+    directory: str = ""
+    manifest: bytes = b""
+
+
+class SpillReply(Message, frozen=True, tag=161):
+    """Answer SpillRequest when all shards are copied, or with an error and none."""
+
+    session: int
+    request: int
+    status: Status
+    pieces: tuple[SpilledPiece, ...] = ()
+    seconds: float = 0.0
+
+
+class SendSpilled(Message, frozen=True, tag=162):
+    """Send pieces as feeds, as (piece, feed, receiving hosts), and keep the pieces.
+
+    One launch needs all of them. For its number, see `transfers.inbox`.
+    """
+
+    session: int
+    launch: int
+    pieces: tuple[tuple[SpilledPiece, int, tuple[int, ...]], ...]
+
+
+class SendSpilledFailed(Message, frozen=True, tag=163):
+    """Report that a piece cannot be sent as this feed."""
+
+    session: int
+    feed: int
+    status: Status
+
+
+class DropSpilled(Message, frozen=True, tag=164):
+    """Drop pieces that are not needed."""
+
+    session: int
+    pieces: tuple[SpilledPiece, ...]
+
+
+FromRelay = Gathered | LinkLost | MemberFailed
 FromWorker = (
     WorkerReady
     | Compiled
