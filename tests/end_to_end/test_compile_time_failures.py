@@ -219,7 +219,7 @@ def test_a_key_that_was_not_announced_is_refused_with_advice(user: RemotePython,
 
 @pytest.mark.parametrize("text", ["x:aa", "1:xyz", "-1:aa", "1:aa,aa"])
 def test_keys_that_cannot_be_read_are_refused(user: RemotePython, text: str) -> None:
-    assert "no keys of callbacks" in user.call(announces, text)
+    assert "invalid keys of callbacks" in user.call(announces, text)
 
 
 def test_compilations_whose_client_never_answers_hold_up_nobody_else_and_end_with_it(

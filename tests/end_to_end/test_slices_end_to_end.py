@@ -134,7 +134,7 @@ def run_it() -> None:
 
 
 def test_a_slice_cannot_be_run(python: RemotePython) -> None:
-    with pytest.raises(RemoteError, match=r"slice \d+ is no program: it cannot be run"):
+    with pytest.raises(RemoteError, match=r"slice \d+ is not a program and cannot be run"):
         python.call(run_it)
 
 

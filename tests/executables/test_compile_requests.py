@@ -121,7 +121,7 @@ def test_a_program_with_callbacks_is_its_sessions_alone():
 
 @pytest.mark.parametrize("numbers", ["", "1", "1+0", "+1", "-1+1", "1+-1", "1+65537", "1" * 16 + "+1", "1+1+1", "a+b"])
 def test_numbers_of_callbacks_that_are_none_are_refused(numbers: str):
-    with pytest.raises(StatusError, match="no numbers of callbacks"):
+    with pytest.raises(StatusError, match="invalid numbers of callbacks"):
         compile_job(calling_back(numbers), 8)
 
 
@@ -137,7 +137,7 @@ def test_what_is_called_while_a_program_is_compiled_comes_last_with_its_keys():
 
 @pytest.mark.parametrize("text", ["20", "x:61", "-1:61", "1:6", "1:61,61", "1:61;62", "1" * 16 + ":61"])
 def test_keys_of_callbacks_that_are_none_are_refused(text: str):
-    with pytest.raises(StatusError, match="no keys of callbacks"):
+    with pytest.raises(StatusError, match="invalid keys of callbacks"):
         compile_job(calling_back(None, text), 8)
 
 
@@ -153,5 +153,5 @@ def test_the_channels_of_callbacks_on_tpus_are_part_of_the_source():
     ["{}", "[[[1],[2]]]", "[[[1],[2]],[[],[3]]]", "[[[1],[2]],[[2],[3]]]", '[[["a"],[2]],[[4],[3]]]', "[" * 5000],
 )
 def test_channels_that_are_none_of_these_callbacks_are_refused(text: str):
-    with pytest.raises(StatusError, match="no channels of 2 callbacks"):
+    with pytest.raises(StatusError, match="invalid channels of 2 callbacks"):
         compile_job(calling_back("12+2", "", text), 8)

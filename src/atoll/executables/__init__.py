@@ -1,1 +1,1 @@
-"""What a client of IFRT has loaded, by what runs it: compiled functions, programs, Python on the hosts, checkpoints."""
+"""Executables of IFRT clients: compiled functions, traced programs, Python on hosts, checkpoints, profiles."""

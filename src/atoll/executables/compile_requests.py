@@ -1,4 +1,4 @@
-"""Compile requests: what a client asks to be compiled, checked, and for which devices."""
+"""Reads and checks compile requests: the program, its options, callbacks and devices."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from atoll.protocol.translation import codec
 
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
-# Of one program.
-_MAX_CALLBACKS = 1 << 16
+_MAX_CALLBACKS = 1 << 16  # per program
 _PLUGIN_PREFIX = b"__serialized_plugin_program "
 
 
 @dataclass(frozen=True)
 class CompileJob:
-    """What a compile request asks for, checked."""
+    """A compile request that was checked."""
 
     source: bytes  # a FunctionSource
-    content: str  # its hash, with the devices left out
+    content: str  # hash of `source`, which does not depend on the devices
     assignment: tuple[tuple[int, ...], ...]
     callbacks: tuple[int, ...] = ()
 
@@ -39,12 +38,12 @@ class CompileJob:
 
 
 def plugin_payload(program: Any) -> bytes:
-    """What a client has put into a plugin program; empty for programs of other kinds."""
+    """Return the payload of a plugin program; empty for other kinds of programs."""
     return program.data.removeprefix(_PLUGIN_PREFIX).lstrip() if program.type_name == PLUGIN_PROGRAM else b""
 
 
 def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob:
-    """Reads a Compile request of the cluster's `session`. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
+    """Read a Compile request of the cluster's `session`. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
     kind = request.program.type_name
     if kind == PLUGIN_PROGRAM:
         text = plugin_payload(request.program).decode(errors="replace")
@@ -61,10 +60,13 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
     else:
         assignment = default_assignment(replicas, partitions, device_count)
     if (len(assignment), len(assignment[0])) != (replicas, partitions):
-        raise invalid(f"a device assignment of {len(assignment)} replicas for a program of {replicas}")
+        raise invalid(
+            f"the device assignment is for {len(assignment)} replicas of {len(assignment[0])} partitions, "
+            f"but the program has {replicas} of {partitions}"
+        )
     flat = [device for row in assignment for device in row]
     if len(set(flat)) != len(flat) or not all(0 <= device < device_count for device in flat):
-        raise invalid(f"a device assignment names a device twice, or one of {flat} does not exist")
+        raise invalid(f"the device assignment {flat} contains a device twice, or a device that does not exist")
     build.ClearField("device_assignment")
     overrides = options.compile_options.env_option_overrides
     program = _program(request, overrides)
@@ -85,18 +87,18 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
 
 
 def _callbacks(overrides: Any) -> tuple[int, ...]:
-    """The client's numbers for what the program calls in its process."""
+    """Return the client's numbers of the callables that the program calls while it runs."""
     if CALLBACKS_OPTION not in overrides:
         return ()
     text = overrides.pop(CALLBACKS_OPTION).string_field
     first, _, count = text.partition("+")
     if not (_is_number(first) and _is_number(count) and 0 < int(count) <= _MAX_CALLBACKS):
-        raise invalid(f"{text[:100]!r} are no numbers of callbacks")
+        raise invalid(f"invalid numbers of callbacks: {text[:100]!r}")
     return tuple(range(int(first), int(first) + int(count)))
 
 
 def _channels(overrides: Any, callbacks: int) -> tuple[HostChannels, ...]:
-    """The channels of each of these callables, where the program sends to its host and receives from it."""
+    """Return the channels of each callable, if the program exchanges data with its host by sends and receives."""
     if CHANNELS_OPTION not in overrides:
         return ()
     text = overrides.pop(CHANNELS_OPTION).string_field
@@ -106,12 +108,12 @@ def _channels(overrides: Any, callbacks: int) -> tuple[HostChannels, ...]:
         channels = ()
     used = [channel for each in channels for channel in (*each.sends, *each.receives)]
     if len(channels) != callbacks or len(set(used)) != len(used) or not all(each.sends for each in channels):
-        raise invalid(f"{text[:100]!r} are no channels of {callbacks} callbacks")
+        raise invalid(f"invalid channels of {callbacks} callbacks: {text[:100]!r}")
     return channels
 
 
 def _compile_calls(overrides: Any) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
-    """The client's numbers for what is called while the program is compiled, and the program's keys for them."""
+    """Return the client's numbers of the callables that XLA calls while compiling, and the program's keys for them."""
     if COMPILE_CALLS_OPTION not in overrides:
         return (), ()
     text = overrides.pop(COMPILE_CALLS_OPTION).string_field
@@ -121,7 +123,7 @@ def _compile_calls(overrides: Any) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
     except ValueError:
         keys = ()
     if not colon or not _is_number(first) or not 0 < len(set(keys)) == len(keys) <= _MAX_CALLBACKS:
-        raise invalid(f"{text[:100]!r} are no keys of callbacks")
+        raise invalid(f"invalid keys of callbacks: {text[:100]!r}")
     return tuple(range(int(first), int(first) + len(keys))), keys
 
 
@@ -130,14 +132,14 @@ def _is_number(text: str) -> bool:
 
 
 def _program(request: Any, overrides: Any) -> bytes:
-    """The program, from where the client has put it; its own option is no option of XLA's."""
+    """Return the program, which the client has put into the request or into an option that XLA does not know."""
     if PROGRAM_OPTION not in overrides:
         return bytes(request.program.data)
     text = overrides.pop(PROGRAM_OPTION).string_field
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise invalid(f"the option {PROGRAM_OPTION} is no program in base64: {error}") from error
+        raise invalid(f"the option {PROGRAM_OPTION} is not a program in base64: {error}") from error
 
 
 def _assignment(proto: Any) -> tuple[tuple[int, ...], ...]:
@@ -145,12 +147,12 @@ def _assignment(proto: Any) -> tuple[tuple[int, ...], ...]:
     rows = proto.computation_devices
     agree = len(rows) == partitions and all(len(row.replica_device_ids) == replicas for row in rows)
     if min(replicas, partitions) < 1 or not agree:
-        raise invalid("a device assignment whose counts do not agree")
+        raise invalid(f"the device assignment does not have {replicas} replicas of {partitions} partitions")
     return tuple(tuple(int(rows[p].replica_device_ids[r]) for p in range(partitions)) for r in range(replicas))
 
 
 def default_assignment(replicas: int, partitions: int, device_count: int) -> tuple[tuple[int, ...], ...]:
-    """The first devices in order: [replica][partition]."""
+    """Assign the first devices in order: [replica][partition]."""
     if not 0 < replicas * partitions <= device_count:
         raise invalid(f"{replicas} replicas of {partitions} partitions do not fit {device_count} devices")
     return tuple(tuple(r * partitions + p for p in range(partitions)) for r in range(replicas))

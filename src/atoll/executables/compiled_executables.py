@@ -1,4 +1,4 @@
-"""Compiled functions as executables."""
+"""Executables of compiled functions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from atoll.session.cluster_session import ClusterSession
 
 
 def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
-    """The same for what does the same on the same devices, wherever in a script it stands.
+    """Return a fingerprint of the computation, its devices and its shardings.
 
-    XLA's own leaves out the devices, and how the shards make up an array.
+    XLA's fingerprint does not include devices and shardings.
     """
     identity = (
         info.fingerprint or job.content,
@@ -71,7 +71,7 @@ class Executable(LoadedExecutable):
         return ArraySpec(output.dtype, shape, Sharding(self.devices, tiling, output.memory_kind), layout)
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        """Counts; the worker checks the rest."""
+        """Check the number of arguments. The worker checks their types."""
         if len(arguments) != len(self.info.parameters):
             raise invalid(f"{self.name} takes {len(self.info.parameters)} arguments, got {len(arguments)}")
 
@@ -90,7 +90,7 @@ class Executable(LoadedExecutable):
         )
         return single(self.info.name, arguments, call)
 
-    # ---- what JAX asks
+    # ---- queries of JAX
 
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:
         _fill_costs(await cluster.inquire("cost", self.devices[0], self.function), reply)
@@ -138,10 +138,10 @@ class Executable(LoadedExecutable):
 
 
 class LostExecutable(Executable):
-    """A function for devices that are gone for good, of which other devices have told what it takes and gives.
+    """A function for removed devices. Its types come from a compilation for other devices.
 
-    Its runs fail as those do that were compiled before the loss: the arrays that they return hold the error. Google's
-    server compiles without the devices, so a script that asks whether they work expects no error before it waits.
+    Runs fail like those of functions that were compiled before the loss: the returned arrays contain the error.
+    Google's server compiles without the devices, so scripts that probe devices expect errors only when they wait.
     """
 
     def __init__(self, info: FunctionInfo, job: CompileJob, loss: Status) -> None:
@@ -158,7 +158,7 @@ class LostExecutable(Executable):
 
 
 def _fill_costs(payload: bytes, reply: Any) -> None:
-    """Fills a cost analysis reply from a worker's JSON."""
-    reply.attributes.SetInParent()  # also where XLA knows no costs
+    """Fill a cost analysis reply from a worker's JSON."""
+    reply.attributes.SetInParent()  # also if XLA knows no costs
     for name, value in json.loads(payload).items():
         reply.attributes.attributes[name].float_value = float(value)

@@ -1,4 +1,4 @@
-"""The plugin programs of Google's `pathwaysutils`: requests in JSON, each an object of one field."""
+"""Reads plugin programs of Google's `pathwaysutils`, which are JSON objects with one field."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _R = TypeVar("_R", bound=msgspec.Struct)
 
 
 def beginnings(kind: type[msgspec.Struct]) -> tuple[bytes, ...]:
-    """How requests of this kind begin: with one of its fields."""
+    """Return how requests of this kind begin, for each field of `kind`."""
     return tuple(f'{{"{each.encode_name}"'.encode() for each in msgspec.structs.fields(kind))
 
 
 def read_request(kind: type[_R], payload: bytes, name: str) -> _R:
-    """Raises INVALID_ARGUMENT."""
+    """Read a request. Raises INVALID_ARGUMENT, with `name` for the request."""
     with reading(name):
         return msgspec.json.decode(payload, type=kind)
 
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Whatever the block makes no sense of is INVALID_ARGUMENT."""
+    """Convert errors of the context to INVALID_ARGUMENT."""
     try:
         yield
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError, StatusError) as error:
-        raise invalid(f"a {name} that cannot be read: {error}") from None
+        raise invalid(f"the {name} cannot be read: {error}") from None

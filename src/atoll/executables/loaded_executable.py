@@ -1,6 +1,6 @@
-"""What a session can run by a handle, and what JAX queries of it: the seam of executables.
+"""The interface of executables, which a session runs and JAX queries by handle.
 
-Compiled functions, traced programs, staged arguments and slices are its kinds. All methods run on the session's loop.
+All methods run on the session's event loop.
 """
 
 from __future__ import annotations
@@ -18,71 +18,72 @@ from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.cluster_session import ClusterSession
 
-NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA reports no layouts where there are tokens among the arrays")
-MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is no MPMD executable")
+NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA reports no layouts for functions with tokens")
+MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is not an MPMD executable")
 
 
 class LoadedExecutable(abc.ABC):
-    """What a session can run by a handle: a compiled function, or a program of several.
+    """An executable that a session runs by handle, such as a compiled function or a traced program.
 
-    `functions` are those that the session keeps for as long as it has this, each once. A run may also give completions,
-    which are no arrays: they come after `outputs`.
+    The session retains `functions` for as long as it has the executable. A run may also return completions, which are
+    not arrays, after its `outputs`.
     """
 
     name: str
     devices: tuple[int, ...]
-    fingerprint = b""  # names it to programs of the same session
+    fingerprint = b""  # programs of the same session refer to the executable by it
     functions: tuple[int, ...] = ()
     outputs: tuple[ArraySpec, ...] = ()
     donated: frozenset[int] = frozenset()
-    callbacks: tuple[int, ...] = ()  # the client's numbers for what it calls in the client's process
-    has_streams = False  # whether it matters in which stream it runs: devices have an order of their own
-    loss = OK  # why it cannot run any more: what its runs give
+    callbacks: tuple[int, ...] = ()  # the client's numbers of the callables that it calls in the client's process
+    has_streams = False  # whether runs depend on their stream; devices order their work themselves
+    loss = OK  # the error of all runs, if the executable cannot run any more
 
     def __init__(self) -> None:
-        # The registered programs that run it and how many completions they give, by what the caller keeps, whether it
-        # asks for the run's status, and the run's stream.
+        # The registered programs that run the executable, with the number of their completions. The key has the
+        # preserved arguments, whether the caller requests the run's status, and the run's stream.
         self.programs: dict[tuple[frozenset[int], bool, int], tuple[int, int]] = {}
 
     def unloaded(self, cluster: ClusterSession) -> None:
-        """The session has released it."""
+        """Called when the session has released the executable."""
         return None
 
     def gather(self, staged: list[int], arguments: list[int]) -> list[int] | None:
-        """The handles of all arguments of a run, of which some may be staged; None where this was staging only."""
+        """Return the handles of all arguments of a run, including staged ones; None if the run only stages."""
         return arguments
 
     @abc.abstractmethod
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        """Raises INVALID_ARGUMENT where it cannot be run on these."""
+        """Raise INVALID_ARGUMENT if the executable cannot run with these arguments."""
 
     @abc.abstractmethod
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        """The program that runs it; the caller keeps the `preserved` of `donated`."""
+        """Return the program that runs the executable. It does not consume those of `donated` that are `preserved`."""
 
     def run_on_host(
         self, cluster: ClusterSession, handles: Sequence[int], context: int
     ) -> Coroutine[Any, Any, None] | None:
-        """Runs it beside the session's launches, where it has no `program`; None where it has one.
+        """Run an executable that has no `program`, independently of the session's launches.
 
-        Has the outputs made under these handles, and returns what waits for the run's end, and raises its StatusError.
+        Returns None if it has a program. Otherwise, makes the outputs under these handles, and returns a coroutine that
+        waits for the run's end and raises its StatusError.
         """
         return None
 
     def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
-        """Which of a run's results show, together, that it has ended."""
+        """Return the results of a run that are all complete only when the run has ended."""
         return tuple(completions)
 
     @abc.abstractmethod
     def metadata_reply(self) -> Any: ...
 
     def output_sharding(self, position: int) -> Any:
-        """The sharding of an output in the protocol's form."""
+        """Return the sharding of an output in the protocol's form."""
         spec = self.outputs[position]
         return sharding_to(spec.sharding, spec.shape, None)
 
     def output_replies(self, handles: Sequence[int]) -> list[Any]:
-        """The outputs as the first run describes them."""
+        """Return descriptions of the outputs for the reply to the first run."""
         return [
             executables_pb2.ExecuteReply.Output(
                 dtype=codec.dtype_to(spec.dtype),
@@ -95,11 +96,11 @@ class LoadedExecutable(abc.ABC):
 
     @abc.abstractmethod
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:
-        """Fills in XLA's estimates. Raises StatusError."""
+        """Fill in XLA's estimates. Raises StatusError."""
 
     @abc.abstractmethod
     async def text(self, cluster: ClusterSession) -> str:
-        """What it looks like, for people. Raises StatusError."""
+        """Return the program in readable form. Raises StatusError."""
 
     def compile_reply(self, handle: int, ready_future: int) -> Any:
         return executables_pb2.CompileReply(
@@ -114,10 +115,9 @@ class LoadedExecutable(abc.ABC):
 
 
 class ImmediateExecutable(LoadedExecutable):
-    """Bytes for the client, and the devices that they are about: to JAX an executable, which is never run.
+    """The answer to a query of the plug-in: an executable that is never run. Its fingerprint contains the answer.
 
-    A plug-in program is the one request of jaxlib's client that carries any bytes, and an executable is its only reply.
-    The executable's fingerprint carries the answer.
+    A plug-in program is the only request of jaxlib's client with arbitrary bytes, and its reply is an executable.
     """
 
     def __init__(self, name: str, devices: tuple[int, ...], content: bytes) -> None:
@@ -152,4 +152,4 @@ class ImmediateExecutable(LoadedExecutable):
         return reply
 
     def _not_run(self) -> StatusError:
-        return invalid(f"{self.name} is no program: it cannot be run")
+        return invalid(f"{self.name} is not a program and cannot be run")

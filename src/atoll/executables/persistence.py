@@ -1,7 +1,7 @@
-"""pathwaysutils' persistence: plugin programs in JSON that store arrays and bring them back, beside their devices.
+"""pathwaysutils' persistence: plugin programs in JSON that make hosts write arrays to storage, and read them.
 
-Orbax's `CloudPathwaysArrayHandler` and `pathwaysutils.persistence` send them. Neither this process nor a worker visits
-a place that a client names: the session's own Python processes do, each for the shards of its host.
+Orbax's `CloudPathwaysArrayHandler` and `pathwaysutils.persistence` send them. Clients name the locations, so only the
+session's own Python processes access them, each for the shards of its host.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to, tiling_from
 from atoll.session.cluster_session import ClusterSession
 
-# All of a session's requests on a host run one after the other: what was written before is read, and no two hold host
-# memory at once. No thread of a client has this number, so what its threads call goes on meanwhile.
+# The stream of all requests, so that those of a session on a host run one after another: reads follow earlier writes,
+# and only one uses host memory at a time. No thread of a client has this stream, so calls of its threads continue.
 _STREAM = -1
 _MAX_TEXT_BYTES = 4096
 
@@ -41,7 +41,7 @@ class _Timeout(msgspec.Struct, frozen=True):
 
 
 class _Array(msgspec.Struct, frozen=True, kw_only=True):
-    """What both kinds of request say. Bytes are in base64."""
+    """The common fields of both kinds of requests. Bytes are in base64."""
 
     b64_location: bytes
     b64_name: bytes
@@ -52,13 +52,13 @@ class _Array(msgspec.Struct, frozen=True, kw_only=True):
     def stored(self, shape: tuple[int, ...], dtype: str = "") -> StoredArray:
         devices = self.devices.device_ids
         if not devices or len(set(devices)) != len(devices):
-            raise invalid("a persistence request needs devices, each once")
+            raise invalid("a persistence request needs one or more distinct devices")
         op = codec.parse(xla_pb2.OpSharding, self.b64_hlo_sharding_string)
         sharding = Sharding(devices, tiling_from(op, len(devices), codec.checked_shape(shape)))
         shard_boxes(sharding, shape)
         location, name = _text(self.b64_location), _text(self.b64_name)
         if not location.startswith("/") and "://" not in location:
-            raise invalid(f"arrays are stored at an absolute path or a URL, not at {location[:200]!r}")
+            raise invalid(f"the location of an array must be an absolute path or a URL, not {location[:200]!r}")
         return StoredArray(location, name, shape, sharding, dtype)
 
 
@@ -84,7 +84,7 @@ class _Reads(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """One of these."""
+    """A request, which has one of these fields."""
 
     write: _Write | None = msgspec.field(default=None, name="persistenceWriteRequest")
     read: _Read | None = msgspec.field(default=None, name="persistenceReadRequest")
@@ -104,15 +104,16 @@ PERSISTENCE_REQUESTS = beginnings(_Request)
 
 
 def persistence_executable(payload: bytes, cluster: ClusterSession) -> PythonExecutable:
-    """What stores the arrays of a request, or brings them back. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
+    """Return an executable that writes or reads the arrays of a request. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
     request = read_request(_Request, payload, "persistence request")
     each_array: tuple[_Array, ...] = (*request.writes, *request.reads)
     if bool(request.writes) == bool(request.reads) or len(each_array) > MAX_ARRAYS:
         raise invalid(
-            f"a persistence request for {len(request.writes)} arrays to write and {len(request.reads)} to read"
+            f"a persistence request must write or read 1 to {MAX_ARRAYS} arrays, "
+            f"not write {len(request.writes)} and read {len(request.reads)}"
         )
     if len({frozenset(each.devices.device_ids) for each in each_array}) > 1:
-        raise invalid("a persistence request for arrays on different devices: send one for each set of devices")
+        raise invalid("a persistence request has arrays on different devices: send one request per set of devices")
     seconds = max(each.timeout.seconds + each.timeout.nanos / 1e9 for each in each_array)
     if request.writes:
         stored = tuple(each.stored(each.shape) for each in request.writes)
@@ -133,7 +134,7 @@ class _InOrder(PythonExecutable):
 
 
 class _Writing(_InOrder):
-    """Stores its arguments, whose dtypes are those of its first run."""
+    """Writes its arguments. The first run determines their dtypes."""
 
     def __init__(self, source: WriteArrays, cluster: ClusterSession) -> None:
         super().__init__(cluster, source, source.arrays[0].sharding.devices, (), (), ())
@@ -143,14 +144,14 @@ class _Writing(_InOrder):
         if not self.inputs:
             dtypes = [record.spec.dtype for record in arguments if record.spec is not None]
             if len(dtypes) != len(self._stored) or len(dtypes) != len(arguments):
-                raise invalid(f"a persistence request to write {len(self._stored)} arrays got {len(dtypes)}")
+                raise invalid(f"a persistence request to write {len(self._stored)} arrays got {len(dtypes)} arrays")
             stored = zip(dtypes, self._stored, strict=True)
             self.take([ArraySpec(dtype, each.shape, each.sharding) for dtype, each in stored])
         super().check(arguments)
 
 
 class _Reading(_InOrder):
-    """Brings arrays back; `op_shardings` are theirs in XLA's form."""
+    """Reads arrays. `op_shardings` are their shardings in XLA's form."""
 
     def __init__(self, source: ReadArrays, op_shardings: Sequence[bytes], cluster: ClusterSession) -> None:
         outputs = [ArraySpec(each.dtype, each.shape, each.sharding) for each in source.arrays]
@@ -164,5 +165,7 @@ def _text(data: bytes) -> str:
     except UnicodeDecodeError:
         text = ""
     if not text or "\0" in text or len(data) > _MAX_TEXT_BYTES:
-        raise invalid(f"arrays are stored under names of 1 to {_MAX_TEXT_BYTES} bytes in UTF-8, not {data[:200]!r}")
+        raise invalid(
+            f"locations and names of arrays must have 1 to {_MAX_TEXT_BYTES} bytes in UTF-8, not {data[:200]!r}"
+        )
     return text

@@ -1,6 +1,6 @@
-"""`profileRequest` of Google's `pathwaysutils`: a program that is compiled once and run twice, to start and to stop.
+"""`profileRequest` of Google's `pathwaysutils`: a program whose first run starts a profile, and whose second stops it.
 
-It names a place, which the hosts write to. Atoll's own plug-in asks otherwise (`answers`).
+The hosts write the profile to a directory that the request names. Atoll's plug-in uses another request (`answers`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 class _AdvancedValue(msgspec.Struct, frozen=True, rename="camel"):
     bool_value: bool | None = None
-    int64_value: int | str | None = None  # as JSON of protobuf may have it
+    int64_value: int | str | None = None  # protobuf's JSON format uses both types
     string_value: str | None = None
 
     @property
@@ -53,7 +53,7 @@ class _XprofOptions(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Profile(msgspec.Struct, frozen=True, rename="camel"):
-    """What of a profileRequest means something here; resource managers have no XLA, and record nothing."""
+    """The fields of a profileRequest that Atoll supports. Resource managers record nothing, as they do not run XLA."""
 
     trace_location: str = ""
     max_num_hosts: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -69,13 +69,13 @@ PROFILE_REQUESTS = beginnings(_Request)
 
 
 class ProfileExecutable(LoadedExecutable):
-    """Starts a profile of some hosts at its first run, and ends it at its second. Runs beside the session's launches.
+    """Starts a profile of some hosts at its first run, and ends it at its second, independently of launches.
 
-    With `xprofTraceOptions` each run gives one string: the directory in which the hosts' files are, or will be.
+    With `xprofTraceOptions`, each run returns one string: the directory of the hosts' files. The constructor raises
+    INVALID_ARGUMENT.
     """
 
     def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
-        """Raises INVALID_ARGUMENT."""
         super().__init__()
         with reading("profileRequest"):
             request = read_request(_Request, payload, "profileRequest").profile_request
@@ -85,7 +85,7 @@ class ProfileExecutable(LoadedExecutable):
                 advanced={k: each.value for k, each in options.pw_trace_options.advanced_configuration.items()},
                 seconds=min(request.max_duration_secs, p.MAX_SECONDS),
             )
-            p.decode(p.encode(p.Start(recording)))  # the bounds hold for what is decoded
+            p.decode(p.encode(p.Start(recording)))  # only decoding checks the bounds
         location = request.trace_location or options.trace_directory
         run = options.trace_session_name or time.strftime("%Y_%m_%d_%H_%M_%S")
         self._directory = p.directory_of(location, run)
@@ -104,7 +104,7 @@ class ProfileExecutable(LoadedExecutable):
         return self._run(cluster)
 
     async def _run(self, cluster: ClusterSession) -> None:
-        """Starts, or ends."""
+        """Start or end the profile."""
         async with self._order:
             self._running = not self._running
             if self._running:
@@ -119,7 +119,7 @@ class ProfileExecutable(LoadedExecutable):
             _log.warning("no profile of host %d: %s", host, status)
 
     def _make_outputs(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> None:
-        """Has the outputs made as arrays under these handles."""
+        """Make the outputs under these handles."""
         for handle, spec in zip(handles, self.outputs, strict=True):
             node = HostToDevice((HostBuffer(0, spec.shape, None, None),), (spec,))
             program = cluster.programs.number(("put", node), partial(single, "device_put", (), node, feeds=1))
@@ -128,7 +128,7 @@ class ProfileExecutable(LoadedExecutable):
             cluster.launch(program, (), (handle,), (feed,), context)
 
     def unloaded(self, cluster: ClusterSession) -> None:
-        """Nobody can end it any more: what its hosts record is dropped."""
+        """Drop a profile that is still being recorded, because no run can end it any more."""
         if self._running and cluster.lost is None:
             self._running = False
             for device in self._hosts.values():
@@ -139,10 +139,10 @@ class ProfileExecutable(LoadedExecutable):
             raise invalid("a profile takes no arguments")
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        raise invalid("a profile is no program of the devices")
+        raise invalid("a profile does not run on devices")
 
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:
-        raise not_found("a profile has no cost that is known")
+        raise not_found("a profile has no known cost")
 
     async def text(self, cluster: ClusterSession) -> str:
         return f"a profile of {len(self._hosts)} hosts, to {self._directory}"

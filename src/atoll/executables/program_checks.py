@@ -1,17 +1,19 @@
-"""The checks of a program that a client has traced.
+"""Checks of programs that a client has traced, and of the arguments of runs.
 
-A client is not believed in anything that the session knows itself: which function a fingerprint stands for, on which
-devices it runs, what it returns, and which of its inputs it consumes.
+The session does not trust the client for anything that it knows itself: the function of a fingerprint, and the
+function's devices, outputs and donated inputs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from atoll.errors import StatusError, invalid
 from atoll.executables.compiled_executables import Executable
+from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute, check, consumes
 from atoll.ir.row_exchange import check_route
 from atoll.ir.types import DTYPE_BITS, NUMBERS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape
@@ -24,10 +26,10 @@ _NO_ARRAYS = ("token", "opaque", "string")
 
 
 class ProgramChecker:
-    """Goes through a client's program once; gives it as the session knows it, and XLA's form of each sharding.
+    """Checks a client's program in one pass, and rewrites it with what the session knows of its functions.
 
-    A part of a control flow node consumes nothing of the first `kept` arrays that it is given, and may return
-    them.
+    If `kept` is set, the program is part of a control flow node: it must not consume its first `kept` arguments, and
+    may return them.
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class ProgramChecker:
         self.consumed: set[int] = set()
 
     def run(self) -> tuple[Program, list[bytes | None]]:
+        """Return the rewritten program, and XLA's form of each value's sharding. Raises INVALID_ARGUMENT."""
         program = self.program
         if len(program.nodes) > MAX_NODES:
             raise invalid(f"a program of {len(program.nodes)} nodes; at most {MAX_NODES} are allowed")
         if program.feeds:
-            raise invalid("a client's program exchanges nothing with its host")
+            raise invalid("a client's program cannot have feeds")
         check(program)
         for spec in program.arguments:
             self._declared(spec)
@@ -67,7 +70,8 @@ class ProgramChecker:
                 case Switch() | Loop() if not self.is_part:
                     node = self._control_flow(node)
                 case _:
-                    raise invalid(f"a client's program has calls, transfers and routes, no {type(node).__name__}")
+                    place = "a part of a control flow node" if self.is_part else "a client's program"
+                    raise invalid(f"a {type(node).__name__} is not allowed in {place}")
             consumed = consumes(node)
             if any(node.inputs.count(value) > 1 for value in consumed):
                 raise invalid(f"program {program.name!r} donates a value and passes it to the same node once more")
@@ -75,7 +79,7 @@ class ProgramChecker:
             nodes.append(node)
         count = len(program.arguments)
         if self.consumed.intersection(range(self.kept)):
-            raise invalid(f"{program.name!r} is part of control flow, and consumes its arguments")
+            raise invalid(f"{program.name!r} is part of control flow, so it cannot consume its arguments")
         returned = program.results
         if not self.is_part and (len(set(returned)) != len(returned) or any(value < count for value in returned)):
             raise invalid(f"program {program.name!r} returns a value twice, or an argument")
@@ -90,22 +94,24 @@ class ProgramChecker:
         self.op_shardings.append(op_sharding)
 
     def _declared(self, spec: ArraySpec) -> None:
-        """Raises INVALID_ARGUMENT for an array that cannot be."""
+        """Check an array type that the client declares. Raises INVALID_ARGUMENT."""
         shape, sharding = spec.shape, spec.sharding
         if spec.dtype not in DTYPE_BITS or spec.dtype in _NO_ARRAYS:
-            raise invalid(f"no such dtype: {spec.dtype[:40]!r}")
+            raise invalid(f"invalid dtype {spec.dtype[:40]!r}")
         if len(shape) > codec.MAX_RANK or min(shape, default=0) < 0 or math.prod(shape) > codec.MAX_ELEMENTS:
-            raise invalid(f"no such shape: {list(shape[: codec.MAX_RANK])}")
+            raise invalid(f"invalid shape {list(shape[: codec.MAX_RANK])}")
         if not sharding.devices or len(set(sharding.devices)) != len(sharding.devices):
-            raise invalid("a sharding needs devices, each once")
+            raise invalid("a sharding needs one or more distinct devices")
         self.cluster.hosts_of(sharding.devices)
         if not isinstance(sharding.tiling, Replicated | Tiled):
-            raise invalid("a program's arrays are replicated or tiled")
+            raise invalid(f"arrays of a program must be replicated or tiled, not {type(sharding.tiling).__name__}")
         if isinstance(sharding.tiling, Tiled) and len(sharding.tiling.dims) > codec.MAX_RANK + 8:
-            raise invalid(f"a tile assignment of {len(sharding.tiling.dims)} dimensions")
+            raise invalid(
+                f"a tile assignment has {len(sharding.tiling.dims)} dimensions, more than {codec.MAX_RANK + 8}"
+            )
         shard_boxes(sharding, shape)
         if spec.layout is not None and sorted(spec.layout) != list(range(len(shape))):
-            raise invalid("a layout that is no order of the dimensions")
+            raise invalid(f"the layout {list(spec.layout)} is not a permutation of {len(shape)} dimensions")
 
     def _call(self, node: Call) -> Call:
         name = self.program.name
@@ -116,24 +122,25 @@ class ProgramChecker:
         if (len(node.inputs), len(node.outputs)) != (len(parameters), len(function.outputs)):
             raise invalid(
                 f"program {name!r} calls {function.name} with {len(node.inputs)} inputs and {len(node.outputs)} "
-                f"outputs, where it has {len(parameters)} and {len(function.outputs)}"
+                f"outputs, but the function has {len(parameters)} and {len(function.outputs)}"
             )
         if node.preserved or node.completion:
-            raise invalid("only the server may say what a call preserves, and that it has a completion")
+            raise invalid("a client cannot set `preserved` and `completion` of a call")
         for position, (value, (dtype, shape)) in enumerate(zip(node.inputs, parameters, strict=True)):
             spec = self.specs[value]
             if spec.dtype != dtype or spec.sharding.devices != function.devices or _shard_shapes(spec) != {shape}:
                 raise invalid(
                     f"program {name!r} calls {function.name} with {describe(spec)} as input {position}, "
-                    f"where it takes shards of {dtype}{list(shape)} on devices {list(function.devices)}"
+                    f"but the function takes shards of {dtype}{list(shape)} on devices {list(function.devices)}"
                 )
         for declared, actual, info in zip(node.outputs, function.outputs, function.info.outputs, strict=True):
             self._declared(declared)
             if not fits(actual, declared):
                 raise invalid(
-                    f"program {name!r} takes {describe(declared)} from {function.name}, which gives {describe(actual)}"
+                    f"program {name!r} expects {describe(declared)} from {function.name}, "
+                    f"but the function returns {describe(actual)}"
                 )
-            # Where an output's shards lie is the client's to say if XLA does not.
+            # The client chooses the tiling of an output if XLA does not.
             tiling = declared.sharding.tiling if isinstance(actual.sharding.tiling, Even) else actual.sharding.tiling
             sharding = msgspec.structs.replace(actual.sharding, tiling=tiling)
             self._define(msgspec.structs.replace(actual, sharding=sharding), info.op_sharding)
@@ -152,7 +159,7 @@ class ProgramChecker:
         given: list[list[tuple[ArraySpec, bytes | None]]] = []
         if isinstance(node, Switch):
             if not node.inputs or not node.branches:
-                raise invalid(f"program {self.program.name!r} has a switch without a number or without branches")
+                raise invalid(f"program {self.program.name!r} has a switch without an index or without branches")
             _check_number(taken[0])
             branches = []
             for branch in node.branches:
@@ -162,10 +169,13 @@ class ProgramChecker:
             node = msgspec.structs.replace(node, branches=tuple(branches))
         else:
             if not 0 <= node.constants <= len(node.inputs):
-                raise invalid(f"program {self.program.name!r} has a loop with {node.constants} constants")
+                raise invalid(
+                    f"program {self.program.name!r} has a loop with {node.constants} constants "
+                    f"and {len(node.inputs)} inputs"
+                )
             condition, decides = self._part(node.condition, taken)
             if len(decides) != 1:
-                raise invalid(f"{condition.name!r} decides whether a loop goes on, with {len(decides)} results")
+                raise invalid(f"{condition.name!r} is the condition of a loop and has {len(decides)} results, not one")
             _check_number(decides[0][0])
             body, results = self._part(node.body, taken, node.constants)
             given = [results, [(spec, None) for spec in body.arguments[node.constants :]]]
@@ -173,25 +183,30 @@ class ProgramChecker:
         for results in given:
             if [spec for spec, _ in results] != [spec for spec, _ in given[0]]:
                 raise invalid(
-                    f"program {self.program.name!r} depends on data whether it gives "
-                    f"{[describe(spec) for spec, _ in given[0]]} or {[describe(spec) for spec, _ in results]}"
+                    f"the parts of control flow in program {self.program.name!r} return different types: "
+                    f"{[describe(spec) for spec, _ in given[0]]} and {[describe(spec) for spec, _ in results]}"
                 )
         if len(given[0]) != len(node.outputs):
-            raise invalid(f"program {self.program.name!r} takes {len(node.outputs)} results of {len(given[0])}")
+            raise invalid(
+                f"program {self.program.name!r} expects {len(node.outputs)} results from control flow, "
+                f"which returns {len(given[0])}"
+            )
         for declared, (actual, op_sharding) in zip(node.outputs, given[0], strict=True):
             if not fits(actual, declared):
-                raise invalid(f"program {self.program.name!r} takes {describe(declared)} for {describe(actual)}")
+                raise invalid(
+                    f"program {self.program.name!r} expects {describe(declared)} from control flow, "
+                    f"which returns {describe(actual)}"
+                )
             self._define(actual, op_sharding)
         return msgspec.structs.replace(node, outputs=tuple(spec for spec, _ in given[0]))
 
     def _part(
         self, program: Program, taken: tuple[ArraySpec, ...], kept: int | None = None
     ) -> tuple[Program, list[tuple[ArraySpec, bytes | None]]]:
-        """A program of a control flow node, checked; and what it gives, with XLA's form of the shardings."""
+        """Check a program of a control flow node. Return it with its results and XLA's form of their shardings."""
         if len(program.arguments) != len(taken) or not all(map(fits, taken, program.arguments)):
             raise invalid(
-                f"{program.name!r} takes {list(map(describe, program.arguments))}, and is given "
-                f"{list(map(describe, taken))}"
+                f"{program.name!r} takes {list(map(describe, program.arguments))}, got {list(map(describe, taken))}"
             )
         checker = ProgramChecker(program, self.functions, self.cluster, len(taken) if kept is None else kept)
         definition, op_shardings = checker.run()
@@ -209,7 +224,7 @@ class ProgramChecker:
 
     def _transfer(self, node: Transfer) -> None:
         if not node.reshard:
-            raise invalid("a client's program reshards what it transfers")
+            raise invalid("transfers of a client's program must have `reshard` set")
         for value, target in zip(node.inputs, node.outputs, strict=True):
             self._declared(target)
             source = self.specs[value]
@@ -221,7 +236,9 @@ class ProgramChecker:
 
 def _check_number(spec: ArraySpec) -> None:
     if spec.shape or spec.dtype not in NUMBERS:
-        raise invalid(f"a number that decides is one integer or boolean, no {spec.dtype}{list(spec.shape)}")
+        raise invalid(
+            f"a switch or loop is controlled by one integer or boolean, not by {spec.dtype}{list(spec.shape)}"
+        )
 
 
 def _shard_shapes(spec: ArraySpec) -> set[tuple[int, ...]]:
@@ -229,7 +246,7 @@ def _shard_shapes(spec: ArraySpec) -> set[tuple[int, ...]]:
 
 
 def fits(given: ArraySpec, expected: ArraySpec) -> bool:
-    """Whether an array may be given where another one is expected: as far as known, they have the same shards."""
+    """Return whether two array types have the same shards, as far as known, so that one may replace the other."""
     if (given.dtype, given.shape) != (expected.dtype, expected.shape):
         return False
     if given.sharding.devices != expected.sharding.devices:
@@ -249,7 +266,7 @@ def describe(spec: ArraySpec) -> str:
 
 
 def _op_sharding(spec: ArraySpec) -> bytes | None:
-    """XLA's own form of a sharding over several devices."""
+    """Return XLA's form of a tiled sharding; empty for other shardings."""
     tiling = spec.sharding.tiling
     if not isinstance(tiling, Tiled):
         return b""
@@ -263,3 +280,23 @@ def _op_sharding(spec: ArraySpec) -> bytes | None:
             replicate_on_last_tile_dim=replicas > 1,
         ).SerializeToString()
     )
+
+
+class Arguments:
+    """The types of an executable's arguments. `name` is that of the executable, for errors."""
+
+    def __init__(self, name: str, expected: Sequence[ArraySpec]) -> None:
+        self._name = name
+        self._expected = tuple(expected)
+        self._fitting = list(expected)  # by argument, the last type that passed the check
+
+    def check(self, records: Sequence[ArrayRecord]) -> None:
+        """Raise INVALID_ARGUMENT unless the arrays fit the arguments."""
+        if len(records) != len(self._expected):
+            raise invalid(f"{self._name} takes {len(self._expected)} arguments, got {len(records)}")
+        for i, record in enumerate(records):
+            if record.spec is not self._fitting[i]:
+                if record.spec is None or not fits(record.spec, self._expected[i]):
+                    given = "nothing" if record.spec is None else describe(record.spec)
+                    raise invalid(f"{self._name} takes {describe(self._expected[i])} as argument {i}, got {given}")
+                self._fitting[i] = record.spec

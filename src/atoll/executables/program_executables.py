@@ -1,4 +1,4 @@
-"""Programs that a client has traced: many compiled functions and transfers, run by one request."""
+"""Executables of traced programs: many compiled functions and transfers that one request runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Code, Status, invalid, unimplemented
-from atoll.executables.arguments import Arguments
 from atoll.executables.compiled_executables import Executable
 from atoll.executables.loaded_executable import MPMD_ERROR, NO_LAYOUTS, LoadedExecutable
-from atoll.executables.program_checks import ProgramChecker
+from atoll.executables.program_checks import Arguments, ProgramChecker
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.types import ArraySpec
@@ -22,14 +21,14 @@ from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.cluster_session import ClusterSession
 
-_NOTHING_RUNS = "staged arguments wait for their program; nothing runs here"
-_ASK_THE_FUNCTIONS = "a program has no cost of its own: ask the functions that it calls (Compiled.cost_analysis() does)"
+_NOTHING_RUNS = "this executable only stages arguments of a program, and does not run"
+_ASK_THE_FUNCTIONS = "the cost of a program is not known: query its functions, as Compiled.cost_analysis() does"
 
 
 def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSession) -> LoadedExecutable:
-    """What a client has submitted, checked. Raises INVALID_ARGUMENT where it makes no sense.
+    """Return an executable for a client's submission. Raises INVALID_ARGUMENT if it is invalid.
 
-    `loaded` are the session's executables, which programs may name by their fingerprints.
+    Programs refer to the session's executables, `loaded`, by fingerprint.
     """
     submission = decode(data)
     if isinstance(submission, Staging):
@@ -38,7 +37,7 @@ def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSessio
 
 
 class ProgramExecutable(LoadedExecutable):
-    """A traced program of the session. Raises INVALID_ARGUMENT from the constructor."""
+    """A traced program of the session. The constructor raises INVALID_ARGUMENT."""
 
     def __init__(self, submission: Submission, loaded: Iterable[LoadedExecutable], cluster: ClusterSession) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ class ProgramExecutable(LoadedExecutable):
         if not specs and not called:
             raise invalid(f"program {self.name!r} is empty")
         self.outputs = tuple(specs[value] for value in self.definition.results)
-        # For jaxlib's client: as many as the arguments that come with the run have shards.
+        # jaxlib's client requires as many devices as the arguments that come with the run have shards.
         last = max(0, len(self.definition.arguments) - 1)
         self.devices = specs[last].sharding.devices if specs else called[0]
         consumed = {value for node in self.definition.nodes for value in consumes(node)}
@@ -77,7 +76,8 @@ class ProgramExecutable(LoadedExecutable):
         nodes = tuple(preserving(node, preserved) for node in self.definition.nodes)
         if not completion:
             return msgspec.structs.replace(self.definition, nodes=nodes)
-        # The calls on which no other node waits end last. Their completions are values, so those after them move.
+        # Calls whose outputs no other node uses end last, so they get completions, which renumber the values after
+        # them.
         used = {value for node in nodes for value in node.inputs}
         moved = list(range(len(self.definition.arguments)))
         completed: list[Node] = []
@@ -100,7 +100,7 @@ class ProgramExecutable(LoadedExecutable):
     def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
         return (*handles, *completions)
 
-    # ---- what JAX asks
+    # ---- queries of JAX
 
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:
         raise unimplemented(_ASK_THE_FUNCTIONS)
@@ -117,20 +117,20 @@ class ProgramExecutable(LoadedExecutable):
 
 
 class StagingExecutable(LoadedExecutable):
-    """Keeps its arguments for the program that is run next; see `atoll.protocol.submission`."""
+    """Stages its arguments for the program that runs next: see `atoll.protocol.submission`."""
 
     def __init__(self, submission: Staging, cluster: ClusterSession) -> None:
         super().__init__()
         cluster.hosts_of(submission.devices)
         if not submission.devices or len(set(submission.devices)) != len(submission.devices):
-            raise invalid("arguments are staged by devices, each once")
+            raise invalid("a staging request needs one or more distinct devices")
         self.name = "staging"
         self.devices = submission.devices
 
     def gather(self, staged: list[int], arguments: list[int]) -> None:
         if len(staged) + len(arguments) > MAX_VALUES:
             staged.clear()
-            raise invalid(f"more than {MAX_VALUES} arguments of one program")
+            raise invalid(f"a program has more than {MAX_VALUES} arguments")
         staged.extend(arguments)
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
@@ -157,7 +157,7 @@ def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:
     kinds.memory_kinds.extend(memory_kinds)
     reply.donated_input_indices.SetInParent()
     reply.donated_input_indices.donated_input_indices.extend(donated)
-    no_stats = Status(Code.UNIMPLEMENTED, "a program's memory is that of its functions and of its arrays")
+    no_stats = Status(Code.UNIMPLEMENTED, "memory statistics are only available for the functions of a program")
     reply.compiled_memory_stats_error.CopyFrom(codec.status_to(no_stats))
     reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
     return reply

@@ -1,8 +1,8 @@
-"""Colocated Python (`jax.experimental.colocated_python`): functions that run in Python processes beside the devices.
+"""Colocated Python (`jax.experimental.colocated_python`): functions that run in Python processes on the hosts.
 
-A function arrives as a CustomCallProgram with a pickle that nobody opens but the session's own processes. To the
-cluster it is a compiled function of another kind. Before the first one on an island, all of that island's hosts start
-the session's processes: they are one JAX program of several processes.
+A function arrives as a CustomCallProgram with a pickle, which only the session's own processes load. To the cluster it
+is another kind of compiled function. Before the first function on an island, all hosts of the island start the
+session's processes, which form one multi-process JAX program.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid, unimplemented
-from atoll.executables.arguments import Arguments
 from atoll.executables.loaded_executable import LoadedExecutable
-from atoll.executables.program_checks import describe
+from atoll.executables.program_checks import Arguments, describe
 from atoll.executables.program_executables import metadata_reply
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Program, single
@@ -39,13 +38,13 @@ CUSTOM_CALL_PROGRAM = "xla::ifrt::CustomCallProgram"
 _LANGUAGE = "jax_colocated_python_v0.0.1"
 MAX_ARRAYS = 1 << 16
 _NO_SETTINGS = ClientSettings()
-_NO_ESTIMATES = "a Python function has no cost that could be known before it runs"
+_NO_ESTIMATES = "the cost of a Python function is not known before it runs"
 
 
 class PythonExecutable(LoadedExecutable):
-    """A call of Python beside its devices. Raises INVALID_ARGUMENT or UNIMPLEMENTED from the constructor.
+    """A call of Python on the hosts of its devices. The constructor raises INVALID_ARGUMENT or UNIMPLEMENTED.
 
-    The client is told the output shardings `announced`, in the protocol's form.
+    `announced` are the output shardings for the client, in the protocol's form.
     """
 
     has_streams = True
@@ -64,7 +63,7 @@ class PythonExecutable(LoadedExecutable):
         self.name = source.name
         self.devices = tuple(devices)
         if not self.devices or len(set(self.devices)) != len(self.devices):
-            raise invalid("a Python function needs devices, each once")
+            raise invalid("a Python function needs one or more distinct devices")
         cluster.hosts_of(self.devices)
         self.source = source
         self.settings = settings
@@ -74,21 +73,22 @@ class PythonExecutable(LoadedExecutable):
         self._announced = announced
 
     def take(self, inputs: Sequence[ArraySpec]) -> None:
-        """These are its arguments. Raises INVALID_ARGUMENT or UNIMPLEMENTED for what cannot be one."""
+        """Set the argument types. Raises INVALID_ARGUMENT or UNIMPLEMENTED if they are not supported."""
         self.inputs = tuple(self._checked(each) for each in inputs)
         self._arguments = Arguments(self.name, self.inputs)
 
     def _checked(self, spec: ArraySpec) -> ArraySpec:
         if not set(spec.sharding.devices) <= set(self.devices):
-            raise invalid(f"{self.name} has an array on devices {list(spec.sharding.devices)}, which are not its own")
+            devices = list(spec.sharding.devices)
+            raise invalid(f"{self.name} has an array on devices {devices}, which are not devices of the function")
         if spec.dtype in ("token", "opaque"):
-            raise invalid(f"{self.name} has an array of dtype {spec.dtype}, which holds no data")
+            raise invalid(f"{self.name} has an array of dtype {spec.dtype}, which contains no data")
         if len({shard_shape(spec.sharding, spec.shape, i) for i in range(len(spec.sharding.devices))}) > 1:
             raise unimplemented(f"{self.name} has an array whose shards differ in shape: {describe(spec)}")
         return spec
 
     def compiled(self, function: int) -> None:
-        """It is known to the cluster under this number."""
+        """Record the function's number in the cluster."""
         self._function = function
         self.functions = (function,)
 
@@ -114,11 +114,11 @@ class PythonExecutable(LoadedExecutable):
 
 
 def python_function(proto: Any, cluster: ClusterSession) -> PythonExecutable:
-    """A function of colocated Python. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
+    """Return the executable of a colocated Python function. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
     if proto.type != _LANGUAGE:
-        raise unimplemented(f"custom programs of type {proto.type[:100]!r}: this server runs {_LANGUAGE}")
+        raise unimplemented(f"custom programs of type {proto.type[:100]!r} are not supported; use {_LANGUAGE}")
     if max(len(proto.input_specs), len(proto.output_specs)) > MAX_ARRAYS:
-        raise invalid(f"a Python function of more than {MAX_ARRAYS} arrays")
+        raise invalid(f"a Python function takes or returns more than {MAX_ARRAYS} arrays")
     settings, text = split_settings(proto.serialized_program_text)
     return PythonExecutable(
         cluster,
@@ -132,10 +132,7 @@ def python_function(proto: Any, cluster: ClusterSession) -> PythonExecutable:
 
 
 class PythonFunctions:
-    """The Python functions of a session, and the processes that it has had started for them.
-
-    Names of functions are the session's own: two sessions never share one.
-    """
+    """The Python functions of a session, and the start of the session's processes. Sessions do not share functions."""
 
     def __init__(self, cluster: ClusterSession) -> None:
         self._cluster = cluster
@@ -143,17 +140,17 @@ class PythonFunctions:
         self._opened: dict[int, asyncio.Task[None]] = {}  # by island
 
     def close(self) -> None:
-        """The session has ended."""
+        """Cancel what is in progress: the session has ended."""
         for opening in self._opened.values():
             opening.cancel()
 
     async def register(self, executable: PythonExecutable) -> None:
-        """Has it loaded in the processes of its hosts. Raises StatusError."""
+        """Load the function in the processes of its hosts. Raises StatusError."""
         await self._open(executable.devices[0], executable.settings)
         executable.compiled(await self._register(executable.source, executable.devices))
 
     async def _open(self, device: int, settings: ClientSettings) -> None:
-        """Has the processes started on the island of the device, by the first function that needs them."""
+        """Start the processes on the island of `device`, unless an earlier function has started them."""
         devices = self._cluster.welcome.devices
         island = devices[device].island
         opening = self._opened.get(island)
@@ -164,10 +161,10 @@ class PythonFunctions:
 
     async def _start(self, devices: tuple[int, ...], settings: ClientSettings) -> None:
         number = await self._register(PythonHosts(devices, settings), devices)
-        self._cluster.retain_functions((number,))  # as long as the session lasts
+        self._cluster.retain_functions((number,))  # until the session ends
 
     async def _register(self, program: PythonProgram, devices: tuple[int, ...]) -> int:
-        # There are no options: in their place is what makes it, and so its hash, the session's own.
+        # Python functions have no compile options. A unique text in their place makes the hash unique to the session.
         own = f"{self._nonce} {self._cluster.number()}".encode()
         source = msgspec.msgpack.encode(FunctionSource(msgspec.msgpack.encode(program), own, is_python=True))
         number, _ = await self._cluster.register_function(source, hashlib.sha256(source).hexdigest(), (devices,))

@@ -1,6 +1,6 @@
-"""pathwaysutils' own resharding (`pathwaysutils.experimental.reshard`): a plugin program in JSON, run as an executable.
+"""pathwaysutils' resharding (`pathwaysutils.experimental.reshard`): a plugin program in JSON.
 
-The request names the shardings; dtypes and shapes are those of the arrays that come with its first run.
+The request contains the shardings. The arguments of the first run determine dtypes and shapes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Sharding(msgspec.Struct, frozen=True):
     memory_kind: str = ""
 
     def of(self, spec: ArraySpec) -> ArraySpec:
-        """An array like `spec`, with this sharding."""
+        """Return `spec` with this sharding."""
         devices = self.devices.device_ids
         op = codec.parse(xla_pb2.OpSharding, self.xla_hlo_sharding)
         tiling = tiling_from(op, len(devices), spec.shape)
@@ -55,19 +55,19 @@ RESHARD_REQUESTS = beginnings(_Request)
 
 
 class ReshardExecutable(LoadedExecutable):
-    """Gives arrays other shardings. Raises INVALID_ARGUMENT from the constructor."""
+    """Changes the shardings of arrays. The constructor raises INVALID_ARGUMENT."""
 
     def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
         super().__init__()
         self._request = read_request(_Request, payload, "reshardRequest").reshard_request
         sources, targets = self._request.in_sharding, self._request.out_sharding
         if not sources or len(sources) != len(targets):
-            raise invalid(f"a reshardRequest of {len(targets)} shardings for {len(sources)} arrays")
+            raise invalid(f"a reshardRequest has {len(sources)} input shardings and {len(targets)} output shardings")
         cluster.hosts_of([device for each in (*sources, *targets) for device in each.devices.device_ids])
         self._cluster = cluster
         self._program: ProgramExecutable | None = None
         self.name = "reshard"
-        self.devices = sources[0].devices.device_ids  # jaxlib's client compares their number with the arguments' shards
+        self.devices = sources[0].devices.device_ids  # jaxlib's client requires as many as the arguments' shards
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         if self._program is None:
@@ -79,7 +79,7 @@ class ReshardExecutable(LoadedExecutable):
         request = self._request
         specs = [record.spec for record in arguments if record.spec is not None]
         if len(specs) != len(request.in_sharding) or len(specs) != len(arguments):
-            raise invalid(f"a reshardRequest for {len(request.in_sharding)} arrays got {len(arguments)}")
+            raise invalid(f"a reshardRequest for {len(request.in_sharding)} arrays got {len(arguments)} arguments")
         sources = tuple(each.of(spec) for each, spec in zip(request.in_sharding, specs, strict=True))
         targets = tuple(each.of(spec) for each, spec in zip(request.out_sharding, specs, strict=True))
         values = tuple(range(len(specs)))
@@ -89,7 +89,7 @@ class ReshardExecutable(LoadedExecutable):
 
     def _known(self) -> ProgramExecutable:
         if self._program is None:
-            raise invalid("a reshardRequest that has not been run has no program yet: its arrays are not known")
+            raise invalid("a reshardRequest has no program before its first run, which determines the array types")
         return self._program
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:

@@ -1,6 +1,6 @@
-"""The arrays of a session as its proxy knows them: type, state, and whether they are deleted.
+"""The proxy's records of a session's arrays: type, error, and whether they are deleted.
 
-The cluster holds the contents. Here is what the proxy must answer without the cluster.
+With them, the proxy answers queries without the cluster, which has the contents.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from atoll.ir.types import ArraySpec
 
 
 class Memory:
-    """What arrays share when one is a part, or a view, of another. `parents` hold this memory as a part of theirs."""
+    """Memory that arrays share if one is a part or a view of another. It is part of the memory of each of `parents`."""
 
     __slots__ = ("deleted", "parents", "partly_deleted")
 
@@ -32,7 +32,7 @@ class Memory:
 
 
 class Origin:
-    """The Python stack of the request that made some arrays; the client keeps it until they are deleted."""
+    """The Python stack of the request that made some arrays. The client keeps it until they are deleted."""
 
     __slots__ = ("context", "users")
 
@@ -43,24 +43,24 @@ class Origin:
 
 @dataclass(slots=True)
 class ArrayRecord:
-    """An array by its handle. `error` is set where the request that should have made it failed."""
+    """An array of a session. If the request that makes it has failed, `error` is set."""
 
     spec: ArraySpec | None
     memory: Memory
     origin: Origin | None = None
     error: Status | None = None
-    ready: bool = False  # known to hold its value: reading it cannot meet a failed computation
+    ready: bool = False  # known to be computed without an error
 
 
 @dataclass
 class Arrays:
-    """The session's table of handles. Stacks to which no array refers any more are added to `ended_contexts`."""
+    """The session's table of arrays by handle. `ended_contexts` collects stacks that no array refers to any more."""
 
     ended_contexts: list[int]
     records: dict[int, ArrayRecord] = field(default_factory=dict)
 
     def get(self, handle: int) -> ArrayRecord:
-        """The record; raises the array's own error, or NOT_FOUND."""
+        """Return the record. Raises the array's own error, or NOT_FOUND for an unknown handle."""
         record = self.records.get(handle)
         if record is None:
             raise not_found(f"unknown array handle {handle}")

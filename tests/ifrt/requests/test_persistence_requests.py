@@ -162,11 +162,11 @@ MANUAL = xla_pb2.OpSharding(type=xla_pb2.OpSharding.MANUAL)
 @pytest.mark.parametrize(
     ("sent", "code", "text"),
     [
-        (writes(), Code.INVALID_ARGUMENT, "0 arrays to write and 0 to read"),
+        (writes(), Code.INVALID_ARGUMENT, "not write 0 and read 0"),
         (
             request({"persistenceWriteRequest": array(), "persistenceReadRequest": array(f32(4))}),
             Code.INVALID_ARGUMENT,
-            "1 arrays to write and 1 to read",
+            "not write 1 and read 1",
         ),
         (request({"persistenceWriteRequest": 7}), Code.INVALID_ARGUMENT, "cannot be read"),
         (writes({"b64_location": b64(b"/a")}), Code.INVALID_ARGUMENT, "cannot be read"),
@@ -181,13 +181,13 @@ MANUAL = xla_pb2.OpSharding(type=xla_pb2.OpSharding.MANUAL)
         (writes(array((1 << 47, 1 << 47))), Code.INVALID_ARGUMENT, "no such shape"),
         (writes(array((-4,))), Code.INVALID_ARGUMENT, "cannot be read"),
         (writes(array((0, 1 << 70))), Code.INVALID_ARGUMENT, "cannot be read"),
-        (writes(array(devices={"device_ids": []})), Code.INVALID_ARGUMENT, "needs devices"),
-        (writes(array(devices={"device_ids": [2, 2]})), Code.INVALID_ARGUMENT, "each once"),
+        (writes(array(devices={"device_ids": []})), Code.INVALID_ARGUMENT, "one or more distinct devices"),
+        (writes(array(devices={"device_ids": [2, 2]})), Code.INVALID_ARGUMENT, "one or more distinct devices"),
         (writes(array(devices={"device_ids": [2, 99]})), Code.INVALID_ARGUMENT, "device 99 does not exist"),
         (writes(array(), array(devices={"device_ids": [1, 2]})), Code.INVALID_ARGUMENT, "on different devices"),
         (writes(array(timeout={"seconds": 1 << 80})), Code.INVALID_ARGUMENT, "cannot be read"),
         (reads(array(f32(4) | {"xla_primitive_type_str": "X1"})), Code.INVALID_ARGUMENT, "unknown dtype 'X1'"),
-        (reads(array(f32(4) | {"xla_primitive_type_str": "TOKEN"})), Code.INVALID_ARGUMENT, "holds no data"),
+        (reads(array(f32(4) | {"xla_primitive_type_str": "TOKEN"})), Code.INVALID_ARGUMENT, "contains no data"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(rig: Rig, sent: Any, code: Code, text: str):

@@ -148,11 +148,11 @@ def test_outputs_have_the_shardings_that_the_client_announced(rig: Rig):
     ("fields", "code", "text"),
     [
         ({"type": "another"}, Code.UNIMPLEMENTED, "programs of type 'another'"),
-        ({"devices": {"device_ids": []}}, Code.INVALID_ARGUMENT, "needs devices"),
-        ({"devices": {"device_ids": [2, 2]}}, Code.INVALID_ARGUMENT, "needs devices, each once"),
+        ({"devices": {"device_ids": []}}, Code.INVALID_ARGUMENT, "needs one or more distinct devices"),
+        ({"devices": {"device_ids": [2, 2]}}, Code.INVALID_ARGUMENT, "needs one or more distinct devices"),
         ({"devices": {"device_ids": [99]}}, Code.INVALID_ARGUMENT, "device 99 does not exist"),
-        ({"output_specs": [spec_proto(on(3))]}, Code.INVALID_ARGUMENT, "which are not its own"),
-        ({"input_specs": [spec_proto(on(2, dtype="token"))]}, Code.INVALID_ARGUMENT, "holds no data"),
+        ({"output_specs": [spec_proto(on(3))]}, Code.INVALID_ARGUMENT, "which are not devices of the function"),
+        ({"input_specs": [spec_proto(on(2, dtype="token"))]}, Code.INVALID_ARGUMENT, "contains no data"),
         ({"serialized_program_text": b"atoll.python\0\x02\0\0\0\xc1\xc1"}, Code.INVALID_ARGUMENT, "settings that are"),
     ],
 )

@@ -72,8 +72,8 @@ def test_a_request_that_ran_takes_more_arrays_of_the_same_type_alone(rig: Rig):
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        (request(()), "1 shardings for 0 arrays"),
-        (request(targets=()), "0 shardings for 1 arrays"),
+        (request(()), "has 0 input shardings and 1 output shardings"),
+        (request(targets=()), "has 1 input shardings and 0 output shardings"),
         (request(sources=(sharding(WHOLE, 99),)), "99"),
         (request(sources=({"devices": {"device_ids": [0]}},)), "cannot be read"),
         (request(sources=(sharding(WHOLE, 0) | {"xla_hlo_sharding": "no base64"},)), "cannot be read"),
