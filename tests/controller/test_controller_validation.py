@@ -82,7 +82,7 @@ DEFINITIONS = {
         "f", (on(0),), Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1 << 24, 1), (0, 1 << 24, 1)),))
     ),
     "definition.nodes[0] is a Loop": Program("f", (on(0),), (Loop((0,), (on(0),), 0, chain_of(1), chain_of(1)),), (1,)),
-    "definition.nodes[0]: program 'f' transfers 1 inputs and 2 outputs": Program(
+    "definition.nodes[0]: program 'f' transfers 1 inputs to 2 outputs": Program(
         "f", (on(0),), (Transfer((0,), (on(1), on(1))),), ()
     ),
     "definition.results[0] is 9": Program("f", (on(0),), (), (9,)),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atoll.cluster.locations import DeviceLocation
 from atoll.host_services.row_messages import packed, unpacked
 from atoll.ir import plan as p
-from atoll.ir.lowering import Lowered
+from atoll.ir.plan import Lowered
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes, shard_shape
 from tests.ir.test_types import tilings
 

@@ -202,14 +202,14 @@ def test_reports_have_a_text_that_parses():
 
 
 def test_a_node_that_depends_on_data_is_no_part_of_a_launch():
-    with pytest.raises(StatusError, match="no part of a launch"):
+    with pytest.raises(StatusError, match="must be split into launches"):
         lower(Program("p", (SPEC,), (choice(0, 0),), ()), cluster(1, 1, 1), {})
 
 
 def test_the_text_of_a_program_shows_each_of_its_launches():
     program = Program("p", (SPEC,), (choice(0, 0), one(1)), (2,))
     text = render(program, ["f", "g"])
-    assert "// (%1) = run (%0, %0): the first, which reports a number, and that of the 2 others" in text
+    assert "// (%1) = run (%0, %0): the first, which reports an index, and then one of the 2 others" in text
     assert "atoll.report %0" in text
     assert "atoll.call @g(%0)" in text
     assert "report %0" in render_lowered(program, cluster(1, 1, 1), ["f", "g"])

@@ -16,7 +16,8 @@ from xdsl.ir.core import OpOperands
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
 from atoll.ir.build_module import MOST_ARRAYS
-from atoll.ir.lowering import LoweredGang, lower
+from atoll.ir.lowering import lower
+from atoll.ir.plan import LoweredGang
 from atoll.ir.program import (
     Call,
     DeviceToHost,
@@ -326,14 +327,14 @@ PAIR = ArraySpec("int64", (4,), Sharding((0, 1), Even((2,))))
     ("outputs", "mappings", "text"),
     [
         ((PAIR,), [Mapping(0, 0, (0, 1, 1), (0, 1, 1))], "exactly once"),
-        ((PAIR,), [Mapping(0, 0, (0, 2, 1), (0, 1, 1))], "as many shards as it gives"),
-        ((PAIR,), [Mapping(0, 0, (0, 3, 1), (0, 3, 1))], "not there"),
-        ((PAIR,), [Mapping(0, 0, (0, 2, 1), (0, 2, 1)), Mapping(0, 0, (0, 1, 1), (0, 1, 1))], "gives one twice"),
-        ((PAIR,), [Mapping(0, 0, (-1, 1, 1), (0, 2, 1))], "not there"),
+        ((PAIR,), [Mapping(0, 0, (0, 2, 1), (0, 1, 1))], "takes 2 shards and returns 1"),
+        ((PAIR,), [Mapping(0, 0, (0, 3, 1), (0, 3, 1))], "a shard that does not exist"),
+        ((PAIR,), [Mapping(0, 0, (0, 2, 1), (0, 2, 1)), Mapping(0, 0, (0, 1, 1), (0, 1, 1))], "a target shard twice"),
+        ((PAIR,), [Mapping(0, 0, (-1, 1, 1), (0, 2, 1))], "rearranges shards that do not exist"),
         (
             (ArraySpec("int64", (4,), Sharding((1, 0), Even((2,)))),),
             [Mapping(0, 0, (0, 2, 1), (0, 2, 1))],
-            "cannot move them to another device",
+            "cannot move shards to another device",
         ),
     ],
 )  # fmt: skip
@@ -426,7 +427,7 @@ def test_what_cannot_be_lowered_is_refused_with_a_reason(program, text):
 
 def test_a_calls_completion_is_no_array():
     nodes = (Call(7, (0,), (), (0, 1), completion=True), Transfer((1,), (PAIR,)))
-    with pytest.raises(StatusError, match="completion is no array"):
+    with pytest.raises(StatusError, match="expected an array, not the completion"):
         lower(Program("f", (PAIR,), nodes, (2,)), cluster(1, 1, 2), {7: "abc"})
 
 

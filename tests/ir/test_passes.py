@@ -72,14 +72,14 @@ def test_placing_gives_arrays_calls_and_completions_their_devices():
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [
-        ("atoll.call @g() on [0, 2]", Code.INVALID_ARGUMENT, "'f' runs one .* over devices of 2 islands; .*device_put"),
+        ("atoll.call @g() on [0, 2]", Code.INVALID_ARGUMENT, "'f' runs one .* on devices of 2 islands: .*device_put"),
         ("atoll.call @g() on []", Code.INVALID_ARGUMENT, "0 islands"),
         ("atoll.call @g() on [6]", Code.INVALID_ARGUMENT, "'f' names device 6, which this session does not have"),
         ("%1 = atoll.transfer %0 : !atoll.array<int8[4], devices = [0, 7]>", Code.INVALID_ARGUMENT, "device 7"),
         (
             f"%1 = atoll.rearrange %0 [0 at 0:2 -> 0 at 0:2] : !atoll.array<{B}>",
             Code.INVALID_ARGUMENT,
-            "cannot move them to another device",
+            "cannot move shards to another device",
         ),
         ("%1 = atoll.get %0 feed 0 : !atoll.completion", Code.UNIMPLEMENTED, "shard by shard"),
     ],
@@ -147,7 +147,11 @@ def test_transfers_made_explicit(case):
     ("stages", "body", "message"),
     [
         ((), "atoll.call @g(%0) on [0:2]", "its calls have no device locations"),
-        ((PlacePass(PLACEMENT),), f"%1 = atoll.transfer %0 : !atoll.array<{B}>", "atoll.transfer is not explicit yet"),
+        (
+            (PlacePass(PLACEMENT),),
+            f"%1 = atoll.transfer %0 : !atoll.array<{B}>",
+            "atoll.transfer was not replaced by sends and receives",
+        ),
     ],
 )
 def test_only_what_went_through_the_passes_before_can_be_cut(stages, body, message):

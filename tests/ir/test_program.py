@@ -49,11 +49,11 @@ def test_a_program_of_one_node_returns_all_that_the_node_gives():
 @pytest.mark.parametrize(
     ("program", "text"),
     [
-        (Program("f", (ONE,), (Transfer((1,), (TWO,)),), ()), "uses value 1, of which 1 are defined"),
+        (Program("f", (ONE,), (Transfer((1,), (TWO,)),), ()), "uses value 1 of 1 values"),
         (Program("f", (ONE,), (Transfer((-1,), (TWO,)),), ()), "uses value -1"),
         (
             Program("f", (ONE,), (Transfer((0,), (TWO,)), Transfer((2,), (ONE,))), ()),
-            "uses value 2, of which 2 are defined",
+            "uses value 2 of 2 values",
         ),
         (Program("f", (ONE,), (), (1,)), "returns value 1"),
         (Program("f", (ONE,), (), (-1,)), "returns value -1"),
@@ -64,19 +64,19 @@ def test_a_program_of_one_node_returns_all_that_the_node_gives():
         ),
         (
             Program("f", (ONE,), (Rearrange((0,), (ONE,), (Mapping(1, 0, (0, 1, 1), (0, 1, 1)),)),), ()),
-            "input or output that it lacks",
+            "input or output that does not exist",
         ),
         (
             Program("f", (ONE,), (Rearrange((0,), (ONE,), (Mapping(0, 1, (0, 1, 1), (0, 1, 1)),)),), ()),
-            "input or output that it lacks",
+            "input or output that does not exist",
         ),
         (
             Program("f", (ONE,), (Rearrange((0,), (ONE,), (Mapping(0, 0, (0, 1, 0), (0, 1, 1)),)),), ()),
             "step below 1",
         ),
-        (Program("f", (ONE,), (Transfer((0,), (TWO, TWO)),), ()), "1 inputs and 2 outputs"),
-        (Program("f", (ONE,), (Call(1, (0,), (), (0,), donated=(1,)),), ()), "position 1"),
-        (Program("f", (ONE,), (Call(1, (0,), (), (0,), preserved=(-1,)),), ()), "position -1"),
+        (Program("f", (ONE,), (Transfer((0,), (TWO, TWO)),), ()), "1 inputs to 2 outputs"),
+        (Program("f", (ONE,), (Call(1, (0,), (), (0,), donated=(1,)),), ()), "input 1 of 1 inputs"),
+        (Program("f", (ONE,), (Call(1, (0,), (), (0,), preserved=(-1,)),), ()), "input -1 of 1 inputs"),
     ],
 )
 def test_a_program_that_does_not_hang_together_is_refused_by_name(program, text):

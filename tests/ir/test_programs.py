@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from atoll.ir.build_module import build
 from atoll.ir.dialect import context, parse
-from atoll.ir.lowering import Lowered, lower, pipeline, program_of
+from atoll.ir.lowering import lower, pipeline, program_of
 from atoll.ir.passes.cut_pass import cut
+from atoll.ir.plan import Lowered
 from atoll.ir.program import Call, Mapping, Node, Program, Rearrange, Transfer
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes, shard_shape
 from tests.ir.machine import Machine, Placement, cluster, compute, contents, counting, slices

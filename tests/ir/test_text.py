@@ -191,7 +191,7 @@ def test_placed_programs_and_transfers_survive_their_text():
         (
             "%1 = atoll.rearrange %0 [0 at 0:2 -> 0 at 0:2] : !atoll.array<int8[4], devices = [0]>",
             VerifyException,
-            "not there",
+            "a shard that does not exist",
         ),
         ("atoll.call @f(%0) on [0] donate [1]", VerifyException, "no input 1 to donate"),
         ("atoll.call @f(%0)", ParseError, "at"),

@@ -111,7 +111,7 @@ def test_numbers_of_python_take_the_types_that_arrays_have_elsewhere() -> None:
 
 def test_a_program_may_look_at_a_choice_before_it_runs() -> None:
     text = atoll.program(lambda x: atoll.cond(positive(x), here, there, x) + 1).lower(vector()).as_text()
-    assert "which reports a number" in text
+    assert "which reports an index" in text
     assert "atoll.program @true_fun" in text
 
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.host_services import host_data
-from atoll.ir.exchange import common, relative
-from atoll.ir.grid import Grid
+from atoll.ir.exchange import Grid, common, relative
 from atoll.ir.types import Box, Shape
 
 SLAB_BYTES = 8 << 20

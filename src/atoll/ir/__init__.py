@@ -1,5 +1,5 @@
-"""Programs: what a client asks, free of locations; and plans: what each host does for it.
+"""Programs, plans, and the lowering of programs to plans.
 
-Everything that a client asks becomes a `Program` over virtual devices. Lowering places it and cuts it into one `Plan`
-per host. Both are plain data; nothing here does I/O.
+Each request of a client is a `Program` on virtual devices. Lowering places it on physical devices and cuts it into one
+`Plan` per host. Both are plain data. This package does no I/O.
 """

@@ -1,4 +1,4 @@
-"""From a program's wire form to the dialect: what the client asked, op by op."""
+"""Translates a program to a module in the dialect, op by op."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from atoll.errors import StatusError, invalid
-from atoll.ir.dialect.attributes import HostBuffers, Mappings, Numbers, Strides
-from atoll.ir.dialect.dialect_types import ArrayType, CompletionType
+from atoll.ir.dialect.attributes import ArrayType, CompletionType, HostBuffers, Mappings, Numbers, Strides
 from atoll.ir.dialect.ops import (
     PRESENT,
     CallOp,
@@ -22,9 +21,10 @@ from atoll.ir.dialect.ops import (
     RearrangeOp,
     ReportOp,
     ReturnOp,
+    RouteOp,
     TransferOp,
+    UnrouteOp,
 )
-from atoll.ir.dialect.rows import RouteOp, UnrouteOp
 from atoll.ir.dismantling import dismantled
 from atoll.ir.program import (
     Call,
@@ -43,20 +43,21 @@ from atoll.ir.steps import Steps, finish
 from atoll.ir.types import ArraySpec
 
 COMPLETION = CompletionType()
-# A pass takes up to 10 ms for an op that transfers so many.
+# The arrays of one transfer op, for which a pass takes up to 10 ms.
 MOST_ARRAYS = 500
 
 
 def build(program: Program, functions: Mapping[int, str]) -> ModuleOp:
-    """As `build_in_steps`, all at once."""
+    """Run all steps of `build_in_steps`."""
     return finish(build_in_steps(program, functions))
 
 
 def build_in_steps(program: Program, functions: Mapping[int, str]) -> Steps[ModuleOp]:
-    """The module of a program that passed `check`: location-free, one op for each node, and several for a transfer of
-    more than `MOST_ARRAYS` arrays. `functions` names the callees; one that it lacks is named by its number.
+    """Return the module of a program that passed `check`, on virtual devices.
 
-    Raises INVALID_ARGUMENT for a program that cannot run wherever it is placed.
+    Each node becomes one op, or several for a transfer of more than `MOST_ARRAYS` arrays. `functions` contains the
+    names of functions; others are named by their number. Raises INVALID_ARGUMENT for a program that cannot run on any
+    devices.
     """
     types: dict[ArraySpec, ArrayType] = {}
 
@@ -85,7 +86,7 @@ def build_in_steps(program: Program, functions: Mapping[int, str]) -> Steps[Modu
 
 
 def _parts(node: Node) -> Iterable[Node]:
-    """Return nodes that do the same together, each of which is lowered in a short step."""
+    """Split a node into equivalent nodes, each of which can be lowered in a short step."""
     if not isinstance(node, Transfer) or len(node.inputs) <= MOST_ARRAYS:
         return (node,)
     return (
@@ -125,7 +126,7 @@ def _op(
         case Report():
             return ReportOp.create(operands=operands)
         case Switch() | Loop():
-            raise invalid("a control flow node is no part of a launch")
+            raise invalid("control flow nodes must be split into launches before lowering")
         case Transfer():
             flags = [("donate", node.donate), ("reshard", node.reshard)]
             facts = {name: PRESENT for name, present in flags if present}

@@ -1,8 +1,8 @@
-"""Split programs with control flow nodes into launches.
+"""Splits programs with control flow nodes into launches.
 
-Such a node (`Switch`, `Loop`; section 4.5 of the paper calls it irregular) is a launch of its own, of several programs.
-All that depends on the same of these nodes is one launch. So what depends on none of them is dispatched before any is
-known, and what depends on some waits for no other.
+Each control flow node (`Switch` or `Loop`; the paper calls them irregular, section 4.5) is a launch of several
+programs. All other nodes that depend on the same control flow nodes form one launch. Therefore a launch only waits for
+the control flow nodes that it depends on.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from atoll.ir.program import (
 )
 from atoll.ir.types import ArraySpec
 
-# Each is a launch or two, of which a session's window has room for some hundreds.
+# A control flow node adds one or two launches, and a session's window has several hundred credits.
 MAX_CONTROL_FLOW = 128
 MAX_NODES = 1 << 14
 
 
 @dataclass(frozen=True)
 class SwitchPrograms:
-    """`index` reports which of the branches is to run. These give the same, and take the same."""
+    """`index` reports which of the branches to run. All branches have the same argument and result types."""
 
     index: Program
     branches: tuple[Program, ...]
@@ -43,9 +43,11 @@ class SwitchPrograms:
 
 @dataclass(frozen=True)
 class LoopPrograms:
-    """`first` reports whether to begin. `begins`, and then `following`, makes the next carried arrays, and reports
-    whether to go on. All three take the constants and the carried arrays; `following` alone may consume carried ones.
-    `last` makes the results of the carried ones.
+    """The programs of a loop.
+
+    `first` reports whether to run the body. The first iteration runs `begins`, and the others run `following`: they
+    return the next carried arrays, and report whether to continue. All three take the constants and the carried arrays.
+    Only `following` may consume carried arrays. `last` makes the results from the carried arrays.
     """
 
     constants: int
@@ -57,7 +59,7 @@ class LoopPrograms:
 
 @dataclass(frozen=True)
 class SplitLaunch:
-    """One of a program's launches; its arguments and results are values of the program."""
+    """One of the launches of a program. Its arguments and results are values of the program."""
 
     programs: Program | SwitchPrograms | LoopPrograms
     arguments: tuple[int, ...]
@@ -69,19 +71,16 @@ def has_control_flow(program: Program) -> bool:
 
 
 def split(program: Program) -> tuple[SplitLaunch, ...]:
-    """The program's launches, in an order in which each comes after those that it needs.
-
-    Raises INVALID_ARGUMENT for a program of too many.
-    """
+    """Return the program's launches in topological order. Raises INVALID_ARGUMENT if there are too many."""
     specs = value_specs(program)
-    depends: list[frozenset[int]] = [frozenset()] * len(program.arguments)  # of each value, on which of these nodes
-    readers: list[frozenset[int]] = [frozenset()] * len(specs)  # of each value, on which of them its readers depend
-    groups: dict[frozenset[int], list[tuple[Node, int]]] = {}  # with the first value that each node makes
+    depends: list[frozenset[int]] = [frozenset()] * len(program.arguments)  # by value: the nodes that it depends on
+    readers: list[frozenset[int]] = [frozenset()] * len(specs)  # by value: the nodes that its readers depend on
+    groups: dict[frozenset[int], list[tuple[Node, int]]] = {}  # with the first output of each node
     pieces: list[tuple[int, int, SplitLaunch]] = []
     nodes = 0
     for number, node in enumerate(program.nodes):
         needed = frozenset[int]().union(*(depends[value] for value in node.inputs))
-        needed = needed.union(*(readers[value] for value in consumes(node)))  # who reads it comes before
+        needed = needed.union(*(readers[value] for value in consumes(node)))  # readers run before the consumer
         first = len(depends)
         given = needed
         if isinstance(node, Switch | Loop):
@@ -98,8 +97,8 @@ def split(program: Program) -> tuple[SplitLaunch, ...]:
         depends.extend([given] * output_count(node))
     if len(pieces) > MAX_CONTROL_FLOW or nodes > MAX_NODES:
         raise invalid(
-            f"program {program.name!r} has {len(pieces)} control flow nodes, and {nodes} nodes in all; at most "
-            f"{MAX_CONTROL_FLOW} and {MAX_NODES} may be in one program with such nodes"
+            f"program {program.name!r} has {len(pieces)} control flow nodes and {nodes} nodes in total; at most "
+            f"{MAX_CONTROL_FLOW} and {MAX_NODES} are allowed in a program with control flow nodes"
         )
     wanted = set(program.results)
     for _, _, piece in pieces:
@@ -114,7 +113,7 @@ def split(program: Program) -> tuple[SplitLaunch, ...]:
 
 
 def parts_of(programs: Program | SwitchPrograms | LoopPrograms) -> tuple[Program, ...]:
-    """All programs that a launch may run, in the order of their registration."""
+    """Return all programs that a launch may run, in the order of their registration."""
     if isinstance(programs, SwitchPrograms):
         return (programs.index, *programs.branches)
     if isinstance(programs, LoopPrograms):
@@ -148,15 +147,15 @@ def _loop(node: Loop, name: str) -> LoopPrograms:
     carried = range(node.constants, len(body.arguments))
     nodes = list(body.nodes)
     defined = len(body.arguments) + sum(map(output_count, nodes))
-    # The condition takes what the body has made in the place of the carried arrays.
+    # The condition takes the body's results as the carried arrays.
     numbers = [*range(node.constants), *body.results]
     for each in condition.nodes:
         nodes.append(_renumbered(each, numbers.__getitem__))
         numbers.extend(range(defined, defined + output_count(each)))
         defined += output_count(each)
-    (goes_on,) = condition.results
-    nodes.append(Report((numbers[goes_on],)))
-    first = msgspec.structs.replace(condition, nodes=(*condition.nodes, Report((goes_on,))), results=())
+    (continues,) = condition.results
+    nodes.append(Report((numbers[continues],)))
+    first = msgspec.structs.replace(condition, nodes=(*condition.nodes, Report((continues,))), results=())
     following = msgspec.structs.replace(body, nodes=tuple(nodes))
     begins = msgspec.structs.replace(body, nodes=tuple(preserving(each, frozenset(carried)) for each in nodes))
     specs = tuple(body.arguments[i] for i in carried)
@@ -165,7 +164,7 @@ def _loop(node: Loop, name: str) -> LoopPrograms:
 
 
 def _distinct(program: Program) -> Program:
-    """The program with results that are no arguments and no two of which are one value: with views in their places."""
+    """Return the program with views in the place of results that are arguments, or that repeat."""
     specs = value_specs(program)
     nodes, results = list(program.nodes), []
     defined = len(specs)

@@ -1,7 +1,7 @@
-"""Taking blocks apart, so that nothing in them refers to itself.
+"""Removes the reference cycles in xDSL blocks, so that ops are freed one by one.
 
-Ops, their results and the uses of these refer to one another. Only the garbage collector frees such a block, all at
-once: for a large program that takes hundreds of milliseconds. An op that is taken apart is freed at once.
+Ops, their results and the uses of the results refer to one another. Otherwise, the garbage collector would free a whole
+block at once, which takes hundreds of milliseconds for a large program.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from xdsl.rewriter import Rewriter
 
 from atoll.ir.steps import Steps
 
-# So many operands of an op are replaced faster one at a time.
+# Up to this number, an op's operands are replaced faster one at a time.
 _FEW = 16
 
 
 def dismantled(block: Block, known: MutableMapping[SSAValue, Any] | None = None) -> Steps[None]:
-    """Take a block apart, from its last op on. Nobody else uses it or the values that it defines any more.
+    """Dismantle a block from its last op to its first. The block and its values must not be used any more.
 
-    `known` is a table of these values, which would keep them: they are removed from it.
+    Its values are also removed from the table `known`.
     """
     while (op := block.last_op) is not None:
         block.detach_op(op)
@@ -36,13 +36,13 @@ def dismantled(block: Block, known: MutableMapping[SSAValue, Any] | None = None)
 
 
 def erase(op: Operation) -> None:
-    """Take an op without uses out of its block, and apart."""
+    """Remove an op without uses from its block, and dismantle it."""
     Rewriter.erase_op(op)
     op.results = SSAValues()
 
 
 def replace(op: Operation, new: Operation | list[Operation], results: Sequence[SSAValue | None] | None = None) -> None:
-    """As `Rewriter.replace_op`, and take the old op apart."""
+    """Replace an op like `Rewriter.replace_op`, and dismantle the old op."""
     if results is None:
         results = (new if isinstance(new, Operation) else new[-1]).results
     _substitute({old: value for old, value in zip(op.results, results, strict=True) if value is not None})
@@ -51,10 +51,10 @@ def replace(op: Operation, new: Operation | list[Operation], results: Sequence[S
 
 
 def _substitute(values: Mapping[SSAValue, SSAValue]) -> None:
-    """Use other values in the place of these.
+    """Replace values in ops that use many of them.
 
-    xDSL does so for one operand at a time, and copies all operands of the op that has it. That takes time in proportion
-    to the square of the number of values where one op uses all of them.
+    xDSL replaces one operand at a time, and copies all operands of the op each time. That takes quadratic time if one
+    op uses all of the values.
     """
     changed = Counter(use.operation for value in values for use in value.uses)
     for user, count in changed.items():

@@ -1,7 +1,4 @@
-"""Arrays on locations: which host holds which part of an array.
-
-Pure, and free of the IR. A `Located` remembers what it has worked out, so that arrays of one type share it.
-"""
+"""Arrays on physical devices: the hosts, boxes and memory of an array's shards. Does not depend on the dialect."""
 
 from __future__ import annotations
 
@@ -12,22 +9,21 @@ from functools import cached_property
 from atoll.cluster.locations import DeviceLocation, HostDevice, MemoryRequirement
 from atoll.errors import unimplemented
 from atoll.ir import row_exchange
-from atoll.ir.exchange import Spread, spread
-from atoll.ir.grid import Grid
+from atoll.ir.exchange import Grid, Spread, spread
 from atoll.ir.plan import LocalArray
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Box, Even, Opaque, Replicated, Shape, Tiled, nbytes, shard_boxes
 
 
 @dataclass(frozen=True)
 class Located:
-    """An array whose shard i is at `locations[i]`."""
+    """An array whose shard i is at `locations[i]`. It caches what it computes, for all arrays of the same type."""
 
     spec: ArraySpec
     locations: tuple[DeviceLocation, ...]
 
     @cached_property
     def positions(self) -> dict[int, tuple[int, ...]]:
-        """By host, the positions of its shards in the device list."""
+        """The positions of each host's shards in the device list."""
         found: dict[int, list[int]] = {}
         for position, location in enumerate(self.locations):
             found.setdefault(location.host, []).append(position)
@@ -39,7 +35,7 @@ class Located:
 
     @cached_property
     def shard_of(self) -> tuple[int, ...]:
-        """The number of each position's shard among those of its host."""
+        """The local number of each shard on its host."""
         counts: dict[int, int] = {}
         numbers = []
         for location in self.locations:
@@ -50,12 +46,12 @@ class Located:
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
-        """What each shard holds. Raises UNIMPLEMENTED where the tiling does not say."""
+        """The box of each shard. Raises UNIMPLEMENTED if the tiling does not determine it."""
         return shard_boxes(self.spec.sharding, self.spec.shape)
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shape of each shard. Raises UNIMPLEMENTED where the tiling does not say."""
+        """The shape of each shard. Raises UNIMPLEMENTED if the tiling does not determine it."""
         tiling, count = self.spec.sharding.tiling, len(self.locations)
         match tiling:
             case Replicated():
@@ -70,7 +66,7 @@ class Located:
 
     @cached_property
     def memory(self) -> MemoryRequirement:
-        """Bytes on each device."""
+        """The size of the array on each device."""
         if isinstance(self.spec.sharding.tiling, Opaque):
             return ()
         bits = DTYPE_BITS[self.spec.dtype]
@@ -89,7 +85,7 @@ class Located:
         return {}
 
     def on(self, host: int) -> LocalArray:
-        """The host's part."""
+        """Return the host's part."""
         part = self._on.get(host)
         if part is None:
             spec, here = self.spec, self.positions[host]
@@ -105,7 +101,7 @@ class Located:
         return part
 
     def in_order(self, order: Located | None) -> Located:
-        """What its rows would be if they lay in an order, where they are."""
+        """Return the array after sorting its rows into `order`, on the same devices."""
         return self if order is None else Located(row_exchange.in_order(self.spec, order.spec), self.locations)
 
     @cached_property
@@ -114,7 +110,7 @@ class Located:
 
     @cached_property
     def spread(self) -> Spread:
-        """The same for hosts, as a plan says it. Raises UNIMPLEMENTED where the shards have no known shape."""
+        """The distribution to hosts in the form of plans. Raises UNIMPLEMENTED if the shards have no known shape."""
         tiling = self.spec.sharding.tiling
         if isinstance(tiling, Opaque):
             raise unimplemented("the shards of an opaque sharding have no known shape")
@@ -122,7 +118,7 @@ class Located:
 
 
 def stays(source: Located, target: Located, reshard: bool) -> bool:
-    """Whether shard i becomes shard i, on the host where it is."""
+    """Return whether a transfer moves no part of the array between hosts, and shard i becomes shard i."""
     if len(source.locations) != len(target.locations):
         return False
     if any(a.host != b.host for a, b in zip(source.locations, target.locations, strict=True)):

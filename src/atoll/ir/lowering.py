@@ -1,7 +1,7 @@
-"""Lowering: a location-free program becomes gangs, and one plan for each host.
+"""Lowering of a program on virtual devices to gangs, and one plan per host. Pure.
 
-Pure: program and placement in, plans out. The stages are passes over the MLIR dialect of `atoll.ir.dialect`, as in the
-paper (section 4.2). Each says in its own docstring what it takes, guarantees and refuses.
+The stages are passes over the MLIR dialect of `atoll.ir.dialect`, as in section 4.2 of the paper. The docstring of each
+pass specifies its input, its guarantees and its errors.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ from atoll.errors import StatusError, invalid
 from atoll.ir.build_module import build_in_steps
 from atoll.ir.dialect.ops import ProgramOp
 from atoll.ir.dismantling import dismantled
-from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.passes import PASSES
 from atoll.ir.passes.cut_pass import cut_in_steps
 from atoll.ir.passes.lowering_pass import LoweringPass
+from atoll.ir.plan import Lowered
 from atoll.ir.program import Call, Program, check_node, check_results
 from atoll.ir.steps import Steps, finish
-
-__all__ = ["Lowered", "LoweredGang", "LoweredValue", "lower", "lower_in_steps", "pipeline"]
 
 _PASSES: tuple[type[LoweringPass], ...] = tuple(map(resolve_name, PASSES))
 
 
 def lower(program: Program, placement: Placement, functions: Mapping[int, str]) -> Lowered:
-    """As `lower_in_steps`, all at once."""
+    """Run all steps of `lower_in_steps`."""
     return finish(lower_in_steps(program, placement, functions))
 
 
 def lower_in_steps(program: Program, placement: Placement, functions: Mapping[int, str]) -> Steps[Lowered]:
-    """Cuts `program` into gangs and plans. `functions` gives the workers' names of the session's compiled functions.
+    """Lower `program` to gangs and plans. `functions` contains the workers' names of the session's functions.
 
-    Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
+    Raises INVALID_ARGUMENT or UNIMPLEMENTED if the program cannot run.
     """
     defined = len(program.arguments)
     for node in program.nodes:
@@ -61,13 +59,13 @@ def lower_in_steps(program: Program, placement: Placement, functions: Mapping[in
 
 
 def _dismantled(module: ModuleOp) -> Steps[None]:
-    """Take a module apart, so that nothing is left for the garbage collector."""
+    """Dismantle a module, so that the garbage collector does not have to free it."""
     yield from dismantled(program_of(module).body.block)
     module.drop_all_references()
 
 
 def pipeline(placement: Placement) -> PassPipeline:
-    """The passes between a built program and its cut."""
+    """Return the passes between `build_module.build` and the cut into plans."""
     return PassPipeline(tuple(each(placement) for each in _PASSES))
 
 

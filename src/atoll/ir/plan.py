@@ -1,25 +1,27 @@
-"""The plan: one host's part of a program, in the words of that host's own devices.
+"""The results of lowering: gangs, and one plan per host, which refers to devices by their ordinals on the host.
 
-A worker keeps a plan under its number and runs it at each launch, segment by segment, as the controller dispatches
-the program's gangs. Values carry the numbers that lowering gave them.
+A worker stores a plan under its number. At each launch, it runs the plan segment by segment, as the controller
+dispatches the program's gangs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 
+from atoll.cluster.locations import MemoryRequirement
 from atoll.ir.exchange import Exchange, ReceivePiece, SendPiece
 from atoll.ir.row_exchange import RowExchange
 from atoll.ir.types import Box, Shape
 
 
 class LocalArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The part of a logical buffer that one host holds.
+    """The part of a logical buffer on one host.
 
-    `devices` are ordinals among the host's devices; `positions[i]` is the index of local shard i in the whole
-    sharding's device list; `shard_shapes` has one shape a local shard.
+    `devices` are ordinals of the host's devices. Local shard i has the shape `shard_shapes[i]`, and is at
+    `positions[i]` in the device list of the whole sharding.
     """
 
     dtype: str
@@ -32,7 +34,7 @@ class LocalArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Execute(msgspec.Struct, frozen=True, array_like=True, tag="exec", gc=False):
-    """Enqueues a compiled function; its outputs become values `first_output`, `first_output` + 1, ..."""
+    """Enqueues a compiled function. Its outputs become values `first_output`, `first_output` + 1, ..."""
 
     function: str
     inputs: tuple[int, ...]
@@ -43,10 +45,10 @@ class Execute(msgspec.Struct, frozen=True, array_like=True, tag="exec", gc=False
 
 
 class Python(msgspec.Struct, frozen=True, array_like=True, tag="python", gc=False):
-    """Calls a function of colocated Python, in the order of `stream`; its outputs are there once it has returned.
+    """Calls a function of colocated Python, in the order of `stream`. Its outputs are ready when it returns.
 
-    `arguments` are (position, value), and `results` (position, value, array), of those that have shards on this host.
-    Value `completion` is the call's own; -1 where nobody asked for it.
+    `arguments` (position, value) and `results` (position, value, array) are those with shards on this host. Value
+    `completion` is the completion of the call; -1 if it was not requested.
     """
 
     function: str
@@ -57,7 +59,7 @@ class Python(msgspec.Struct, frozen=True, array_like=True, tag="python", gc=Fals
 
 
 class HostPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Local shard `shard` is `box` of the feed's buffer (None: all of it)."""
+    """`box` of the feed's buffer (None for the whole buffer), which is the contents of local shard `shard`."""
 
     shard: int
     feed: int
@@ -67,7 +69,7 @@ class HostPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
-    """Makes the local shards of an array out of bytes that have arrived at the data port."""
+    """Makes the local shards of an array from bytes that have arrived at the data port."""
 
     output: int
     array: LocalArray
@@ -75,9 +77,9 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
 
 
 class Get(msgspec.Struct, frozen=True, array_like=True, tag="get", gc=False):
-    """Delivers an array to the client's proxy: local shard `shards[i]` is `boxes[i]` of the whole `shape`.
+    """Sends an array to the client's proxy: local shard `shards[i]` is `boxes[i]` of the array of shape `shape`.
 
-    Value `completion` is ready once that is done.
+    Value `completion` is ready when everything is sent.
     """
 
     input: int
@@ -90,13 +92,13 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get", gc=False):
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report", gc=False):
-    """Tells the controller what an array of one element is, once it is ready; every shard holds it."""
+    """Reports the value of a replicated array with one element to the controller, when it is ready."""
 
     input: int
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True, tag="move", gc=False):
-    """Copies shard by shard to other devices or memories of this host."""
+    """Copies each shard to another device or memory of this host."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -105,7 +107,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True, tag="move", gc=False):
 
 
 class Send(msgspec.Struct, frozen=True, array_like=True, tag="send", dict=True):
-    """Hands parts of an array to other hosts (or to this one), once the array is ready.
+    """Sends parts of an array to other hosts (or to this one), when the array is ready.
 
     This host has the shards at `positions` of the exchange's source.
     """
@@ -120,7 +122,7 @@ class Send(msgspec.Struct, frozen=True, array_like=True, tag="send", dict=True):
 
 
 class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=True):
-    """Puts an array together out of the pieces that its senders sent: this host's part of the exchange's target."""
+    """Makes this host's part of the exchange's target from the pieces that it receives."""
 
     output: int
     array: LocalArray
@@ -135,15 +137,15 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=
         return [piece.feed for piece in self.pieces]
 
     def may_get(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of feeds that may be for it: (first, count)."""
+        """Return ranges of feeds that may be for this step: (first, count)."""
         return self.exchange.feeds_to(self.array.positions)
 
 
 class SendRows(msgspec.Struct, frozen=True, array_like=True, tag="send rows", dict=True):
-    """Hands rows to other hosts (or to this one), once they and their numbers are ready: a part of sparse exchanges.
+    """Sends rows to other hosts (or to this one), when the inputs are ready: this host's part of sparse exchanges.
 
-    `inputs` are the rows, their numbers, and the order in which they are sent where they do not lie so. This host has
-    the shards at `positions` of each: of numbers and order, shard i begins with group `first_groups[i]`.
+    `inputs` are the rows, their sizes or spans, and optionally their order. This host has the shards at `positions` of
+    each. Shard i of sizes, spans and order starts with group `first_groups[i]`.
     """
 
     inputs: tuple[int, ...]
@@ -153,18 +155,19 @@ class SendRows(msgspec.Struct, frozen=True, array_like=True, tag="send rows", di
 
     @cached_property
     def host(self) -> int:
-        """That which sends, by its number in the cluster."""
+        """The number of this host in the cluster."""
         return self.exchanges[0].source.host_of[self.positions[0]]
 
     @cached_property
     def messages(self) -> tuple[tuple[RowExchange, int, int], ...]:
-        """What goes out: (by which exchange, to which host, feed)."""
+        """The messages that it sends: (exchange, receiver, feed)."""
         return tuple((each, to, feed) for each in self.exchanges for to, feed in each.sent(self.host))
 
 
 class ReceiveRows(msgspec.Struct, frozen=True, array_like=True, tag="receive rows", dict=True):
-    """Puts an array together out of the rows that came by some exchanges: their target. Of a route's block, the spans
-    are value `spans`; otherwise that is -1.
+    """Makes this host's part of the target of some exchanges from the rows that it receives.
+
+    If the target is a block of a route, its spans are value `spans`; otherwise, `spans` is -1.
     """
 
     output: int
@@ -175,12 +178,12 @@ class ReceiveRows(msgspec.Struct, frozen=True, array_like=True, tag="receive row
 
     @cached_property
     def host(self) -> int:
-        """That which receives, by its number in the cluster."""
+        """The number of this host in the cluster."""
         return self.exchanges[0].target.host_of[self.array.positions[0]]
 
     @cached_property
     def messages(self) -> tuple[tuple[RowExchange, int, int], ...]:
-        """What comes: (by which exchange, from which host, feed)."""
+        """The messages that it receives: (exchange, sender, feed)."""
         return tuple((each, sender, feed) for each in self.exchanges for sender, feed in each.received(self.host))
 
     @cached_property
@@ -188,7 +191,7 @@ class ReceiveRows(msgspec.Struct, frozen=True, array_like=True, tag="receive row
         return [feed for _, _, feed in self.messages]
 
     def may_get(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of feeds that may be for it: (first, count)."""
+        """Return ranges of feeds that may be for this step: (first, count)."""
         return tuple(each for exchange in self.exchanges for each in exchange.feeds_to(self.array.positions))
 
 
@@ -200,7 +203,7 @@ class Take(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Select(msgspec.Struct, frozen=True, array_like=True, tag="select", gc=False):
-    """Makes one array out of shards that are already here, without copying."""
+    """Makes an array from shards on this host, without copying."""
 
     inputs: tuple[int, ...]
     output: int
@@ -211,7 +214,7 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select", gc=Fals
 
 Step = Execute | Python | Put | Get | Report | Move | Send | Receive | SendRows | ReceiveRows | Select
 
-# What each step is for, as traces name it.
+# The names of steps in traces.
 STEP_KINDS: dict[type[Step], str] = {
     Execute: "call",
     Python: "python",
@@ -228,7 +231,7 @@ STEP_KINDS: dict[type[Step], str] = {
 
 
 def uses(step: Step) -> tuple[int, ...]:
-    """The values that the step reads."""
+    """Return the values that the step reads."""
     match step:
         case Execute(inputs=inputs) | Move(inputs=inputs) | SendRows(inputs=inputs):
             return inputs
@@ -242,7 +245,7 @@ def uses(step: Step) -> tuple[int, ...]:
 
 
 def consumes(step: Step) -> tuple[int, ...]:
-    """The values whose memory the step may write its outputs over."""
+    """Return the values whose memory the step may overwrite with its outputs."""
     match step:
         case Execute(inputs=inputs, donated=donated):
             return tuple(inputs[position] for position in donated)
@@ -252,27 +255,68 @@ def consumes(step: Step) -> tuple[int, ...]:
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A host's part in one gang of the program: what it does once that gang is dispatched.
+    """A host's part of one gang: what it does when the gang is dispatched.
 
-    `gang` is the gang's index among the program's. `awaited` are the client's feeds that its steps take from this
-    host's data port, and which have arrived when the segment starts. Steps wait for those of other hosts.
+    `gang` is the index of the gang in the program. `awaited` are feeds of the client that steps take from this host's
+    data port. They have arrived when the segment starts; steps wait for feeds of other hosts.
     """
 
     gang: int
     steps: tuple[Step, ...]
-    results: tuple[int, ...] = ()  # of the program, that it defines
+    results: tuple[int, ...] = ()  # the program's results that it defines
     drops: tuple[int, ...] = ()  # values that no later segment uses
     awaited: tuple[int, ...] = ()
-    collective: bool = False  # it computes something together with other hosts of the island
+    collective: bool = False  # it runs a function together with other hosts of the island
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One host's part of a program: its segments, in the order of the program's gangs.
 
-    `arguments` and `results` are values; a run brings one handle for each.
+    `arguments` and `results` are values. A launch has one handle per argument and result.
     """
 
     name: str
     arguments: tuple[int, ...]
     segments: tuple[Segment, ...]
     results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoweredGang:
+    """The part of a node on one island: a gang on these hosts. `node` is its index after simplification."""
+
+    node: int
+    island: int
+    hosts: tuple[int, ...]
+    function: str = ""  # the function that it runs, if any
+    collective: bool = False  # its hosts run the function together, so it ends on all of them or on none
+    makes: tuple[int, ...] = ()  # values, or their parts on this island
+    drops: tuple[int, ...] = ()  # intermediate values that no later gang of this island uses
+    colocated: bool = False  # it runs colocated Python, for any time
+
+
+@dataclass(frozen=True)
+class LoweredValue:
+    """The hosts of a value, and its memory. Views take no memory of their own."""
+
+    hosts: tuple[int, ...]
+    nbytes: int = 0  # on all devices together
+    memory: MemoryRequirement = ()
+    views: frozenset[int] = frozenset()  # the values whose memory it shares
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program's gangs, in order, and its plans, by host.
+
+    Lowering numbers the values again: first the arguments, then the outputs of the remaining nodes in order. Invariant:
+    hosts do not wait for each other in a cycle. Segments of earlier gangs, or of the same gang, send what a segment
+    receives, and hosts send before they receive.
+    """
+
+    gangs: tuple[LoweredGang, ...]
+    plans: dict[int, Plan]
+    values: tuple[LoweredValue, ...]
+    results: tuple[int, ...]  # values
+    donated: frozenset[int]  # positions of arguments whose buffers the program consumes
+    host_feeds: int  # how many feeds between hosts there are

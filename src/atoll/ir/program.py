@@ -1,9 +1,8 @@
-"""The program: a dataflow graph over virtual devices, one node per sharded computation.
+"""The program: a dataflow graph on virtual devices, with one node per sharded computation.
 
-Values are numbered: the arguments first, then the outputs of the nodes in order. A node stands once whatever its
-number of shards. A single `jit` call is a program of one `Call`; a `device_put` to other devices is a program of
-one `Transfer`. *Feeds* are the program's host ends: numbered buffers that the client's proxy and a worker
-exchange past the controller.
+Values are numbered: first the arguments, then the outputs of the nodes in order. A single `jit` call is a program with
+one `Call`; a `device_put` to other devices is a program with one `Transfer`. *Feeds* are numbered buffers that the
+client's proxy and a worker exchange without going through the controller.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import msgspec
 from atoll.errors import invalid
 from atoll.ir.types import ArraySpec, Shape
 
-MAX_SHARDS = 1 << 24  # of one array
+MAX_SHARDS = 1 << 24  # per array
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     """Runs a compiled function, as one gang on all devices of its assignment.
 
-    `donated` are the positions among `inputs` whose buffers the call consumes; `preserved` those that the function
-    would consume but that the caller keeps. `stream` is None for what runs on the devices. A function of colocated
-    Python runs beside them, takes as long as it likes, and starts after the calls before it of the same stream.
+    The call consumes the buffers of `inputs` at the positions `donated`. It copies those at `preserved`, which the
+    function would consume and the caller keeps. A function of colocated Python has a `stream`: it runs on the hosts of
+    the devices, for any time, after the earlier calls of the same stream.
     """
 
     function: int
@@ -30,16 +29,16 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     devices: tuple[int, ...]
     donated: tuple[int, ...] = ()
     preserved: tuple[int, ...] = ()
-    # A last output that is no array but the call's own completion, for callers that asked for its status.
+    # The call has one more output, its completion, because the caller requested its status.
     completion: bool = False
     stream: int | None = None
 
 
 class HostBuffer(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes from the client: `shape` elements, spaced by `strides` bytes (None: row-major without gaps).
+    """Bytes from the client, in `shape` and `strides` in bytes (None for row-major order without gaps).
 
-    They are the contents of the shards at `positions` of the output's sharding; with `positions` None the buffer
-    holds the whole array, of which each shard takes its part.
+    The buffer contains each of the shards at `positions` of the output's sharding. If `positions` is None, it contains
+    the whole array.
     """
 
     feed: int
@@ -49,7 +48,7 @@ class HostBuffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostToDevice(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """Makes one array out of host buffers."""
+    """Makes one array from host buffers."""
 
     buffers: tuple[HostBuffer, ...]
     outputs: tuple[ArraySpec]
@@ -58,9 +57,9 @@ class HostToDevice(msgspec.Struct, frozen=True, array_like=True, tag="put"):
 
 
 class DeviceToHost(msgspec.Struct, frozen=True, array_like=True, tag="get"):
-    """Sends one array's contents to the client, laid out by `strides` (None: row-major without gaps).
+    """Sends the contents of an array to the client, in `strides` (None for row-major order without gaps).
 
-    Its one output is no array but its own completion, like a call's.
+    Its only output is its completion.
     """
 
     inputs: tuple[int]
@@ -70,12 +69,14 @@ class DeviceToHost(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True, tag="transfer"):
-    """Gives each input the sharding of its output. With `donate` the inputs are consumed."""
+    """Changes the sharding of each input to that of its output. With `donate`, the inputs are consumed.
+
+    Without `reshard`, shard i becomes shard i, on another device or in another memory.
+    """
 
     inputs: tuple[int, ...]
     outputs: tuple[ArraySpec, ...]
     donate: bool = False
-    # False: shard i becomes shard i, on another device or memory. True: the parts differ.
     reshard: bool = False
 
 
@@ -89,30 +90,31 @@ class Mapping(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rearrange(msgspec.Struct, frozen=True, array_like=True, tag="rearrange"):
-    """Makes arrays out of the shards of other arrays, which stay where they are: nothing is copied.
+    """Makes arrays from the shards of other arrays, without moving or copying them.
 
-    Disassembling, assembling, remapping and taking one shard are all this.
+    Disassembling, assembling, remapping and selecting a shard are rearrangements. With `bitcast`, the bytes of the
+    shards are interpreted as the dtype and shape of the outputs.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple[ArraySpec, ...]
     mappings: tuple[Mapping, ...]
     donate: bool = False
-    # The outputs' bytes are read as the outputs' dtype and shape.
     bitcast: bool = False
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
-    """Reports to the controller what its input is: one integer or boolean. See `atoll.ir.control_flow_split`."""
+    """Reports its input, one integer or boolean, to the controller. See `atoll.ir.control_flow_split`."""
 
     inputs: tuple[int]
     outputs: tuple[ArraySpec, ...] = ()
 
 
 class Switch(msgspec.Struct, frozen=True, array_like=True, tag="switch"):
-    """Runs the branch that its first input chooses on the other inputs; a number out of range chooses the nearest one.
+    """Runs the branch with the index of the first input on the other inputs. The index is clamped to the branches.
 
-    Only what a client submits has this node and the next: `atoll.ir.control_flow_split` makes launches of them.
+    Only programs that clients submit have `Switch` and `Loop` nodes: `atoll.ir.control_flow_split` splits them into
+    launches.
     """
 
     inputs: tuple[int, ...]
@@ -121,10 +123,10 @@ class Switch(msgspec.Struct, frozen=True, array_like=True, tag="switch"):
 
 
 class Loop(msgspec.Struct, frozen=True, array_like=True, tag="loop"):
-    """Runs `body` again and again, for as long as `condition` gives true.
+    """Runs `body` repeatedly while `condition` returns true.
 
-    Both take the first `constants` inputs, which stay what they are, and the carried values, which begin as the other
-    inputs, and of which the body gives the next.
+    Both take the first `constants` inputs, which do not change, and the carried values. These start as the other
+    inputs, and the body returns their next values.
     """
 
     inputs: tuple[int, ...]
@@ -135,14 +137,16 @@ class Loop(msgspec.Struct, frozen=True, array_like=True, tag="loop"):
 
 
 class Route(msgspec.Struct, frozen=True, array_like=True, tag="route"):
-    """Sends rows to where numbers that devices compute say: a sparse exchange. See `atoll.ir.row_exchange`.
+    """Sends rows to destinations that devices compute: a sparse exchange. See `atoll.ir.row_exchange`.
 
-    Takes rows, in `groups` of one size, and sizes: int32 [groups, destinations], by which the rows of each group lie,
-    those of one destination after those of another. With a third input they need not lie so: an order, int32
-    [groups, places], has the row of the group that stands at each place of that line. One may stand at several.
+    The inputs are rows, in `groups` of equal size, and their sizes, int32 [groups, destinations]. The rows of a group
+    are sorted by destination, and the sizes are their numbers per destination. If the rows are not sorted, a third
+    input contains their order, int32 [groups, places]: the row of the group at each place of the sorted sequence. A row
+    may be at several places.
 
-    Gives for each destination a block and its spans: in each group of the block the rows that are for it come first,
-    and the rest is zeros; spans, int32 [groups, 2], has the first place that they had in the line, and their number.
+    The outputs are a block and its spans per destination. Each group of a block starts with the rows for the
+    destination, followed by zeros. Spans, int32 [groups, 2], contain their first place in the sequence, and their
+    number.
     """
 
     inputs: tuple[int, ...]
@@ -151,9 +155,9 @@ class Route(msgspec.Struct, frozen=True, array_like=True, tag="route"):
 
 
 class Unroute(msgspec.Struct, frozen=True, array_like=True, tag="unroute"):
-    """Sends rows back to where they came from: takes what a Route has given, and gives rows as it took them.
+    """Sends rows back to their origin: the inverse of a `Route`, with its outputs as inputs.
 
-    Of each group of a block those rows return that are in its spans; what nobody returns is zeros.
+    The rows of each block that its spans contain return. Rows that no block returns are zeros.
     """
 
     inputs: tuple[int, ...]
@@ -165,7 +169,7 @@ Node = Call | HostToDevice | DeviceToHost | Transfer | Rearrange | Report | Swit
 
 
 class Program(msgspec.Struct, frozen=True, array_like=True):
-    """What a client asks for. `results` are the values that the launch hands back, in order."""
+    """A client's program. A launch returns the values `results`, in order."""
 
     name: str
     arguments: tuple[ArraySpec, ...]
@@ -181,35 +185,35 @@ def single(
     *,
     feeds: int = 0,
 ) -> Program:
-    """The program of one node that takes all arguments and returns all its outputs."""
+    """Return a program with one node that takes all arguments, and all of whose outputs are results."""
     first = len(arguments)
     return Program(name, arguments, (node,), tuple(range(first, first + output_count(node))), feeds)
 
 
-# A launch takes one credit of its session's window for so many nodes: the controller keeps 1 KB for each node.
+# A launch takes one credit per this number of nodes, because the controller stores 1 KB per node.
 NODES_PER_CREDIT = 128
 
 
 def credits_of(*programs: Program) -> int:
-    """What a launch that may run these takes of its session's window, until it has ended."""
+    """Return the credits of its session's window that a launch takes until it has ended, if it may run `programs`."""
     return 1 + sum(len(each.nodes) for each in programs) // NODES_PER_CREDIT
 
 
 def output_count(node: Node) -> int:
-    """How many values the node defines."""
+    """Return how many values the node defines."""
     completes = isinstance(node, DeviceToHost) or (isinstance(node, Call) and node.completion)
     return len(node.outputs) + completes
 
 
 def consumes(node: Node) -> tuple[int, ...]:
-    """The values whose buffers the node consumes."""
+    """Return the values whose buffers the node consumes."""
     if isinstance(node, Call):
         return tuple(node.inputs[i] for i in node.donated)
     return node.inputs if getattr(node, "donate", False) else ()
 
 
 def preserving(node: Node, kept: frozenset[int]) -> Node:
-    """The node without consuming these values."""
+    """Return the node changed so that it does not consume the values `kept`."""
     if not kept.intersection(consumes(node)):
         return node
     if isinstance(node, Call):
@@ -220,7 +224,7 @@ def preserving(node: Node, kept: frozenset[int]) -> Node:
 
 
 def value_specs(program: Program) -> list[ArraySpec | None]:
-    """What each value of the program is; None for a completion."""
+    """Return the type of each value of the program; None for a completion."""
     specs: list[ArraySpec | None] = list(program.arguments)
     for node in program.nodes:
         specs.extend(specs_of(node))
@@ -228,13 +232,13 @@ def value_specs(program: Program) -> list[ArraySpec | None]:
 
 
 def specs_of(node: Node) -> tuple[ArraySpec | None, ...]:
-    """What each value is that the node defines; None for a completion."""
+    """Return the type of each value that the node defines; None for a completion."""
     count = output_count(node)
     return node.outputs if count == len(node.outputs) else (*node.outputs, *([None] * (count - len(node.outputs))))
 
 
 def check(program: Program) -> None:
-    """Raises INVALID_ARGUMENT where a value is used before it is defined, or a feed is out of range."""
+    """Raise INVALID_ARGUMENT if the program uses a value before its definition, or a feed that it does not have."""
     defined = len(program.arguments)
     for node in program.nodes:
         defined = check_node(program.name, node, defined, program.feeds)
@@ -242,37 +246,37 @@ def check(program: Program) -> None:
 
 
 def check_results(program: Program, defined: int) -> None:
-    """Raises INVALID_ARGUMENT where the program returns a value that is none of so many."""
+    """Raise INVALID_ARGUMENT if a result is not one of the program's `defined` values."""
     for value in program.results:
         if not 0 <= value < defined:
-            raise invalid(f"program {program.name!r} returns value {value}, of which {defined} are defined")
+            raise invalid(f"program {program.name!r} returns value {value} of {defined} values")
 
 
 def check_node(name: str, node: Node, defined: int, feeds: int) -> int:
-    """Check a node of a program that has so many values and feeds; return how many values are defined after it.
+    """Check a node of a program with `feeds` feeds that has `defined` values before the node.
 
-    Raises INVALID_ARGUMENT.
+    Returns the number of values after the node. Raises INVALID_ARGUMENT.
     """
     for value in node.inputs:
         if not 0 <= value < defined:
-            raise invalid(f"program {name!r} uses value {value}, of which {defined} are defined")
+            raise invalid(f"program {name!r} uses value {value} of {defined} values")
     for feed in _feeds(node):
         if not 0 <= feed < feeds:
             raise invalid(f"program {name!r} uses feed {feed} of {feeds}")
     if isinstance(node, Transfer) and len(node.inputs) != len(node.outputs):
-        raise invalid(f"program {name!r} transfers {len(node.inputs)} inputs and {len(node.outputs)} outputs")
+        raise invalid(f"program {name!r} transfers {len(node.inputs)} inputs to {len(node.outputs)} outputs")
     if isinstance(node, Call):
         for position in (*node.donated, *node.preserved):
             if not 0 <= position < len(node.inputs):
-                raise invalid(f"program {name!r} donates position {position} of {len(node.inputs)}")
+                raise invalid(f"program {name!r} donates input {position} of {len(node.inputs)} inputs")
     if isinstance(node, Rearrange):
         for mapping in node.mappings:
             if not (0 <= mapping.input < len(node.inputs) and 0 <= mapping.output < len(node.outputs)):
-                raise invalid(f"program {name!r} rearranges an input or output that it lacks")
+                raise invalid(f"program {name!r} rearranges an input or output that does not exist")
             if not all(0 <= bound <= MAX_SHARDS for each in (mapping.source, mapping.target) for bound in each):
-                raise invalid(f"program {name!r} rearranges shards that are not there")
+                raise invalid(f"program {name!r} rearranges shards that do not exist")
             if mapping.source[2] < 1 or mapping.target[2] < 1:
-                raise invalid(f"program {name!r} rearranges shards by a step below 1")
+                raise invalid(f"program {name!r} rearranges shards with a step below 1")
     return defined + output_count(node)
 
 

@@ -1,8 +1,8 @@
-"""Sparse exchanges between hosts: rows whose number only the devices know (sections 4.3 and 6.3 of the paper).
+"""Sparse exchanges between hosts: transfers of rows whose number only the devices know (the paper, 4.3 and 6.3).
 
-As for `ir.exchange`, each host works out for itself what it sends and gets. One message goes from each host that holds
-rows to each host that may get some, whatever the number of shards. It begins with how many rows of each group follow,
-so it tells its receiver that all has come from there, too; where none do, it is nothing else.
+As for `ir.exchange`, each host computes what it sends and receives. Each host with rows sends one message to each host
+that may get some, independent of the number of shards. The message starts with the number of rows per group, so the
+receiver also knows when it has everything. A message without rows contains only these numbers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from atoll.errors import invalid
 from atoll.ir.exchange import Spread, common
 from atoll.ir.types import ArraySpec, Box, Replicated, Tiled, shard_boxes
 
-# Of a sizes array (`atoll.ir.program.Route`), and of a spans array: the first row and the number of rows.
+# The dtype of sizes, spans and orders: see `atoll.ir.program.Route`.
 SIZES = "int32"
 NO_ROWS = ("token", "opaque", "string")
-# As many as an array that is routed may have shards; a host looks at each that it sends or gets.
+# A host visits each group that it sends or receives. A routed array may have as many shards.
 MAX_GROUPS = 1 << 14
 
 
 class RowSpan(NamedTuple):
-    """`number` rows of a group: from row `source` of it on where they lie, from row `target` of it on where they go.
-    A message begins with one for each of its groups.
+    """`number` rows of a group, from row `source` of its source to row `target` of its target.
+
+    A message starts with one span per group.
     """
 
     source: int
@@ -36,17 +37,17 @@ class RowSpan(NamedTuple):
 
 
 class RowPiece(NamedTuple):
-    """What may go from a box of the source to a box of the target."""
+    """The rows that may be sent from a box of the source to a box of the target."""
 
-    origin: int  # the position of the source's shard
+    origin: int  # the position of the source shard
     source: Box
     target: Box
 
 
 class HostMessage(NamedTuple):
-    """What one host sends to another: rows of these groups, piece by piece, and in each group by group.
+    """The structure of the message from one host to another: pieces in order, each with its groups in order.
 
-    `holders` has for each group a position whose shard has rows of it.
+    `holders` contains a position per group whose shard has rows of the group.
     """
 
     groups: tuple[int, ...]
@@ -55,10 +56,10 @@ class HostMessage(NamedTuple):
 
 
 class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """Of each group of rows in `source`, some become rows of the same group in `target`; see `program.Route`.
+    """A transfer of some rows of each group in `source` to the same group in `target`: see `program.Route`.
 
-    `destination` is the column of the sizes array, which says how many; -1 where a spans array says it, as for rows on
-    their way back. Messages are feeds of the program, numbered from `first` on.
+    The sizes array contains the number of rows in column `destination`. For an `Unroute`, `destination` is -1, and a
+    spans array contains the numbers. Messages are feeds of the program, numbered from `first`.
     """
 
     source: Spread
@@ -77,17 +78,17 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def feeds(self) -> int:
-        """How many numbers are taken: where a replica on another host sends instead, a host's is not used."""
+        """How many numbers are reserved. If a replica on another host sends, a host does not use its number."""
         return len(self.source_hosts) * len(self.target_hosts)
 
     @property
     def source_rows(self) -> int:
-        """Of each group."""
+        """The number of rows per group in the source."""
         return self.source.shape[0] // self.groups
 
     @property
     def target_rows(self) -> int:
-        """Of each group, at most: its capacity."""
+        """The capacity of each group in the target, in rows."""
         return self.target.shape[0] // self.groups
 
     @cached_property
@@ -97,20 +98,20 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return tuple(sorted({host for target in self.target_hosts for host in self._boxes_to(target)}))
 
     def sent(self, host: int) -> tuple[tuple[int, int], ...]:
-        """The messages of a host: (to which host, feed)."""
+        """Return the messages from a host: (receiver, feed)."""
         return tuple((to, self._feed(host, to)) for to in self.target_hosts if host in self._boxes_to(to))
 
     def received(self, host: int) -> tuple[tuple[int, int], ...]:
-        """The messages to a host: (from which host, feed)."""
+        """Return the messages to a host: (sender, feed)."""
         return tuple((sender, self._feed(sender, host)) for sender in sorted(self._boxes_to(host)))
 
     def feeds_to(self, positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """The numbers of what a host may get that has the target's shards at these positions: (first, count)."""
+        """Return the feeds that a host with the target shards at these positions may receive: (first, count)."""
         each = len(self.source_hosts)
         return ((self.first + self.target_hosts.index(self.target.host_of[positions[0]]) * each, each),)
 
     def message(self, sender: int, receiver: int) -> HostMessage:
-        """What the message from one host to another has, as both know it."""
+        """Return the structure of a message, which sender and receiver compute alike."""
         found = self._messages.get((sender, receiver))
         if found is None:
             found = self._messages[sender, receiver] = self._message(sender, receiver)
@@ -130,9 +131,9 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return HostMessage(tuple(holders), tuple(holders.values()), tuple(pieces))
 
     def parts(self, message: HostMessage, spans: Sequence[RowSpan]) -> Iterator[tuple[RowPiece, int, int, int]]:
-        """In the order of their bytes: (piece, first row in the array where it lies, and where it goes, number).
+        """Yield the rows of a message in the order of their bytes: (piece, first source row, first target row, number).
 
-        `spans` are of the message's groups, in their order.
+        `spans` are those of the message's groups, in order.
         """
         span_of = dict(zip(message.groups, spans, strict=True))
         for piece in message.pieces:
@@ -147,13 +148,13 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
                     yield piece, from_row + begin, to_row + begin, end - begin
 
     def check(self, group: int, span: RowSpan) -> None:
-        """Raises INVALID_ARGUMENT for rows that are not there, or have no room."""
+        """Raise INVALID_ARGUMENT if the source or the target of a span is out of range."""
         source, target, number = span
-        room = min(self.source_rows - source, self.target_rows - target)
-        if min(source, target, number) < 0 or number > room:
+        most = min(self.source_rows - source, self.target_rows - target)
+        if min(source, target, number) < 0 or number > most:
             raise invalid(
-                f"{number} rows of group {group}, from row {source} on, are to go to row {target} on; the group has "
-                f"{self.source_rows} rows, and where they go there is room for {self.target_rows}"
+                f"cannot send {number} rows of group {group} from row {source} to row {target}: "
+                f"the group has {self.source_rows} rows, and the target's capacity is {self.target_rows}"
             )
 
     def _feed(self, sender: int, receiver: int) -> int:
@@ -168,16 +169,19 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
         )
 
     def _boxes_to(self, receiver: int) -> dict[int, list[Box]]:
-        """By host: the source's boxes that it sends of, to this one. Replicas share the load, the receiver's first."""
+        """Return by host the boxes of which it sends rows to the receiver.
+
+        A replica on the receiver is preferred; otherwise, the replicas share the load.
+        """
         found = self._senders_to.get(receiver)
         if found is None:
             found = self._senders_to[receiver] = {}
-            turn = self.target_hosts.index(receiver)
+            number = self.target_hosts.index(receiver)
             for box, origins in self.source.grid.origins.items():
                 if any(start >= stop for start, stop in box):
                     continue
                 hosts = sorted({self.source.host_of[origin] for origin in origins})
-                host = receiver if receiver in hosts else hosts[turn % len(hosts)]
+                host = receiver if receiver in hosts else hosts[number % len(hosts)]
                 found.setdefault(host, []).append(box)
         return found
 
@@ -190,7 +194,7 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return {}
 
     def _may_meet(self, source: Box, target: Box) -> bool:
-        """Whether any row of the one may become one of the other."""
+        """Return whether rows of the source box may become rows of the target box."""
         if any(start >= stop for start, stop in (*target, *common(source[1:], target[1:]))):
             return False
         theirs = groups_of(target, self.target_rows)
@@ -198,19 +202,22 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def groups_of(box: Box, rows: int) -> range:
-    """The groups, of so many rows each, of which a box has some."""
+    """Return the groups, each of `rows` rows, that have rows in the box."""
     start, stop = box[0]
     return range(start // rows, -(-stop // rows)) if start < stop else range(0)
 
 
 def check_route(inputs: Sequence[ArraySpec], outputs: Sequence[ArraySpec], groups: int, *, is_back: bool) -> None:
-    """Raises INVALID_ARGUMENT unless these are the arrays of a Route, or with `is_back` of an Unroute."""
+    """Raise INVALID_ARGUMENT unless these are the types of a `Route`, or of an `Unroute` if `is_back` is set."""
     sources, targets = (outputs, inputs) if is_back else (inputs, outputs)
     pairs = list(zip(targets[::2], targets[1::2], strict=False))
     if groups < 1 or len(targets) % 2 or not pairs or len(sources) not in ((1,) if is_back else (2, 3)):
-        raise invalid("rows are routed from one array, its sizes and maybe an order to blocks and their spans, or back")
+        raise invalid(
+            "a route takes rows, sizes and optionally an order, and returns blocks and their spans; an unroute takes "
+            "blocks and their spans, and returns rows"
+        )
     if groups > MAX_GROUPS:
-        raise invalid(f"rows in {groups} groups; at most {MAX_GROUPS} are allowed")
+        raise invalid(f"a route has {groups} groups; at most {MAX_GROUPS} are allowed")
     rows = sources[0]
     _check_rows(rows, groups)
     if not is_back:
@@ -228,45 +235,45 @@ def check_route(inputs: Sequence[ArraySpec], outputs: Sequence[ArraySpec], group
 
 def _check_rows(spec: ArraySpec, groups: int) -> None:
     if spec.dtype in NO_ROWS or not spec.shape or spec.shape[0] % groups or not spec.shape[0]:
-        raise invalid(f"{spec.dtype}{list(spec.shape)} has no rows in {groups} groups of one size")
+        raise invalid(f"{spec.dtype}{list(spec.shape)} does not have rows in {groups} groups of equal size")
     if not isinstance(spec.sharding.tiling, Replicated | Tiled):
-        raise invalid("rows that are routed are replicated or tiled")
+        raise invalid("arrays of a route must be replicated or tiled")
 
 
 def in_order(rows: ArraySpec, order: ArraySpec) -> ArraySpec:
-    """What rows would be if they lay in an order, where they are."""
+    """Return the type of `rows` after sorting them into `order`, with the same sharding."""
     return msgspec.structs.replace(rows, shape=(math.prod(order.shape), *rows.shape[1:]))
 
 
 def _check_order(order: ArraySpec, sizes: ArraySpec, rows: ArraySpec, groups: int) -> None:
-    """Each shard has all rows of its groups, and their places."""
+    """Check that each shard has all rows of its groups, and their places."""
     places = order.shape[-1] if len(order.shape) == 2 else 0
     _check_numbers(order, rows, (groups, places), groups)
     if not places or order.sharding != sizes.sharding:
-        raise invalid("the order of rows has places for them, and lies as their sizes do")
+        raise invalid("the order of a route must have places, and the sharding of the sizes")
     whole = _whole_groups(rows, groups)
     if None in whole or whole != _whole_groups(in_order(rows, order), groups):
-        raise invalid("rows that have an order lie with all of their group in one shard")
+        raise invalid("if a route has an order, each shard must contain whole groups")
 
 
 def _whole_groups(rows: ArraySpec, groups: int) -> list[tuple[int, int] | None]:
-    """Of each shard: the first group and the number of groups, where it has all of them."""
+    """Return the first group and the number of groups of each shard; None for a shard with part of a group."""
     each = rows.shape[0] // groups
     bounds = [box[0] for box in shard_boxes(rows.sharding, rows.shape)]
     return [None if start % each or stop % each else (start // each, (stop - start) // each) for start, stop in bounds]
 
 
 def _check_numbers(spec: ArraySpec, rows: ArraySpec, shape: tuple[int, int], groups: int) -> None:
-    """Each device has the numbers of all groups of which it has rows."""
+    """Check an array of sizes, spans or an order: each device must have the numbers of all groups of its rows."""
     if (spec.dtype, spec.shape) != (SIZES, shape) or spec.sharding.devices != rows.sharding.devices:
         raise invalid(
-            f"the numbers of rows that are routed are {SIZES}{list(shape)} on the rows' devices, and not "
+            f"expected sizes, spans or an order of type {SIZES}{list(shape)} on the devices of the rows, not "
             f"{spec.dtype}{list(spec.shape)}"
         )
     if not isinstance(spec.sharding.tiling, Replicated | Tiled):
-        raise invalid("numbers of rows are replicated or tiled")
+        raise invalid("sizes, spans and orders of a route must be replicated or tiled")
     each = rows.shape[0] // groups
     for mine, known in zip(shard_boxes(rows.sharding, rows.shape), shard_boxes(spec.sharding, spec.shape), strict=True):
         here = groups_of(mine, each)
         if here and not (known[0][0] <= here[0] and here[-1] < known[0][1] and known[1] == (0, shape[1])):
-            raise invalid("a device has rows of a group, and not the group's numbers")
+            raise invalid("a device has rows of a group without the group's sizes, spans or order")

@@ -1,7 +1,7 @@
-"""Work that is done in steps: generators that yield after each small part of it, and return its result.
+"""Work in steps: generators that yield after each small part of the work, and return the result.
 
-One step is about the work for one node of a program: some ten microseconds. The caller decides how many steps to do in
-a row, so that the work of a large program never holds up others.
+A step is about the work for one node of a program: some ten microseconds. The caller decides how many steps it runs in
+a row, so that a large program does not block other work.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 
 Steps = Generator[None, None, _T]
 
-# Cheap items that one step makes or frees.
+# How many cheap items a step makes or frees.
 _PER_STEP = 8
 
 
 def finish(steps: Steps[_T]) -> _T:
-    """Do all steps, and return the result."""
+    """Run all steps, and return the result."""
     while True:
         try:
             next(steps)
@@ -28,7 +28,7 @@ def finish(steps: Steps[_T]) -> _T:
 
 
 def collected(items: Iterable[_T]) -> Steps[list[_T]]:
-    """Return the items as a list, some of which each step makes."""
+    """Collect the items in a list, a few per step."""
     found: list[_T] = []
     left = iter(items)
     while some := list(islice(left, _PER_STEP)):
@@ -38,10 +38,7 @@ def collected(items: Iterable[_T]) -> Steps[list[_T]]:
 
 
 def freed(*collections: list[Any] | dict[Any, Any]) -> Steps[None]:
-    """Empty the collections, some items in each step.
-
-    A collection that is dropped as a whole frees all of its items at once.
-    """
+    """Empty the collections, a few items per step. Dropping a collection would free all of its items at once."""
     for each in collections:
         while each:
             if isinstance(each, list):

@@ -1,4 +1,4 @@
-"""Programs as text: what a user's `f.lower(*args).as_text()` shows, and what becomes of it on the hosts."""
+"""Text forms of programs: that of `f.lower(*args).as_text()`, and that of the gangs and plans after lowering."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from atoll.ir.build_module import build
 from atoll.ir.control_flow_split import LoopPrograms, SwitchPrograms, has_control_flow, parts_of, split
 from atoll.ir.dialect.syntax import box_text, ranges_text
 from atoll.ir.exchange import ReceivePiece
-from atoll.ir.lowered import LoweredGang
 from atoll.ir.lowering import lower
+from atoll.ir.plan import LoweredGang
 from atoll.ir.program import Program, check
 
 
 def render(program: Program, functions: Sequence[str]) -> str:
-    """The program in the dialect, as it was asked for: on virtual devices, and before any pass.
+    """Return the program in the dialect, on virtual devices and before all passes.
 
-    `functions[i]` is the name of function i; of equal names the later ones get a number.
+    `functions[i]` is the name of function i. Names that repeat get a number.
     """
     check(program)
     symbols = _symbols(functions)
@@ -27,26 +27,26 @@ def render(program: Program, functions: Sequence[str]) -> str:
 
 
 def render_lowered(program: Program, placement: Placement, functions: Sequence[str]) -> str:
-    """The program's gangs, and the plan of each host; hosts whose plans are the same stand together.
+    """Return the program's gangs and plans as text that cannot be parsed. Hosts with equal plans are combined.
 
-    For reading: it does not parse. Raises what `lower` raises.
+    Raises the errors of `lower`.
     """
     symbols = _symbols(functions)
     return _each_launch(program, lambda each: _lowered(each, placement, symbols))
 
 
 def _each_launch(program: Program, text_of: Callable[[Program], str]) -> str:
-    """The text of a program; of one with control flow nodes, that of each of its launches."""
+    """Return the text of a program, or of each of its launches if it has control flow nodes."""
     if not has_control_flow(program):
         return text_of(program)
     texts = []
     for piece in split(program):
-        programs, what = piece.programs, "once"
+        programs, runs = piece.programs, "once"
         if isinstance(programs, SwitchPrograms):
-            what = f"the first, which reports a number, and that of the {len(programs.branches)} others"
+            runs = f"the first, which reports an index, and then one of the {len(programs.branches)} others"
         elif isinstance(programs, LoopPrograms):
-            what = "the first; the second, then the third, while what was reported last is not 0; then the last"
-        texts.append(f"// ({_values(piece.results)}) = run ({_values(piece.arguments)}): {what}\n")
+            runs = "the first; then, while the last report is not 0, once the second and repeatedly the third; the last"
+        texts.append(f"// ({_values(piece.results)}) = run ({_values(piece.arguments)}): {runs}\n")
         texts.extend(map(text_of, parts_of(programs)))
     return "".join(texts)
 
@@ -87,7 +87,7 @@ def _symbols(functions: Sequence[str]) -> dict[int, str]:
 def _gang(number: int, gang: LoweredGang) -> str:
     text = f"gang {number}: node {gang.node} on island {gang.island}, hosts {ranges_text(gang.hosts)}"
     if gang.function:
-        how = " together" if gang.collective else " beside the devices" if gang.colocated else ""
+        how = " together" if gang.collective else " on the hosts' CPUs" if gang.colocated else ""
         text += f", runs @{gang.function}{how}"
     if gang.makes:
         text += f", makes ({_values(gang.makes)})"

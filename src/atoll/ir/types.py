@@ -1,7 +1,7 @@
-"""Arrays and shardings as programs see them: dtype, shape, and which device holds which part.
+"""Types of arrays in programs: dtype, shape and sharding.
 
-A sharding is an ordered list of devices and a *tiling*: the rule that tells what part of the array each position of the
-list holds. Tilings stay compact (a tile assignment is not expanded to one entry per shard) until `shard_boxes` asks.
+A sharding is an ordered list of devices and a *tiling*, which determines the part of the array at each position of the
+list. Tilings are compact: only `shard_boxes` expands a tile assignment to one entry per shard.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from atoll.errors import invalid, unimplemented
 
 Shape = tuple[int, ...]
 ShardType = tuple[str, Shape]  # dtype and shape of one shard
-Box = tuple[tuple[int, int], ...]  # (start, stop) in elements, for each dimension
+Box = tuple[tuple[int, int], ...]  # (start, stop) in elements, per dimension
 
 
 class Replicated(msgspec.Struct, frozen=True, array_like=True, tag="r", gc=False):
-    """Each device holds the whole array. A single-device array is one of these."""
+    """Each device holds the whole array, as for a single-device array."""
 
 
 class Tiled(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    """The array is cut into `dims` tiles a dimension, in row-major order of tiles.
+    """Each dimension is cut into `dims` tiles. Tiles are numbered in row-major order.
 
-    Tile number p belongs to position `order[p]` of the device list. Where `dims` has more entries than the array has
-    dimensions, the trailing ones enumerate replicas of the same tile.
+    Tile p is at position `order[p]` of the device list. If `dims` has more entries than the array has dimensions, the
+    trailing ones enumerate replicas of the same tile.
     """
 
     dims: Shape
@@ -34,26 +34,26 @@ class Tiled(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class Even(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """Each shard has `shard_shape`; where the shards lie in the array is the client's affair (pmap)."""
+    """Each shard has `shard_shape`. Only the client knows their positions in the array (pmap)."""
 
     shard_shape: Shape
 
 
 class Uneven(msgspec.Struct, frozen=True, array_like=True, tag="u"):
-    """Shard i has `shard_shapes[i]`; where the shards lie in the array is the client's affair."""
+    """Shard i has `shard_shapes[i]`. Only the client knows their positions in the array."""
 
     shard_shapes: tuple[Shape, ...]
 
 
 class Opaque(msgspec.Struct, frozen=True, array_like=True, tag="o", gc=False):
-    """Nothing is known of the shards but the devices they are on."""
+    """Only the devices of the shards are known."""
 
 
 Tiling = Replicated | Tiled | Even | Uneven | Opaque
 
 
 class Sharding(msgspec.Struct, frozen=True, array_like=True):
-    """`devices[i]` (ids of virtual devices) holds shard i; `memory_kind` "" is the devices' default."""
+    """`devices[i]` (the ID of a virtual device) holds shard i. `memory_kind` "" is the default of the devices."""
 
     devices: tuple[int, ...]
     tiling: Tiling = Replicated()
@@ -61,7 +61,7 @@ class Sharding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ArraySpec(msgspec.Struct, frozen=True, array_like=True):
-    """A logical buffer's type. `layout` is major-to-minor, or None for the platform's default."""
+    """The type of a logical buffer. `layout` is major-to-minor, or None for the platform's default."""
 
     dtype: str
     shape: Shape
@@ -70,7 +70,7 @@ class ArraySpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 def shard_shape(sharding: Sharding, shape: Shape, position: int) -> Shape:
-    """The shape of the shard at `position` of the device list."""
+    """Return the shape of the shard at `position` of the device list."""
     match sharding.tiling:
         case Replicated():
             return shape
@@ -85,7 +85,10 @@ def shard_shape(sharding: Sharding, shape: Shape, position: int) -> Shape:
 
 @lru_cache(maxsize=4096)
 def shard_boxes(sharding: Sharding, shape: Shape) -> tuple[Box, ...]:
-    """What each position of the device list holds, as one box a shard. Raises where the tiling does not say."""
+    """Return the box of the array at each position of the device list.
+
+    Raises UNIMPLEMENTED if the tiling does not determine it, and INVALID_ARGUMENT if the tiling is invalid.
+    """
     whole = tuple((0, size) for size in shape)
     match sharding.tiling:
         case Replicated():
@@ -97,7 +100,7 @@ def shard_boxes(sharding: Sharding, shape: Shape) -> tuple[Box, ...]:
         case Uneven(shard_shapes=(only,)) if only == shape:
             return (whole,)
     raise unimplemented(
-        "this array's sharding does not say where its shards lie; disassemble it into single-device arrays first"
+        "this array's sharding does not specify where its shards are; disassemble it into single-device arrays first"
     )
 
 
@@ -115,14 +118,14 @@ def _tile_boxes(dims: Shape, order: tuple[int, ...], devices: int, shape: Shape)
             coordinates.append(coordinate)
         coordinates.reverse()
         if not 0 <= position < devices or boxes[position] is not None:
-            raise invalid(f"tile assignment names position {position} twice or out of range")
+            raise invalid(f"a tile assignment of {devices} devices contains position {position} twice or out of range")
         boxes[position] = tuple(
             (min(c * t, size), min((c + 1) * t, size)) for c, t, size in zip(coordinates, tile, shape, strict=False)
         )
     return tuple(box for box in boxes if box is not None)
 
 
-# Bits an element takes on a device, by dtype; names are NumPy's, and ml_dtypes' where NumPy has none.
+# The bits of an element on a device, by dtype. Names are those of NumPy and ml_dtypes.
 DTYPE_BITS = {
     "bool": 8,
     "int1": 1,
@@ -162,12 +165,12 @@ DTYPE_BITS = {
 }
 
 
-# Of numbers that decide which program runs.
+# The dtypes of numbers that control a switch or a loop.
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 def nbytes(spec: ArraySpec | None) -> int:
-    """What the array takes on all its devices together, in bytes; 0 where nobody can say."""
+    """Return the size of the array on all of its devices together; 0 if unknown."""
     if spec is None or isinstance(spec.sharding.tiling, Opaque):
         return 0
     shards = len(spec.sharding.devices)

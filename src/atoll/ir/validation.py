@@ -1,9 +1,9 @@
-"""The checks of a program definition that comes from an untrusted sender.
+"""Checks of a program definition from an untrusted sender.
 
-`DefinitionCheck` takes the definition part by part, so that the work for each part is bounded. `check_definition` takes
-a whole definition: a session checks its own programs with it before it sends them. The checks cover what can be known
-without lowering the program: counts, dtypes, shapes, tilings, device numbers and value numbers. Every error is
-INVALID_ARGUMENT and begins with the path of the field, such as `nodes[3].outputs[0].dtype`.
+`DefinitionCheck` checks a definition part by part, with bounded work per part. A session checks its own programs with
+`check_definition` before it sends them. The checks cover everything that does not require lowering: counts, dtypes,
+shapes, tilings, device numbers and value numbers. Errors are INVALID_ARGUMENT and start with the path of the field,
+such as `nodes[3].outputs[0].dtype`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from atoll.ir.program import (
 )
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Shape, Tiled, Uneven
 
-# Of one program.
+# Bounds per program.
 MAX_NODES = 1 << 16
 MAX_VALUES = 1 << 20
 MAX_EDGES = 1 << 20  # inputs and outputs of all nodes together
 MAX_SHARDS = 1 << 24  # of all arguments and outputs together
 MAX_ARGUMENTS = 1 << 15
 MAX_FEEDS = 1 << 15
-MAX_RESULTS = 1 << 14  # they all become errors in one turn of the controller if a launch fails
+MAX_RESULTS = 1 << 14  # if a launch fails, all of them become errors in one iteration of the controller's event loop
 MAX_NAME = 1 << 17  # characters
 
 MAX_RANK = 64
@@ -43,11 +43,11 @@ MAX_ELEMENTS = 1 << 48
 _MAX_TILE_DIMS = MAX_RANK + 8
 _MAX_KIND = 64  # characters of a memory kind
 _MAX_STRIDE = 1 << 56
-_STREAMS = range(-(1 << 63), 1 << 64)  # jaxlib draws them at random, as numbers with a sign
+_STREAMS = range(-(1 << 63), 1 << 64)  # jaxlib chooses signed numbers at random
 
 
 class DefinitionCheck:
-    """The state of one definition's checks. `devices` are the virtual devices that the definition may name."""
+    """The state of the checks of one definition, which may use the virtual devices `devices`."""
 
     def __init__(self, name: str, feeds: int, devices: Collection[int]) -> None:
         if len(name) > MAX_NAME:
@@ -124,13 +124,13 @@ class DefinitionCheck:
         self.nodes += 1
 
     def count_arguments(self, specs: Sequence[ArraySpec]) -> None:
-        """Note arguments that were checked before."""
+        """Count arguments that were checked before."""
         self._edges += len(specs)
         self._shards += sum(len(spec.sharding.devices) for spec in specs)
         self.defined = len(specs)
 
     def count(self, nodes: Sequence[Node]) -> None:
-        """Note nodes that were checked before."""
+        """Count nodes that were checked before."""
         for node in nodes:
             self.nodes += 1
             self.defined += output_count(node)
@@ -170,7 +170,7 @@ class DefinitionCheck:
                 raise invalid(f"{path} names device {device}, which this session does not have")
 
     def _spec(self, spec: ArraySpec, path: str) -> None:
-        """Raise INVALID_ARGUMENT for a type that no array can have."""
+        """Raise INVALID_ARGUMENT for an invalid array type."""
         shape, sharding = spec.shape, spec.sharding
         if spec.dtype not in DTYPE_BITS:
             raise invalid(f"{path}.dtype is {spec.dtype[:40]!r}: expected one of {', '.join(DTYPE_BITS)}")
@@ -206,7 +206,7 @@ class DefinitionCheck:
             raise invalid(f"{path}.order is not an order of {devices} devices")
 
     def _rearrange(self, node: Rearrange, path: str) -> None:
-        """Bound the shards that the mappings name by those that the outputs have."""
+        """Check that the mappings have no more shards than the outputs."""
         left = sum(len(spec.sharding.devices) for spec in node.outputs)
         for i, mapping in enumerate(node.mappings):
             left -= len(range(*mapping.target))
@@ -230,7 +230,7 @@ def _shape(shape: Shape, path: str) -> None:
     for size in shape:
         if size < 0:
             raise invalid(f"{path} is {list(shape)}: a dimension is negative")
-        elements *= size or 1  # a dimension of 0 hides no other that is too large
+        elements *= size or 1  # a dimension of 0 must not hide another one that is too large
     if elements > MAX_ELEMENTS:
         raise invalid(f"{path} is {list(shape)}: an array has at most {MAX_ELEMENTS} elements")
 

@@ -12,8 +12,8 @@ import msgspec
 from atoll.cluster.locations import MemoryRequirement, Placement
 from atoll.errors import invalid
 from atoll.ir import plan as p
-from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.lowering import lower_in_steps
+from atoll.ir.plan import Lowered, LoweredGang, LoweredValue
 from atoll.ir.program import Call, Program, Report, specs_of
 from atoll.ir.steps import Steps, collected, finish, freed
 from atoll.ir.types import ArraySpec

@@ -117,7 +117,7 @@ replace = msgspec.structs.replace
         (chooses(Loop((0, 1), (OUTPUT,), 0, KNOWN, BODY), FLAG), "return different types"),
         (chooses(Loop((0, 1), (OUTPUT,), 1, KNOWN, replace(BODY, results=())), FLAG), "return different types"),
         (Program("p", (NUMBER,), (Report((0,)),), ()), "a Report is not allowed in a client's program"),
-        (Program("p", (OUTPUT, NUMBER), (Route((0, 1), (FAR, NUMBER), 1),), (2,)), "numbers of rows that are routed"),
+        (Program("p", (OUTPUT, NUMBER), (Route((0, 1), (FAR, NUMBER), 1),), (2,)), "expected sizes, spans or an order"),
         (Program("p", (OUTPUT,), (Unroute((0, 0), (replace(FAR, dtype="string"),), 1),), (1,)), "invalid dtype"),
         (chooses(replace(SWITCH, branches=(replace(SAME, nodes=(Report((0,)),)),))), "a Report is not allowed"),
     ],

@@ -177,7 +177,7 @@ MANUAL = xla_pb2.OpSharding(type=xla_pb2.OpSharding.MANUAL)
         (writes(array(b64_name=b64(b"a\0b"))), Code.INVALID_ARGUMENT, "1 to 4096 bytes"),
         (writes(array(b64_name=b64(b"\xff"))), Code.INVALID_ARGUMENT, "in UTF-8"),
         (writes(array(b64_hlo_sharding_string=b64(b"\xff"))), Code.INVALID_ARGUMENT, "no OpSharding"),
-        (writes(array((4,), MANUAL)), Code.UNIMPLEMENTED, "does not say where its shards lie"),
+        (writes(array((4,), MANUAL)), Code.UNIMPLEMENTED, "does not specify where its shards are"),
         (writes(array((1 << 47, 1 << 47))), Code.INVALID_ARGUMENT, "no such shape"),
         (writes(array((-4,))), Code.INVALID_ARGUMENT, "cannot be read"),
         (writes(array((0, 1 << 70))), Code.INVALID_ARGUMENT, "cannot be read"),

@@ -1,6 +1,6 @@
-"""The MLIR dialect `atoll`, in xDSL: programs from what the client asked to what hosts exchange.
+"""The MLIR dialect `atoll` in xDSL, for programs between their wire form and plans.
 
-Nothing that a user's process or a worker imports comes here, and nothing on the way of a launch.
+Only lowering and text forms use it: users' processes and workers do not import it, and launches do not run it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,34 @@ from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.ir import Dialect
 from xdsl.parser import Parser
 
-from atoll.ir.dialect.attributes import DeviceLocations, HostBuffers, Mappings, Numbers, Strides
-from atoll.ir.dialect.dialect_types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
-from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
-from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, PutOp, RearrangeOp, ReportOp, ReturnOp, TransferOp
-from atoll.ir.dialect.rows import ReceiveRowsOp, RouteOp, SendRowsOp, UnrouteOp
+from atoll.ir.dialect.attributes import (
+    ArrayType,
+    CompletionType,
+    DeviceLocations,
+    HostBuffers,
+    Mappings,
+    Numbers,
+    PlacedCompletionType,
+    PlacedType,
+    Strides,
+)
+from atoll.ir.dialect.ops import (
+    CallOp,
+    GetOp,
+    MoveOp,
+    ProgramOp,
+    PutOp,
+    RearrangeOp,
+    ReceiveOp,
+    ReceiveRowsOp,
+    ReportOp,
+    ReturnOp,
+    RouteOp,
+    SendOp,
+    SendRowsOp,
+    TransferOp,
+    UnrouteOp,
+)
 
 Atoll = Dialect(
     "atoll",
@@ -50,15 +73,15 @@ Atoll = Dialect(
 
 
 def context() -> Context:
-    """A context that knows the dialect."""
-    known = Context()
-    known.load_dialect(Builtin)
-    known.load_dialect(Atoll)
-    return known
+    """Return a context with the dialect."""
+    loaded = Context()
+    loaded.load_dialect(Builtin)
+    loaded.load_dialect(Atoll)
+    return loaded
 
 
 def parse(text: str) -> ModuleOp:
-    """The module that a text describes. Raises `xdsl.utils.exceptions.ParseError`."""
+    """Parse a module. Raises `xdsl.utils.exceptions.ParseError`."""
     module = Parser(context(), text).parse_module()
     module.verify()
     return module

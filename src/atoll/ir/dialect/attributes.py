@@ -1,24 +1,26 @@
-"""The dialect's attributes: what ops say besides their operands and types. Each carries plain data of `atoll.ir`."""
+"""The dialect's attributes and types. Each wraps plain data of `atoll.ir`, whose size does not depend on shards."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from typing import TypeVar
 
-from xdsl.ir import Data
+from xdsl.ir import Data, ParametrizedAttribute, TypeAttribute
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.ir.dialect import syntax
+from atoll.ir.geometry import Located
 from atoll.ir.program import HostBuffer, Mapping
+from atoll.ir.types import ArraySpec
 
 DataT = TypeVar("DataT")
 
 
 class Bare(Data[DataT]):
-    """An attribute that ops write without its name and brackets."""
+    """An attribute that ops print without its name and brackets."""
 
     @classmethod
     @abstractmethod
@@ -38,7 +40,7 @@ class Bare(Data[DataT]):
 
 @irdl_attr_definition
 class Numbers(Bare[tuple[int, ...]]):
-    """Virtual devices, or positions among inputs: `[0:8]`, `[0, 2, 7]`."""
+    """Virtual devices or positions of inputs: `[0:8]`, `[0, 2, 7]`."""
 
     name = "atoll.numbers"
 
@@ -52,7 +54,7 @@ class Numbers(Bare[tuple[int, ...]]):
 
 @irdl_attr_definition
 class Strides(Bare[tuple[int, ...]]):
-    """Bytes between the elements of each dimension: `[16, 4]`."""
+    """Strides of the dimensions, in bytes: `[16, 4]`."""
 
     name = "atoll.strides"
 
@@ -66,7 +68,7 @@ class Strides(Bare[tuple[int, ...]]):
 
 @irdl_attr_definition
 class DeviceLocations(Bare[tuple[DeviceLocation, ...]]):
-    """`[island 0 hosts 0:2 each [0:4]]`."""
+    """Physical devices: `[island 0 hosts 0:2 each [0:4]]`."""
 
     name = "atoll.locations"
 
@@ -80,9 +82,10 @@ class DeviceLocations(Bare[tuple[DeviceLocation, ...]]):
 
 @irdl_attr_definition
 class HostBuffers(Bare[tuple[HostBuffer, ...]]):
-    """What a put takes from the client: `[feed 0 [4, 4] strides [16, 4]]`, `[feeds 0:2 [2] -> [0:2]]`.
+    """The client's buffers for a put: `[feed 0 [4, 4] strides [16, 4]]`, `[feeds 0:2 [2] -> [0:2]]`.
 
-    `feed` fills all positions named (or is the whole array, where none is named); of `feeds`, each fills one.
+    A `feed` fills all of the given positions, or without positions the whole array. Each of several `feeds` fills one
+    position.
     """
 
     name = "atoll.buffers"
@@ -127,7 +130,7 @@ class HostBuffers(Bare[tuple[HostBuffer, ...]]):
 
 @irdl_attr_definition
 class Mappings(Bare[tuple[Mapping, ...]]):
-    """Where a rearrangement's shards come from: `[0 at 0:4:2 -> 1 at 0:2]`, inputs and outputs by their positions."""
+    """The sources of a rearrangement's shards: `[0 at 0:4:2 -> 1 at 0:2]` (shards of input 0 to those of output 1)."""
 
     name = "atoll.mappings"
 
@@ -156,3 +159,64 @@ class Mappings(Bare[tuple[Mapping, ...]]):
 
         texts = [f"{shards(m.input, m.source)} -> {shards(m.output, m.target)}" for m in self.data]
         return f"[{', '.join(texts)}]"
+
+
+@irdl_attr_definition
+class ArrayType(Data[ArraySpec], TypeAttribute):
+    """A sharded array on virtual devices: `!atoll.array<float32[8, 128], devices = [0:8], tiled = [8, 1]>`.
+
+    The text omits the tiling of a replicated array, and the default memory kind and layout.
+    """
+
+    name = "atoll.array"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> ArraySpec:
+        with parser.in_angle_brackets():
+            return syntax.parse_array(parser)
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(f"<{syntax.array_text(self.data)}>")
+
+
+@irdl_attr_definition
+class PlacedType(Data[Located], TypeAttribute):
+    """A sharded array on physical devices: `!atoll.placed<at = [island 0 hosts 0:2 each [0:4]], ...>`."""
+
+    name = "atoll.placed"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> Located:
+        with parser.in_angle_brackets():
+            parser.parse_keyword("at")
+            parser.parse_punctuation("=")
+            locations = syntax.parse_locations(parser)
+            parser.parse_punctuation(",")
+            return Located(syntax.parse_array(parser), locations)
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(
+            f"<at = {syntax.locations_text(self.data.locations)}, {syntax.array_text(self.data.spec)}>"
+        )
+
+
+@irdl_attr_definition
+class CompletionType(ParametrizedAttribute, TypeAttribute):
+    """The completion of a call, or of sending bytes to the client: `!atoll.completion`."""
+
+    name = "atoll.completion"
+
+
+@irdl_attr_definition
+class PlacedCompletionType(Data[tuple[int, ...]], TypeAttribute):
+    """A completion that these hosts report: `!atoll.placed_completion<[0:2]>`."""
+
+    name = "atoll.placed_completion"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> tuple[int, ...]:
+        with parser.in_angle_brackets():
+            return syntax.parse_ranges(parser)
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(f"<{syntax.ranges_text(self.data)}>")

@@ -1,7 +1,8 @@
-"""The ops of a program: one for each sharded computation or movement of data, whatever the number of shards.
+"""The dialect's ops: one per sharded computation or transfer of data, for any number of shards.
 
-They stand for the nodes of `atoll.ir.program`, whose docstrings say what each means. Before placement their values are
-`!atoll.array`s on virtual devices; afterwards `!atoll.placed`.
+The ops of a program correspond to the nodes of `atoll.ir.program`, whose docstrings specify them. Values are
+`!atoll.array` before placement, and `!atoll.placed` after it. Later passes replace transfers and routes by sends, moves
+and receives, whose attribute `of` is the number of the transfer.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
-from xdsl.dialects.builtin import IntAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import (
     AnyAttr,
     IRDLOperation,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     opt_prop_def,
+    opt_result_def,
     prop_def,
     region_def,
     result_def,
@@ -30,36 +33,48 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from atoll.ir.dialect.attributes import Bare, DeviceLocations, HostBuffers, Mappings, Numbers, Strides
-from atoll.ir.dialect.dialect_types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
+from atoll.errors import StatusError
+from atoll.ir.dialect.attributes import (
+    ArrayType,
+    Bare,
+    CompletionType,
+    DeviceLocations,
+    HostBuffers,
+    Mappings,
+    Numbers,
+    PlacedCompletionType,
+    PlacedType,
+    Strides,
+)
+from atoll.ir.row_exchange import check_route
 from atoll.ir.types import NUMBERS, ArraySpec, Replicated
 
 PRESENT = UnitAttr()
 
 
 def spec_of(value: SSAValue) -> ArraySpec:
-    """What array a value is. Raises where it is a completion."""
+    """Return the array type of a value. Raises VerifyException if the value is not an array."""
     match value.type:
         case ArrayType(data=spec):
             return spec
         case PlacedType(data=located):
             return located.spec
         case CompletionType() | PlacedCompletionType():
-            raise VerifyException("a call's completion is no array")
-    raise VerifyException(f"{value.type} is no array")
+            raise VerifyException("expected an array, not the completion of a call")
+    raise VerifyException(f"expected an array, not {value.type}")
 
 
 class Node(IRDLOperation):
-    """An op that makes values out of values."""
+    """An op that makes values from values."""
 
     def consumes(self, index: int) -> bool:
-        """Whether it takes the buffer of operand number `index`."""
+        """Return whether the op consumes the buffer of operand `index`."""
         return "donate" in self.properties
 
     @classmethod
     @abstractmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
-        """Reads what stands between the op's name and its types."""
+        """Parse the text between the op's name and its types."""
 
     @abstractmethod
     def print_facts(self, printer: Printer) -> None: ...
@@ -86,7 +101,7 @@ def print_values(printer: Printer, values: Iterable[SSAValue]) -> None:
 
 
 def parse_value(parser: Parser) -> SSAValue:
-    """A value that is defined above. Its type is known from there, so ops do not write the types of operands."""
+    """Parse a value that is defined above. Its definition contains its type, so operands are printed without types."""
     operand = parser.parse_unresolved_operand()
     values = parser.ssa_values.get(operand.operand_name, ())
     if operand.index >= len(values):
@@ -99,13 +114,13 @@ def parse_values(parser: Parser, delimiter: Parser.Delimiter = Parser.Delimiter.
 
 
 def parse_number(parser: Parser, word: str) -> IntAttr:
-    """`word`, and the number behind it."""
+    """Parse `word` and the number after it."""
     parser.parse_keyword(word)
     return IntAttr(parser.parse_integer())
 
 
 def print_optional(printer: Printer, word: str, attribute: Attribute | None) -> None:
-    """` word`, and what it says, where the attribute is there."""
+    """Print ` word` and the attribute's text, if the op has the attribute."""
     if attribute is None:
         return
     printer.print_string(f" {word} {attribute.text()}" if isinstance(attribute, Bare) else f" {word}")
@@ -117,7 +132,7 @@ def parse_flags(parser: Parser, properties: dict[str, Attribute], flags: Iterabl
 
 @irdl_op_definition
 class ReturnOp(IRDLOperation):
-    """The values that a launch hands back, in order."""
+    """The results of a launch, in order."""
 
     name = "atoll.return"
     inputs = var_operand_def(AnyAttr())
@@ -135,7 +150,7 @@ class ReturnOp(IRDLOperation):
 
 @irdl_op_definition
 class ProgramOp(IRDLOperation):
-    """A program: its arguments, its nodes, and what it returns. `feeds` counts its feeds."""
+    """A program: its arguments, its nodes and its return. `feeds` is the number of its feeds."""
 
     name = "atoll.program"
     sym_name = prop_def(StringAttr)
@@ -166,11 +181,11 @@ class ProgramOp(IRDLOperation):
         return cls.create(properties={"sym_name": StringAttr(name), "feeds": IntAttr(feeds)}, regions=[body])
 
     def nodes(self) -> list[Operation]:
-        """All ops but the return."""
+        """Return all ops except the return."""
         return [op for op in self.body.block.ops if not isinstance(op, ReturnOp)]
 
     def each(self) -> Iterator[Operation]:
-        """All ops but the return, one by one. The caller may replace or erase the one that it was given last."""
+        """Yield all ops except the return. The caller may replace or erase the op that it got last."""
         op = self.body.block.first_op
         while op is not None and not isinstance(op, ReturnOp):
             following = op.next_op
@@ -187,8 +202,8 @@ class ProgramOp(IRDLOperation):
 class CallOp(Node):
     """`%2 = atoll.call @step(%0, %1) on [0:8] donate [1] preserve [0] : !atoll.array<...>`
 
-    Runs a compiled function as one gang. A last result of type completion is the call's own. With `stream N` it is a
-    function of colocated Python.
+    Runs a compiled function as one gang. If the last result is a completion, it is that of the call. With `stream N`,
+    the function is a colocated Python function.
     """
 
     name = "atoll.call"
@@ -239,7 +254,7 @@ class CallOp(Node):
         for value in self.operands:
             spec_of(value)
         if ("devices" in self.properties) == ("locations" in self.properties):
-            raise VerifyException(f"a call of @{self.callee.data} has either devices or locations")
+            raise VerifyException(f"a call of @{self.callee.data} must have either devices or locations")
         for name in ("donated", "preserved"):
             named = self.properties.get(name)
             for position in named.data if isinstance(named, Numbers) else ():
@@ -251,7 +266,7 @@ class CallOp(Node):
 class TransferOp(Node):
     """`%2, %3 = atoll.transfer %0, %1 donate reshard : ...`
 
-    Gives each input the sharding, memory and layout of its result. Without `reshard`, shard i becomes shard i.
+    Changes each input to the sharding, memory and layout of its result. Without `reshard`, shard i becomes shard i.
     """
 
     name = "atoll.transfer"
@@ -287,7 +302,7 @@ class TransferOp(Node):
 
 @irdl_op_definition
 class PutOp(Node):
-    """`%0 = atoll.put [feed 0 [4, 4]] : ...`: makes one array out of the client's host buffers."""
+    """`%0 = atoll.put [feed 0 [4, 4]] : ...`: makes one array from the client's host buffers."""
 
     name = "atoll.put"
     buffers = prop_def(HostBuffers)
@@ -340,7 +355,7 @@ class GetOp(Node):
 
 @irdl_op_definition
 class ReportOp(Node):
-    """`atoll.report %0`: reports to the controller what a number is."""
+    """`atoll.report %0`: reports a number to the controller."""
 
     name = "atoll.report"
     input = operand_def(AnyAttr())
@@ -356,14 +371,16 @@ class ReportOp(Node):
     def verify_(self) -> None:
         spec = spec_of(self.input)
         if spec.shape or spec.dtype not in NUMBERS or not isinstance(spec.sharding.tiling, Replicated):
-            raise VerifyException(f"a number that decides is one integer or boolean, no {spec.dtype}{list(spec.shape)}")
+            raise VerifyException(
+                f"a switch or loop is controlled by one integer or boolean, not by {spec.dtype}{list(spec.shape)}"
+            )
 
 
 @irdl_op_definition
 class RearrangeOp(Node):
     """`%2 = atoll.rearrange %0, %1 [0 at 0:1 -> 0 at 0:1, 1 at 0:1 -> 0 at 1:2] donate bitcast : ...`
 
-    Makes arrays out of shards of other arrays, which stay where they are.
+    Makes arrays from shards of other arrays, without moving or copying them.
     """
 
     name = "atoll.rearrange"
@@ -390,19 +407,230 @@ class RearrangeOp(Node):
         self.sources()
 
     def sources(self) -> list[list[tuple[int, int]]]:
-        """For each result, the (input, position) that each of its shards is."""
+        """Return the (input, position) of each shard of each result."""
         held = [len(spec_of(value).sharding.devices) for value in self.operands]
         sources: list[dict[int, tuple[int, int]]] = [{} for _ in self.results]
         for mapping in self.mappings.data:
             taken, given = range(*mapping.source), range(*mapping.target)
             if len(taken) != len(given):
-                raise VerifyException("a mapping takes as many shards as it gives")
+                raise VerifyException(f"a mapping takes {len(taken)} shards and returns {len(given)}")
             into = sources[mapping.output]
             for source, target in zip(taken, given, strict=True):
                 if not 0 <= source < held[mapping.input] or target in into:
-                    raise VerifyException("a mapping names a shard that is not there, or gives one twice")
+                    raise VerifyException("a mapping has a shard that does not exist, or a target shard twice")
                 into[target] = (mapping.input, source)
         for result, into in zip(self.results, sources, strict=True):
             if into.keys() != set(range(len(spec_of(result).sharding.devices))):
                 raise VerifyException("the mappings do not fill each output's shards exactly once")
         return [[into[i] for i in range(len(into))] for into in sources]
+
+
+@irdl_op_definition
+class MoveOp(Node):
+    """`%2, %3 = atoll.move of 0 %0, %1 donate : ...`: shard i becomes shard i, on the same host."""
+
+    name = "atoll.move"
+    of = prop_def(IntAttr)
+    inputs = var_operand_def(PlacedType)
+    values = var_result_def(PlacedType)
+    donate = opt_prop_def(UnitAttr)
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        properties["of"] = parse_number(parser, "of")
+        operands.extend(parse_values(parser))
+        parse_flags(parser, properties, ("donate",))
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(f" of {self.of.data} ")
+        print_values(printer, self.operands)
+        print_optional(printer, "donate", self.donate)
+
+    def verify_(self) -> None:
+        for operand, result in zip(self.operands, self.results, strict=True):
+            source, target = operand.type, result.type
+            if isinstance(source, PlacedType) and isinstance(target, PlacedType):
+                before = [location.host for location in source.data.locations]
+                if before != [location.host for location in target.data.locations]:
+                    raise VerifyException("a move cannot move a shard to another host")
+
+
+@irdl_op_definition
+class SendOp(Node):
+    """`atoll.send of 0 %0 feeds 3 reshard donate to !atoll.placed<...>`
+
+    Sends parts of an array to the hosts that need them, as feeds numbered from 3.
+    """
+
+    name = "atoll.send"
+    of = prop_def(IntAttr)
+    input = operand_def(PlacedType)
+    first = prop_def(IntAttr)
+    target = prop_def(PlacedType)
+    reshard = opt_prop_def(UnitAttr)
+    donate = opt_prop_def(UnitAttr)
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        properties["of"] = parse_number(parser, "of")
+        operands.append(parse_value(parser))
+        properties["first"] = parse_number(parser, "feeds")
+        parse_flags(parser, properties, ("reshard", "donate"))
+        parser.parse_keyword("to")
+        properties["target"] = parser.parse_type()
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(f" of {self.of.data} ")
+        printer.print_ssa_value(self.input)
+        printer.print_string(f" feeds {self.first.data}")
+        print_optional(printer, "reshard", self.reshard)
+        print_optional(printer, "donate", self.donate)
+        printer.print_string(" to ")
+        printer.print_attribute(self.target)
+
+
+@irdl_op_definition
+class ReceiveOp(Node):
+    """`%1 = atoll.receive of 0 feeds 3 reshard from !atoll.placed<...> : ...`
+
+    Makes an array from the feeds of the corresponding send.
+    """
+
+    name = "atoll.receive"
+    of = prop_def(IntAttr)
+    value = result_def(PlacedType)
+    first = prop_def(IntAttr)
+    source = prop_def(PlacedType)
+    reshard = opt_prop_def(UnitAttr)
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        properties["of"] = parse_number(parser, "of")
+        properties["first"] = parse_number(parser, "feeds")
+        parse_flags(parser, properties, ("reshard",))
+        parser.parse_keyword("from")
+        properties["source"] = parser.parse_type()
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(f" of {self.of.data} feeds {self.first.data}")
+        print_optional(printer, "reshard", self.reshard)
+        printer.print_string(" from ")
+        printer.print_attribute(self.source)
+
+
+def _parse_feeds(parser: Parser, properties: dict[str, Attribute]) -> None:
+    properties["first"] = parse_number(parser, "feeds")
+    properties["groups"] = parse_number(parser, "groups")
+    properties["destination"] = parse_number(parser, "destination")
+
+
+def _print_feeds(printer: Printer, op: SendRowsOp | ReceiveRowsOp) -> None:
+    printer.print_string(f" feeds {op.first.data} groups {op.groups.data} destination {op.destination.data}")
+
+
+class _RoutesRows(Node):
+    """The common base of `RouteOp` and `UnrouteOp`."""
+
+    inputs = var_operand_def(AnyAttr())
+    values = var_result_def(AnyAttr())
+    groups = prop_def(IntAttr)
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        operands.extend(parse_values(parser))
+        properties["groups"] = parse_number(parser, "groups")
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        print_values(printer, self.operands)
+        printer.print_string(f" groups {self.groups.data}")
+
+    def verify_(self) -> None:
+        inputs, outputs = map(spec_of, self.operands), map(spec_of, self.results)
+        try:
+            check_route(tuple(inputs), tuple(outputs), self.groups.data, is_back=isinstance(self, UnrouteOp))
+        except StatusError as error:
+            raise VerifyException(error.status.message) from None
+
+
+@irdl_op_definition
+class RouteOp(_RoutesRows):
+    """`%2, %3, %4, %5 = atoll.route %0, %1 groups 8 : ...`
+
+    Sends rows to destinations by their sizes, in the order of a third input if there is one. The results are a block
+    and its spans per destination.
+    """
+
+    name = "atoll.route"
+
+
+@irdl_op_definition
+class UnrouteOp(_RoutesRows):
+    """`%6 = atoll.unroute %2, %3, %4, %5 groups 8 : ...`: sends rows back to their origin."""
+
+    name = "atoll.unroute"
+
+
+@irdl_op_definition
+class SendRowsOp(Node):
+    """`atoll.send_rows of 0 %0, %1 feeds 3 groups 8 destination 2 to !atoll.placed<...>`
+
+    Sends rows of an array to other hosts, by their sizes or spans, and in the order of a third input if there is one.
+    The destination is -1 for an unroute.
+    """
+
+    name = "atoll.send_rows"
+    of = prop_def(IntAttr)
+    rows = operand_def(PlacedType)
+    numbers = operand_def(PlacedType)
+    order = opt_operand_def(PlacedType)
+    first = prop_def(IntAttr)
+    groups = prop_def(IntAttr)
+    destination = prop_def(IntAttr)
+    target = prop_def(PlacedType)
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        properties["of"] = parse_number(parser, "of")
+        operands.extend(parse_values(parser))
+        _parse_feeds(parser, properties)
+        parser.parse_keyword("to")
+        properties["target"] = parser.parse_type()
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(f" of {self.of.data} ")
+        print_values(printer, self.operands)
+        _print_feeds(printer, self)
+        printer.print_string(" to ")
+        printer.print_attribute(self.target)
+
+
+@irdl_op_definition
+class ReceiveRowsOp(Node):
+    """`%2, %3 = atoll.receive_rows of 0 feeds 3 groups 8 destination 2 from !atoll.placed<...> : ...`
+
+    Makes an array from the rows that were sent. For an unroute, rows come from several arrays with consecutive ranges
+    of feeds, and there are no spans.
+    """
+
+    name = "atoll.receive_rows"
+    of = prop_def(IntAttr)
+    value = result_def(PlacedType)
+    spans = opt_result_def(PlacedType)
+    first = prop_def(IntAttr)
+    groups = prop_def(IntAttr)
+    destination = prop_def(IntAttr)
+    sources = prop_def(ArrayAttr[PlacedType])
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        properties["of"] = parse_number(parser, "of")
+        _parse_feeds(parser, properties)
+        parser.parse_keyword("from")
+        properties["sources"] = ArrayAttr(parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type))
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(f" of {self.of.data}")
+        _print_feeds(printer, self)
+        printer.print_string(" from ")
+        printer.print_list(self.sources.data, printer.print_attribute)

@@ -1,7 +1,7 @@
-"""How the dialect writes numbers, arrays and locations, and reads them back.
+"""Prints and parses the dialect's numbers, arrays and locations.
 
-All is kept short whatever the number of shards: lists of numbers are written as ranges (`[0:2048]`, `[0:16:2]`),
-repeated shapes once with their number, and an order of tiles that is 0, 1, 2, ... not at all.
+Texts are short for any number of shards. They contain ranges in lists of numbers (`[0:2048]`, `[0:16:2]`), repeated
+shapes once with their number, and no order of tiles if it is 0, 1, 2, ...
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 from xdsl.parser import AttrParser
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.ir.ranges import runs
+from atoll.ir.exchange import runs
 from atoll.ir.types import ArraySpec, Box, Even, Opaque, Replicated, Shape, Sharding, Tiled, Tiling, Uneven
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def list_text(numbers: Sequence[int]) -> str:
 
 
 def parse_list(parser: AttrParser, parse: Callable[[], T]) -> tuple[T, ...]:
-    """`parse`d things between square brackets, with commas between them."""
+    """Parse items in square brackets, separated by commas."""
     return tuple(parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parse))
 
 
@@ -43,7 +43,7 @@ def range_text(first: int, count: int, step: int = 1) -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """`[0:8]`, `[0:4, 9]`."""
+    """Return, for example, `[0:8]` or `[0:4, 9]`."""
     return f"[{', '.join(range_text(*run) for run in runs(numbers))}]"
 
 
@@ -64,7 +64,7 @@ def parse_ranges(parser: AttrParser) -> tuple[int, ...]:
 
 
 def array_text(spec: ArraySpec) -> str:
-    """`float32[8, 128], devices = [0:8], tiled = [8, 1], memory = "pinned_host", layout = [1, 0]`."""
+    """Return, for example, `float32[8, 128], devices = [0:8], tiled = [8, 1], memory = "host", layout = [1, 0]`."""
     sharding = spec.sharding
     text = f"{spec.dtype}{list_text(spec.shape)}, devices = {ranges_text(sharding.devices)}"
     text += _tiling_text(sharding.tiling)
@@ -143,7 +143,7 @@ def box_text(box: Box) -> str:
 
 
 def locations_text(locations: Sequence[DeviceLocation]) -> str:
-    """`[island 0 hosts 0:256 each [0:8]]`: neighbouring hosts whose devices have the same ordinals stand together."""
+    """Return, for example, `[island 0 hosts 0:256 each [0:8]]`. Consecutive hosts with equal ordinals are combined."""
     single = [
         (island, host, tuple(location.ordinal for location in group))
         for (island, host), group in groupby(locations, key=lambda location: (location.island, location.host))

@@ -1,4 +1,4 @@
-"""The last step: a placed program with explicit transfers is cut into gangs, and one plan for each host."""
+"""The last step of lowering: it cuts a placed program with explicit transfers into gangs, and one plan per host."""
 
 from __future__ import annotations
 
@@ -9,37 +9,48 @@ from xdsl.ir import Operation, SSAValue
 
 from atoll.errors import invalid
 from atoll.ir import plan as p
-from atoll.ir.dialect.dialect_types import PlacedCompletionType, PlacedType
-from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
-from atoll.ir.dialect.ops import CallOp, GetOp, Node, ProgramOp, PutOp, RearrangeOp, ReportOp
-from atoll.ir.dialect.rows import ReceiveRowsOp, SendRowsOp
+from atoll.ir.dialect.attributes import PlacedCompletionType, PlacedType
+from atoll.ir.dialect.ops import (
+    CallOp,
+    GetOp,
+    MoveOp,
+    Node,
+    ProgramOp,
+    PutOp,
+    RearrangeOp,
+    ReceiveOp,
+    ReceiveRowsOp,
+    ReportOp,
+    SendOp,
+    SendRowsOp,
+)
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located
-from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
+from atoll.ir.plan import Lowered, LoweredGang, LoweredValue
 from atoll.ir.row_exchange import RowExchange
 from atoll.ir.steps import Steps, collected, finish, freed
 from atoll.ir.types import Box, Replicated
 
 
 def cut(program: ProgramOp) -> Lowered:
-    """As `cut_in_steps`, all at once."""
+    """Run all steps of `cut_in_steps`."""
     return finish(cut_in_steps(program))
 
 
 def cut_in_steps(program: ProgramOp) -> Steps[Lowered]:
-    """Gangs, plans and values of a program.
+    """Return the gangs, plans and values of a program.
 
-    Takes programs that `PlacePass` and `ExplicitTransfersPass` have been through; refuses others with INVALID_ARGUMENT.
-    Guarantees: each node is one gang on each of its islands; the ops of one transfer are one node. On a host, steps
-    that wait for other hosts come after all others of their gang. Each value is dropped once, by the last segment (and
-    the last gang of the island) that touches it.
+    Input: programs after `PlacePass` and `ExplicitTransfersPass`; raises INVALID_ARGUMENT for others. Guarantees: each
+    node is one gang per island, and the ops of one transfer are one node. On a host, steps that wait for other hosts
+    follow all other steps of their gang. The last segment of a host that uses or defines a value drops it, and so does
+    the last gang of an island.
     """
     return _Cut(program).steps()
 
 
 @dataclass
 class _Work:
-    """What a node does on one host."""
+    """The part of a node on one host."""
 
     steps: list[p.Step] = field(default_factory=list)
     waiting: list[p.Step] = field(default_factory=list)  # steps that wait for other hosts
@@ -85,7 +96,7 @@ class _Cut:
         transfer = -1
         for op in self.program.each():
             if not isinstance(op, Node):
-                raise invalid(f"{self.name!r} cannot be cut: {op.name} is no node of a program")
+                raise invalid(f"{self.name!r} cannot be cut: {op.name} is not a node of a program")
             for result in op.results:
                 self.numbers[result] = len(self.numbers)
             of = op.of.data if isinstance(op, MoveOp | SendOp | ReceiveOp | SendRowsOp | ReceiveRowsOp) else -1
@@ -146,7 +157,7 @@ class _Cut:
             case RearrangeOp():
                 self._rearrange(op, node)
             case _:
-                raise invalid(f"{self.name!r} cannot be cut: {op.name} is not explicit yet")
+                raise invalid(f"{self.name!r} cannot be cut: {op.name} was not replaced by sends and receives")
 
     def _call(self, op: CallOp, node: _Node) -> None:
         if op.locations is None:
@@ -161,7 +172,7 @@ class _Cut:
             for host in hosts:
                 node.on(host).add(*self._python(op, op.stream.data, host))
             return
-        # A call without results still has a number for them in the plan.
+        # A plan has a number for the first output also if a call has no results.
         first = defines[0] if defines else len(self.numbers)
         step = p.Execute(
             node.function,
@@ -175,7 +186,7 @@ class _Cut:
             node.on(host).add(step, inputs, defines)
 
     def _python(self, op: CallOp, stream: int, host: int) -> tuple[p.Python, list[int], list[int]]:
-        """A host takes and gives the arrays that have shards on it."""
+        """Return the step of a host, its inputs and its outputs: those with shards on the host."""
         arguments = [(i, self.numbers[each]) for i, each in enumerate(op.operands) if host in _located(each).hosts]
         results = [each for each in op.results if not isinstance(each.type, PlacedCompletionType)]
         given = [(i, each) for i, each in enumerate(results) if host in _located(each).hosts]
@@ -281,7 +292,7 @@ class _Cut:
     def _row_exchange(
         self, source: Located, target: Located, op: SendRowsOp | ReceiveRowsOp, first: int
     ) -> RowExchange:
-        """Those who send and who receive have the same."""
+        """Return the exchange, which senders and receivers share."""
         found = self.exchanges.get(first)
         if found is None:
             found = RowExchange(source.spread, target.spread, op.groups.data, op.destination.data, first)
@@ -290,7 +301,7 @@ class _Cut:
         return found
 
     def _exchange(self, source: Located, target: Located, op: SendOp | ReceiveOp) -> Exchange:
-        """A send and its receive have the same."""
+        """Return the exchange, which a send and its receive share."""
         first = op.first.data
         if first not in self.exchanges:
             self.exchanges[first] = Exchange(source.spread, target.spread, op.reshard is not None, first)
@@ -324,10 +335,10 @@ class _Cut:
     # ---- gangs and plans
 
     def _gangs(self, results: frozenset[int]) -> Steps[tuple[tuple[LoweredGang, ...], dict[int, p.Plan]]]:
-        """One gang for each node and island, one segment for each host of it; backwards, to find what each drops."""
+        """Make one gang per node and island, and one segment per host. Goes backward, to find what each drops."""
         kept = {*range(self.arguments), *results}
-        by_island: dict[int, set[int]] = {}  # what later gangs touch
-        by_host: dict[int, set[int]] = {}  # what later segments touch
+        by_island: dict[int, set[int]] = {}  # the values that later gangs use or define
+        by_host: dict[int, set[int]] = {}  # the values that later segments use or define
         segments: dict[int, list[p.Segment]] = {}
         used: dict[int, set[int]] = {}
         defined: dict[int, set[int]] = {}

@@ -1,7 +1,7 @@
-"""The seam for passes: what one between a built program and its cut has to be.
+"""The interface of passes, which run between the construction of a module and its cut into plans.
 
-A new pass is one file in `atoll.ir.passes`, and one line of the table in its `__init__`. A pass says in its docstring
-what it takes, what it guarantees and what it refuses.
+A new pass is one file in `atoll.ir.passes` and one line of the table in its `__init__`. The docstring of a pass
+specifies its input, its guarantees and its errors.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from atoll.ir.steps import Steps, finish
 
 @dataclass(frozen=True)
 class LoweringPass(ModulePass, abc.ABC):
-    """Rewrites programs in place. `placement` has the location of each virtual device; most passes do not look at it.
+    """Rewrites programs in place. `placement` contains the location of each virtual device, which few passes use.
 
-    Lowering is pure, and runs on the controller's thread: a pass does no I/O and reads no clock. Its time grows with
-    the program's nodes, not with its shards, and it yields after each node. For a program that it refuses it raises
-    StatusError, with INVALID_ARGUMENT or UNIMPLEMENTED; the client then gets that as the error of the program.
+    A pass runs on the controller's thread: it does no I/O, reads no clock, and yields after each node. Its time depends
+    on the number of nodes, not of shards. It raises StatusError, with INVALID_ARGUMENT or UNIMPLEMENTED, for a program
+    that it does not support. The client gets that error.
     """
 
     placement: Mapping[int, DeviceLocation] = field(default_factory=dict)
 
     @abc.abstractmethod
     def steps(self, program: ProgramOp) -> Steps[None]:
-        """Rewrites one program, a node at a time."""
+        """Rewrite one program, one node per step."""
 
     def run(self, program: ProgramOp) -> None:
-        """Rewrites one program, all at once."""
+        """Run all steps on one program."""
         finish(self.steps(program))
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -1,4 +1,4 @@
-"""Placing: virtual devices get their locations."""
+"""Placement of programs: virtual devices are replaced by physical ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.errors import StatusError, invalid, unimplemented
-from atoll.ir.dialect.attributes import DeviceLocations
-from atoll.ir.dialect.dialect_types import ArrayType, PlacedCompletionType, PlacedType
+from atoll.ir.dialect.attributes import ArrayType, DeviceLocations, PlacedCompletionType, PlacedType
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, RearrangeOp
 from atoll.ir.dismantling import dismantled
 from atoll.ir.geometry import Located
@@ -21,14 +20,13 @@ from atoll.ir.types import Replicated
 
 @dataclass(frozen=True)
 class PlacePass(LoweringPass):
-    """Puts programs on the devices that `placement` gives to their virtual ones.
+    """Replaces virtual devices by their locations in `placement`.
 
-    Takes location-free programs. Guarantees: every array is `!atoll.placed`; every call has its locations, all of one
-    island; every completion has its hosts. Ops stay what and where they were.
+    Input: programs on virtual devices. Guarantees: every array is `!atoll.placed`, every call has locations on one
+    island, and every completion has hosts. The ops and their order do not change.
 
-    Refuses, with INVALID_ARGUMENT: virtual devices without a location; a call over several islands (a mesh is one
-    island's); a rearrangement that would move shards. With UNIMPLEMENTED: to fetch an array that lies in parts on
-    several hosts.
+    Raises INVALID_ARGUMENT for a virtual device without a location, a call on several islands, and a rearrangement that
+    would move shards. Raises UNIMPLEMENTED for fetching an array with parts on several hosts.
     """
 
     name = "atoll-place"
@@ -43,7 +41,7 @@ class _Placing:
         self.name = program.sym_name.data
         self.placement = placement
         self.types: dict[ArrayType, PlacedType] = {}
-        self.by_identity: dict[int, PlacedType] = {}  # a shorter way for types that are the same object
+        self.by_identity: dict[int, PlacedType] = {}  # a faster lookup for types that are the same object
         self.locations: dict[tuple[int, ...], DeviceLocations] = {}
         self.islands: dict[DeviceLocations, int] = {}
 
@@ -112,27 +110,26 @@ class _Placing:
             islands = {location.island for location in found.data}
             if len(islands) != 1:
                 raise invalid(
-                    f"{self.name!r} runs one compiled function over devices of {len(islands)} islands; "
-                    "a mesh must lie inside one island (jax.Device.slice_index tells which), and arrays move "
-                    "between islands with jax.device_put"
+                    f"{self.name!r} runs one compiled function on devices of {len(islands)} islands: use a mesh of one "
+                    "island (jax.Device.slice_index is its number), and move arrays between islands with jax.device_put"
                 )
         return found
 
     def fetched_from(self, array: Attribute) -> int:
-        """The host that sends the array to the client."""
+        """Return the host that sends the array to the client."""
         assert isinstance(array, PlacedType)
         located = array.data
         if isinstance(located.spec.sharding.tiling, Replicated):
             return located.locations[0].host
         if len(located.hosts) != 1:
-            raise unimplemented("an array over several hosts is fetched shard by shard (jax.device_get does so)")
+            raise unimplemented("fetch an array on several hosts shard by shard, as jax.device_get does")
         return located.hosts[0]
 
     def check_rearrangement(self, op: RearrangeOp) -> None:
         for result, sources in zip(op.results, op.sources(), strict=True):
             for location, (which, origin) in zip(_locations(result), sources, strict=True):
                 if _locations(op.operands[which])[origin] != location:
-                    raise invalid("rearranging shards cannot move them to another device")
+                    raise invalid("a rearrangement cannot move shards to another device")
 
 
 def _locations(value: SSAValue) -> Sequence[DeviceLocation]:

@@ -1,8 +1,8 @@
-"""Simplification of location-free programs: what need not be done is not done.
+"""Simplification of programs on virtual devices: removes unnecessary nodes.
 
-What a launch returns stays what it is: results remain distinct values, none becomes an argument, and nothing that a
-program donates is anything else than before. Views share their array's memory, so wherever views or donation are in
-play, arrays are only joined where nothing else refers to them.
+Invariant: results remain distinct values that are not arguments, and the program donates the same buffers as before.
+Views share the memory of their array. Therefore arrays with views or donation are only merged if nothing else refers to
+them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,18 @@ from dataclasses import dataclass
 
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
-from atoll.ir.dialect.ops import PRESENT, CallOp, Node, ProgramOp, RearrangeOp, ReturnOp, TransferOp, spec_of
-from atoll.ir.dialect.rows import RouteOp, UnrouteOp
+from atoll.ir.dialect.ops import (
+    PRESENT,
+    CallOp,
+    Node,
+    ProgramOp,
+    RearrangeOp,
+    ReturnOp,
+    RouteOp,
+    TransferOp,
+    UnrouteOp,
+    spec_of,
+)
 from atoll.ir.dismantling import erase, replace
 from atoll.ir.passes.lowering_pass import LoweringPass
 from atoll.ir.steps import Steps, freed
@@ -21,18 +31,18 @@ from atoll.ir.types import ArraySpec, Replicated, Tiled
 
 @dataclass(frozen=True)
 class SimplifyPass(LoweringPass):
-    """Drops and joins nodes until nothing more can be dropped or joined.
+    """Removes and merges nodes until nothing changes.
 
-    Takes location-free programs, and guarantees the same results from fewer nodes or as many:
+    Input: programs on virtual devices. Guarantees the same results from at most as many nodes:
 
-    - dead nodes go: calls, transfers, routes and rearrangements whose results have no uses. Calls that donate, report
-      their completion, have no results or run Python are kept, and so is whatever donates; puts and gets always are.
-    - transfers to where the value already is go (same sharding, memory and layout).
-    - of two equal transfers of one value, one is left.
-    - A to B to C, where nobody else uses B, becomes A to C. Not where B is in a memory of another kind than both A and
-      C: such a detour is there to save memory.
+    - Dead nodes are removed: calls, transfers, routes and rearrangements whose results have no uses. Nodes that donate,
+      and calls that have a completion, have no results or run Python are kept, like puts and gets.
+    - Transfers to the same sharding, memory and layout are removed.
+    - Equal transfers of one value are merged.
+    - A to B to C becomes A to C if nothing else uses B. If the memory kind of B differs from those of A and C, the
+      transfers are kept, because the user saves memory with them.
 
-    Refuses nothing.
+    Raises no errors.
     """
 
     name = "atoll-simplify"
@@ -46,7 +56,7 @@ def simplify(program: ProgramOp) -> Steps[None]:
     changed = True
     while changed:
         changed = False
-        left: dict[TransferOp, list[int]] = {}  # results of transfers that others do now
+        left: dict[TransferOp, list[int]] = {}  # results that joined transfers have replaced
         uses = _Uses()
         for op in program.each():
             changed |= isinstance(op, TransferOp) and _join(op, left, uses)
@@ -86,7 +96,7 @@ def _is_pure(op: Operation) -> bool:
 
 
 def _without(op: TransferOp, indices: list[int]) -> None:
-    """Takes inputs and their unused results out of a transfer."""
+    """Remove inputs and their unused results from a transfer."""
     removed = set(indices)
     left = [i for i in range(len(op.results)) if i not in removed]
     if not left:
@@ -107,7 +117,7 @@ def _without(op: TransferOp, indices: list[int]) -> None:
 
 
 def _join(op: TransferOp, left: dict[TransferOp, list[int]], uses: _Uses) -> bool:
-    """Puts in the transfer's place one that also does what those before it did, and notes what is `left` of those."""
+    """Replace a transfer by one that includes the transfers before it. Add their replaced results to `left`."""
     firsts: list[TransferOp] = []
     flags: set[tuple[bool, bool]] = set()
     for value, result in zip(op.operands, op.results, strict=True):
@@ -116,7 +126,7 @@ def _join(op: TransferOp, left: dict[TransferOp, list[int]], uses: _Uses) -> boo
             return False
         source = first.operands[_index(value)]
         reshard = _composed(first, spec_of(source), spec_of(value), op, spec_of(result))
-        # The source is read later than before: nobody else may have taken it in the meantime.
+        # The source is read later than before, so no other op may consume it in between.
         exclusive = _is_fresh(source) and source.has_one_use()
         lives_on = not isinstance(source.owner, RearrangeOp) and uses.holders(source) <= {first}
         if reshard is None or not (exclusive or lives_on):
@@ -139,7 +149,7 @@ def _join(op: TransferOp, left: dict[TransferOp, list[int]], uses: _Uses) -> boo
 
 
 def _composed(first: TransferOp, a: ArraySpec, b: ArraySpec, second: TransferOp, c: ArraySpec) -> bool | None:
-    """Whether A to C is a reshard; None where one transfer cannot do both."""
+    """Return whether A to C is a reshard; None if one transfer cannot replace both."""
     if b.sharding.memory_kind not in (a.sharding.memory_kind, c.sharding.memory_kind):
         return None
     one, two = first.reshard is not None, second.reshard is not None
@@ -148,7 +158,7 @@ def _composed(first: TransferOp, a: ArraySpec, b: ArraySpec, second: TransferOp,
     if not all(isinstance(spec.sharding.tiling, Replicated | Tiled) for spec in (a, b, c)):
         return None
     if not one and a.sharding.tiling != b.sharding.tiling:
-        return None  # shard i becomes shard i of another tiling: the array's contents change
+        return None  # shard i becomes shard i of another tiling, which changes the array's contents
     if not two and b.sharding.tiling != c.sharding.tiling:
         return None
     return True
@@ -158,7 +168,7 @@ def _composed(first: TransferOp, a: ArraySpec, b: ArraySpec, second: TransferOp,
 
 
 def _merge(op: TransferOp, known: dict[tuple[SSAValue, Attribute, bool], SSAValue], uses: _Uses) -> bool:
-    """Uses, for results of the transfer, the value itself where it is there already, or what an equal transfer made."""
+    """Replace results of the transfer by the value if it has the same type, or by results of equal transfers."""
     if op.donate is not None:
         return False
     reshard = op.reshard is not None
@@ -176,36 +186,36 @@ def _merge(op: TransferOp, known: dict[tuple[SSAValue, Attribute, bool], SSAValu
 
 
 def _may_be_one(kept: SSAValue, gone: SSAValue, uses: _Uses) -> bool:
-    """Whether `kept` can stand for `gone`, a copy of it or of the same, without anybody noticing."""
+    """Return whether `kept` can replace `gone`, which has the same contents, without a visible effect."""
     if gone.first_use is None:
         return False
     if _is_fresh(kept) and kept.has_one_use() and isinstance(gone.owner, TransferOp) and kept in gone.owner.operands:
-        return True  # nobody but the transfer has it
+        return True  # only the transfer uses it
     if isinstance(kept.owner, RearrangeOp) or uses.holders(kept) or uses.holders(gone):
         return False
     return not uses.returned(gone) or (_is_fresh(kept) and not uses.returned(kept))
 
 
 def _is_fresh(value: SSAValue) -> bool:
-    """Whether its memory is its own: no argument, and no view."""
+    """Return whether the value has its own memory: it is neither an argument nor a view."""
     return isinstance(value.owner, Operation) and not isinstance(value.owner, RearrangeOp)
 
 
 class _Uses:
-    """What is to be known of values' uses, looked up once in a sweep: a value may have thousands."""
+    """The uses of values, computed once per pass over the program: a value may have thousands."""
 
     def __init__(self) -> None:
         self.known: dict[SSAValue, tuple[set[Operation], bool]] = {}
 
     def holders(self, value: SSAValue) -> set[Operation]:
-        """What consumes it, or has views of it."""
+        """Return the ops that consume the value, or that make views of it."""
         return self._of(value)[0]
 
     def returned(self, value: SSAValue) -> bool:
         return self._of(value)[1]
 
     def join(self, kept: SSAValue, gone: SSAValue) -> None:
-        """From now on the uses of both are those of `kept`."""
+        """Add the uses of `gone` to those of `kept`."""
         (held, returned), (also_held, also_returned) = self._of(kept), self._of(gone)
         self.known[kept] = held | also_held, returned or also_returned
 
@@ -224,6 +234,6 @@ class _Uses:
 
 
 def _index(value: SSAValue) -> int:
-    """Which of its op's results a value is."""
+    """Return the index of a value among the results of its op."""
     assert isinstance(value, OpResult)
     return value.index

@@ -1,4 +1,4 @@
-"""Explicit transfers: what leaves a host is sent and received; what stays is moved."""
+"""Explicit transfers: sends and receives between hosts, and moves within hosts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import ArrayAttr, IntAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from atoll.ir.dialect.dialect_types import PlacedType
-from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
-from atoll.ir.dialect.ops import PRESENT, ProgramOp, TransferOp
-from atoll.ir.dialect.rows import ReceiveRowsOp, RouteOp, SendRowsOp, UnrouteOp
+from atoll.ir.dialect.attributes import PlacedType
+from atoll.ir.dialect.ops import (
+    PRESENT,
+    MoveOp,
+    ProgramOp,
+    ReceiveOp,
+    ReceiveRowsOp,
+    RouteOp,
+    SendOp,
+    SendRowsOp,
+    TransferOp,
+    UnrouteOp,
+)
 from atoll.ir.dismantling import replace
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located, stays
@@ -22,17 +31,17 @@ from atoll.ir.steps import Steps
 
 @dataclass(frozen=True)
 class ExplicitTransfersPass(LoweringPass):
-    """Replaces transfers by what they do.
+    """Replaces transfers by sends, moves and receives.
 
-    Takes placed programs. Guarantees: no `atoll.transfer` is left. In its place, with one number (`of`) and without
-    other ops between them, stand: a send for each array of which something leaves its host, one move for all those
-    whose shards stay on their hosts, and a receive for each send. What passes between hosts has feeds of its own: those
-    of each send are numbered from its `first` on.
+    Input: placed programs. Guarantees: there are no `atoll.transfer` ops. Each is replaced by consecutive ops with the
+    same number (`of`): a send per array that leaves its host, one move for all arrays whose shards stay on their hosts,
+    and a receive per send. The feeds of a send are numbered from its `first`.
 
-    `atoll.route` and `atoll.unroute` become sends and receives of rows in the same way, also where they stay on a host:
-    which rows go where is not known before.
+    In the same way, `atoll.route` and `atoll.unroute` become sends and receives of rows, also within a host, because
+    the destinations of the rows are not known.
 
-    Refuses, with UNIMPLEMENTED, to reshard what does not say where its shards lie, and to send what has no known shape.
+    Raises UNIMPLEMENTED for resharding an array whose tiling does not determine its boxes, and for sending shards
+    without a known shape.
     """
 
     name = "atoll-explicit-transfers"
@@ -53,7 +62,7 @@ class ExplicitTransfersPass(LoweringPass):
 
 
 def _replace(op: TransferOp, number: int, feeds: int) -> int:
-    """Puts sends, a move and receives in the op's place; gives the next feed."""
+    """Replace the op by sends, a move and receives. Return the next feed."""
     of: dict[str, Attribute] = {"of": IntAttr(number)}
     reshard = op.reshard is not None
     how: dict[str, Attribute] = {"reshard": PRESENT} if reshard else {}
@@ -68,7 +77,7 @@ def _replace(op: TransferOp, number: int, feeds: int) -> int:
             moved.append(index)
             continue
         if reshard:
-            _ = source.boxes, target.boxes  # both say where their shards lie
+            _ = source.boxes, target.boxes  # raises an error if a tiling does not determine its boxes
         first: dict[str, Attribute] = {"first": IntAttr(feeds), **how}
         feeds += Exchange(source.spread, target.spread, reshard, feeds).feeds
         sends.append(SendOp.create(operands=[value], properties={**of, **first, "target": result.type, **donate}))
@@ -81,7 +90,7 @@ def _replace(op: TransferOp, number: int, feeds: int) -> int:
 
 
 def _route(op: RouteOp, number: int, feeds: int) -> int:
-    """Puts sends and receives in the op's place; gives the next feed."""
+    """Replace the op by sends and receives. Return the next feed."""
     rows, _, *order = map(_located, op.operands)
     source = rows.in_order(order[0] if order else None)
     sends: list[Operation] = []
@@ -98,7 +107,7 @@ def _route(op: RouteOp, number: int, feeds: int) -> int:
 
 
 def _unroute(op: UnrouteOp, number: int, feeds: int) -> int:
-    """The same, for one array of several blocks."""
+    """Replace the op by sends of its blocks and one receive. Return the next feed."""
     (rows,), blocks = op.results, op.operands[::2]
     facts = _row_facts(op, number, feeds, -1)
     sends: list[Operation] = []
