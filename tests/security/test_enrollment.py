@@ -15,7 +15,7 @@ import pytest
 from atoll.errors import AccessError, ConnectError
 from atoll.security import access, enrollment
 from atoll.security.authority import Authority, make_key, signing_request
-from atoll.security.enrollment import AskAuthority, Desk, Enroll, Enrolled, NotEnrolled, Renewal, enroll
+from atoll.security.enrollment import AskAuthority, CertificateIssuer, Enroll, Enrolled, NotEnrolled, Renewal, enroll
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role, is_of_the_cluster, may_say
 from atoll.security.tokens import digest
@@ -34,8 +34,8 @@ AUTHORITY = Authority.make("a test's")
 class Controller:
     """The port of a controller that only lets join, on a loop of its own thread."""
 
-    def __init__(self, own: Identity, desk: Desk) -> None:
-        self._own, self._desk = own, desk
+    def __init__(self, own: Identity, issuer: CertificateIssuer) -> None:
+        self._own, self._issuer = own, issuer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -46,7 +46,7 @@ class Controller:
 
     def _accept(self) -> Connection:
         connection = Connection(
-            enrollment.FromJoiner, lambda message: connection.send(self._desk.answer(message)), lambda reason: None
+            enrollment.FromJoiner, lambda message: connection.send(self._issuer.answer(message)), lambda reason: None
         )
         return connection
 
@@ -66,7 +66,7 @@ class Controller:
 
 @contextlib.contextmanager
 def controller(own: Identity | None = None, authority: Authority = AUTHORITY) -> Iterator[Controller]:
-    made = Controller(own or identity(Role.CONTROLLER, authority), Desk(authority, DIGESTS))
+    made = Controller(own or identity(Role.CONTROLLER, authority), CertificateIssuer(authority, DIGESTS))
     yield made
     made.close()
 
@@ -123,7 +123,7 @@ def test_a_wrong_token_is_refused_and_not_repeated() -> None:
 def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent() -> None:
     asked: list[object] = []
 
-    class Curious(Desk):
+    class Curious(CertificateIssuer):
         def answer(self, message):  # type: ignore[no-untyped-def]
             asked.append(message)
             return super().answer(message)
@@ -157,7 +157,7 @@ def test_a_clock_that_is_wrong_is_said_to_be(ahead: float, words: str, monkeypat
     with clock_ahead_by(ahead):
         own = identity(Role.CONTROLLER, AUTHORITY)
     clock = time.time
-    monkeypatch.setattr(Desk, "clock", staticmethod(lambda: clock() + ahead))
+    monkeypatch.setattr(CertificateIssuer, "clock", staticmethod(lambda: clock() + ahead))
     skew = r"This machine's clock is 2592\d\d s " + ("behind" if ahead > 0 else "ahead of") + " the controller's"
     with controller(own) as served, pytest.raises(AccessError, match=f"{words}.*{skew}"):
         enroll(served.join(Role.CLIENT), Role.CLIENT, "x")
@@ -184,19 +184,19 @@ def test_what_listens_without_tls_and_what_never_answers_are_named_in_time() -> 
 
 
 def test_a_desk_signs_nothing_but_proper_requests() -> None:
-    desk = Desk(AUTHORITY, DIGESTS)
+    issuer = CertificateIssuer(AUTHORITY, DIGESTS)
     for request in (b"", b"no request", AUTHORITY.pem):
-        answer = desk.answer(Enroll("client", "x", TOKENS[Role.CLIENT], request))
+        answer = issuer.answer(Enroll("client", "x", TOKENS[Role.CLIENT], request))
         assert isinstance(answer, NotEnrolled)
         assert "request" in answer.reason
     good = signing_request(make_key(), "x")
-    assert isinstance(desk.answer(Enroll("client", "x", TOKENS[Role.CLIENT], good)), Enrolled)
-    assert isinstance(desk.answer(Enroll("client", "x", "", good)), NotEnrolled)
+    assert isinstance(issuer.answer(Enroll("client", "x", TOKENS[Role.CLIENT], good)), Enrolled)
+    assert isinstance(issuer.answer(Enroll("client", "x", "", good)), NotEnrolled)
 
 
 def test_without_tokens_of_its_roles_a_desk_lets_nobody_join() -> None:
-    desk = Desk(AUTHORITY, {Role.CLIENT: "", Role.HOST: ""})
-    assert isinstance(desk.answer(Enroll("client", "x", "", signing_request(make_key(), "x"))), NotEnrolled)
+    issuer = CertificateIssuer(AUTHORITY, {Role.CLIENT: "", Role.HOST: ""})
+    assert isinstance(issuer.answer(Enroll("client", "x", "", signing_request(make_key(), "x"))), NotEnrolled)
 
 
 # ---- renewal

@@ -11,8 +11,9 @@ import os
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +28,8 @@ from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
+
+Reply = TypeVar("Reply")
 
 REPLY_SECONDS = 10.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to migrate
@@ -45,23 +48,17 @@ Operation = (
 
 def request_report(address: Address, token: str, join: JoinToken | None = None) -> bytes:
     """Return the state of the cluster, as JSON."""
-    reply = _run(_request(address, token, join, m.StatusRequest()))
-    assert isinstance(reply, m.StatusReply)
-    return reply.content
+    return _ask(address, token, join, m.StatusRequest(), m.StatusReply).content
 
 
 def request_dump(address: Address, token: str, join: JoinToken | None = None) -> bytes:
     """Return the controller's event log; see `atoll.journal.event_log`."""
-    reply = _run(_request(address, token, join, m.DumpRequest()))
-    assert isinstance(reply, m.DumpReply)
-    return reply.content
+    return _ask(address, token, join, m.DumpRequest(), m.DumpReply).content
 
 
 def request_check(address: Address, token: str, join: JoinToken | None = None) -> m.CheckReply:
     """Return the result of checking the controller's state against itself and its hosts."""
-    reply = _run(_request(address, token, join, m.CheckRequest()))
-    assert isinstance(reply, m.CheckReply)
-    return reply
+    return _ask(address, token, join, m.CheckRequest(), m.CheckReply)
 
 
 def request_trace(
@@ -80,8 +77,7 @@ def request_trace(
 
 async def _trace(address: Address, token: str, join: JoinToken | None, request: m.TraceRequest) -> list[TraceRecord]:
     """Return the parts of the trace, in order, up to the position of the trace at the first reply."""
-    connection = await OperatorConnection.open(address, token, join)
-    try:
+    with closing(await OperatorConnection.open(address, token, join)) as connection:
         parts, end = [], 0
         while True:
             reply = await connection.ask(request)
@@ -93,8 +89,6 @@ async def _trace(address: Address, token: str, join: JoinToken | None, request: 
             if reply.position >= end:
                 return parts
             request = m.TraceRequest(request.since, reply.position)
-    finally:
-        connection.close()
 
 
 def merged(parts: Sequence[TraceRecord]) -> TraceRecord:
@@ -116,25 +110,19 @@ def request_recording(
     address: Address, token: str, seconds: float = 0.0, join: JoinToken | None = None
 ) -> m.RecordReply:
     """Make proxies record their clients' calls, until `request_trace` or for `seconds`."""
-    reply = _run(_request(address, token, join, m.RecordRequest(seconds)))
-    assert isinstance(reply, m.RecordReply)
-    return reply
+    return _ask(address, token, join, m.RecordRequest(seconds), m.RecordReply)
 
 
 def request_usage(address: Address, token: str, by: By, seconds: float, join: JoinToken | None = None) -> bytes:
     """Return the usage of the last `seconds`, or of all time if 0, as JSON."""
-    reply = _run(_request(address, token, join, m.UsageRequest(by, seconds)))
-    assert isinstance(reply, m.UsageReply)
-    return reply.content
+    return _ask(address, token, join, m.UsageRequest(by, seconds), m.UsageReply).content
 
 
 def request_stop(
     address: Address, token: str, join: JoinToken | None = None, all_sessions: bool = False
 ) -> m.StopReply:
     """End the cluster. Returns when the controller begins to end it, with the sessions that persist."""
-    reply = _run(_request(address, token, join, m.StopRequest(all_sessions)))
-    assert isinstance(reply, m.StopReply)
-    return reply
+    return _ask(address, token, join, m.StopRequest(all_sessions), m.StopReply)
 
 
 def request_operation(
@@ -148,10 +136,28 @@ def request_operation(
 
     Raises StatusError if the operation fails.
     """
-    reply = _run(_request(address, token, join, operation, seconds))
-    assert isinstance(reply, m.OperationReply)
+    reply = _ask(address, token, join, operation, m.OperationReply, seconds)
     reply.status.raise_if_error()
     return reply.text
+
+
+def _ask(
+    address: Address,
+    token: str,
+    join: JoinToken | None,
+    request: m.Message,
+    expected: type[Reply],
+    seconds: float = REPLY_SECONDS,
+) -> Reply:
+    """Send one request on a new connection, and return its reply."""
+
+    async def ask() -> Any:
+        with closing(await OperatorConnection.open(address, token, join)) as connection:
+            return await connection.ask(request, seconds)
+
+    reply = _run(ask())
+    assert isinstance(reply, expected)
+    return reply
 
 
 def _run(request: Coroutine[Any, Any, Any]) -> Any:
@@ -162,16 +168,6 @@ def _run(request: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(request)
     with ThreadPoolExecutor(1, "atoll-request") as pool:
         return pool.submit(asyncio.run, request).result()
-
-
-async def _request(
-    address: Address, token: str, join: JoinToken | None, request: m.Message, seconds: float = REPLY_SECONDS
-) -> Any:
-    connection = await OperatorConnection.open(address, token, join)
-    try:
-        return await connection.ask(request, seconds)
-    finally:
-        connection.close()
 
 
 class OperatorConnection:

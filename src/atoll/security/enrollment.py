@@ -75,7 +75,7 @@ FromJoiner = AskAuthority | Enroll
 ToJoiner = AuthorityIs | Enrolled | NotEnrolled
 
 
-class Desk:
+class CertificateIssuer:
     """Answer the messages of joiners, in the controller.
 
     `tokens` maps each role to the digest of its token. `is_tenants(digest)` returns whether a digest is that of a
@@ -127,7 +127,7 @@ class Joiners:
 
     # `authority` is an `authority.Authority`.
     def __init__(self, authority: Any, tokens: Tokens) -> None:
-        self._desk = Desk(
+        self._issuer = CertificateIssuer(
             authority,
             {Role.CLIENT: tokens.client, Role.HOST: tokens.host},
             lambda said: tokens.tenant_of(said) is not None,
@@ -148,7 +148,7 @@ class Joiners:
         if not self._guesses.may_try(peer, now):
             answer: Any = NotEnrolled(TOO_MANY)
         else:
-            answer = self._desk.answer(message)
+            answer = self._issuer.answer(message)
             if isinstance(answer, NotEnrolled):
                 self._guesses.wrong(peer, now)
         if isinstance(answer, NotEnrolled):

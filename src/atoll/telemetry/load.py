@@ -8,31 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from atoll.protocol.events import Load
 from atoll.scheduling.tallies import Histogram
 
-
-class ConnectionCounts(Protocol):
-    """The counts of one connection since it was opened."""
-
-    @property
-    def messages_in(self) -> int: ...
-    @property
-    def messages_out(self) -> int: ...
-    @property
-    def bytes_in(self) -> int: ...
-    @property
-    def bytes_out(self) -> int: ...
-    @property
-    def unsent_bytes(self) -> int: ...
+if TYPE_CHECKING:
+    from atoll.wire.connection import ConnectionStatistics
 
 
 class Counted(Protocol):
     """A connection that counts its messages."""
 
-    def statistics(self) -> ConnectionCounts: ...
+    def statistics(self) -> ConnectionStatistics: ...
 
 
 class LoadMeter:
@@ -72,7 +60,7 @@ class LoadMeter:
         )
 
 
-def _counts(counts: ConnectionCounts) -> tuple[int, int, int, int]:
+def _counts(counts: ConnectionStatistics) -> tuple[int, int, int, int]:
     return counts.messages_in, counts.messages_out, counts.bytes_in, counts.bytes_out
 
 

@@ -89,7 +89,7 @@ class SessionSnapshot(SnapshotStruct, frozen=True):
     in_flight: int = 0
     slices: tuple[SliceSnapshot, ...] = ()
     moved: dict[str, int] = {}
-    state: str = ""  # "" while it runs; not "" while it is suspended, for example
+    state: str = ""  # "" while it runs; otherwise the progress of its suspension
     spilled_bytes: int = 0  # the part of `bytes` that is in host memory or on disk, not on devices
 
 

@@ -265,7 +265,7 @@ def dump(
 
 
 def check(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
-    """Check the controller's records of arrays, memory and gangs against each other and against its hosts.
+    """Check the controller's records of arrays, memory and gangs against each other, its hosts and the proxies.
 
     Prints one line per contradiction, which is a bug in Atoll, and exits with status 1 if there are any. Addresses the
     same cluster as `atoll status`.

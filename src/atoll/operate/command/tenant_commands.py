@@ -175,7 +175,7 @@ def _change(tenant: str, wanted: TenantOptions, address: str, name: str, join: s
 
 
 def usage(
-    by: Annotated[By, typer.Option(help="Unit of the sums.")] = By.TENANT,
+    by: Annotated[By, typer.Option(help="Grouping of the sums.")] = By.TENANT,
     since: Annotated[
         str,
         typer.Option(
