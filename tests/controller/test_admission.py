@@ -39,11 +39,15 @@ def hello(role: str = "operator", token: str = "", protocol: int = m.PROTOCOL) -
         (m.StatusRequest(), Code.FAILED_PRECONDITION, "the first message must be a Hello"),
         (hello(token="wrong"), Code.UNAUTHENTICATED, "set ATOLL_TOKEN"),
         (hello(token=""), Code.UNAUTHENTICATED, "set ATOLL_TOKEN"),
-        (hello(token="right", protocol=1), Code.FAILED_PRECONDITION, "speaks 1: install the same atoll on both"),
+        (
+            hello(token="right", protocol=1),
+            Code.FAILED_PRECONDITION,
+            "install the same version of atoll on both",
+        ),
         (
             hello("king", "right"),
             Code.FAILED_PRECONDITION,
-            "'king' is no role: expected worker, proxy",
+            "unknown role 'king': expected worker, proxy",
         ),
     ],
 )

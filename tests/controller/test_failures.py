@@ -257,7 +257,7 @@ def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
     assert play.outbox() == []
     play.tick(106.0)
     (restart,) = [x for x in play.outbox() if isinstance(x, m.RestartIsland)]
-    assert "hosts [1] of island 0 wait for another, where f failed: division by zero" in restart.reason
+    assert "hosts [1] of island 0 wait for another host, where f failed: division by zero" in restart.reason
 
 
 def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_reported_as_that():

@@ -131,7 +131,7 @@ def test_a_session_whose_programs_wait_with_too_many_nodes_ends():
     for number in range(MAX_WAITING_NODES // m.MAX_PART_NODES):
         play.proxy(play.session, msgspec.structs.replace(part, program=number))
     assert play.session in play.controller.sessions
-    assert "nodes of this session's programs wait" in closing_of(play, part)
+    assert "nodes of this session's programs are waiting" in closing_of(play, part)
 
 
 @pytest.mark.parametrize(("nodes", "at_once"), [(1, 4), (16, 1)])

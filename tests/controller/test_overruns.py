@@ -52,7 +52,7 @@ def test_a_run_that_keeps_another_tenant_waiting_is_stopped_after_its_limit():
     stop, *again = contest.stops(range(60, 70))
     assert stop.sequence == contest.run.sequence
     assert "f was stopped: it ran for" in stop.text
-    assert "its tenant may for 10 s (run_seconds)" in stop.text
+    assert "its tenant's limit is 10 s (run_seconds)" in stop.text
     assert {each.sequence for each in again} == {stop.sequence}, "it may have been in line on its devices"
     contest.play.report(0, m.Failed(stop.sequence, Status(Code.CANCELLED, stop.text)))
     assert contest.stops(range(70, 75)) == []
@@ -102,7 +102,7 @@ def test_a_run_of_a_closed_session_is_told_to_stop_before_its_island_restarts():
     play.close(play.session)
     stops = stops_in(ticks(play, range(100, 112)))
     assert {each.sequence for each in stops} == {run.sequence}
-    assert "its session is over" in stops[0].text
+    assert "its session has ended" in stops[0].text
     assert runs(play.outbox()) == []
 
 

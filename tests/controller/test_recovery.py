@@ -85,7 +85,7 @@ def test_a_worker_that_does_not_get_ready_is_named_and_its_island_restarted():
     actions = play.flush()
     (restart,) = [each.message for each in actions if isinstance(getattr(each, "message", None), m.RestartIsland)]
     assert restart.island == 0
-    assert "the worker of host 1 (process 3001) has connected, and did not say within 10 s" in restart.reason
+    assert "the worker of host 1 (process 3001) has connected, but was not ready within 10 s" in restart.reason
     assert [each.connection for each in actions if isinstance(each, a.Close) and each.reason] == [connection]
     # All of the island's hosts join again.
     play.join_again(0)
@@ -204,7 +204,7 @@ def test_a_proxy_that_is_silent_loses_its_session_and_others_keep_theirs():
         play.tick(float(now), silent_sessions=(play.session,) if now > 1 else ())
     assert list(play.controller.sessions) == [other]
     (closing,) = [each for each in play.outbox() if isinstance(each, m.Closing)]
-    assert closing.status.message == "nothing was heard of this session's proxy for 18 s"
+    assert closing.status.message == "this session's proxy was silent for 18 s"
     assert [each.reason for each in play.closed if each.reason]
 
 
@@ -237,7 +237,7 @@ def test_an_island_that_was_started_anew_by_order_of_an_earlier_controller_is_ba
     lost = [each for each in play.outbox() if isinstance(each, m.HostsFailed)]
     assert lost == [m.HostsFailed((0, 1))]
     (status,) = [each.status for each in play.say(m.Await(5, (11,)))]
-    assert (status.code, "by order of an earlier controller" in status.message) == (Code.DATA_LOSS, True)
+    assert (status.code, "at the request of an earlier controller" in status.message) == (Code.DATA_LOSS, True)
     for host in (0, 1):
         play.join(host, pid=5000)
     assert play.controller.resources.islands[0].state is IslandState.READY

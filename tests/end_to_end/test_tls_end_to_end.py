@@ -152,7 +152,7 @@ def test_a_client_cannot_pose_as_what_belongs_to_the_cluster(
     join = join_of(secured)
     for token in (join.token, read_join(str(host_join_file(secured.directory))).token):
         (refused,) = introduced(join.address, client, role, token)
-        assert f"a {role} was announced by a process whose certificate is that of a client" in refused.status.message
+        assert f"announced itself as a {role}, but its certificate is that of a client" in refused.status.message
     report = secured.report(join)
     assert [island["state"] for island in report["islands"]] == ["ready", "ready"]
 
@@ -242,7 +242,7 @@ def test_a_holder_of_the_clients_token_is_no_engine_on_a_cluster_in_the_clear_ei
     connection.send(m.Hello(m.PROTOCOL, "engine", "a token", os.getpid(), "0", "hostile"))
     (refused,) = connection.receive()
     connection.close()
-    assert "has to bring the token of this cluster's hosts" in refused.status.message
+    assert "needs the token of this cluster's hosts" in refused.status.message
 
 
 # ---- those who are up to no good

@@ -1,5 +1,5 @@
-"""The one controller: who may do what, where things are, and in which order gangs run.
+"""The controller of a cluster: it decides who may do what, where things are, and in which order gangs run.
 
-The decisions (`resources`, `scheduler`, `directory`, `functions`, `core`) are state machines without I/O or clock:
-events in, messages out. The room `controller_process` gives them sockets.
+Its decisions are state machines without I/O or clock: events in, actions out. The package `controller_process` connects
+them to sockets.
 """

@@ -1,8 +1,8 @@
-"""Who may come in, as what, and whose loss counts when.
+"""Admission of connections: their roles, their permissions, and the handling of their loss.
 
-A connection begins with a Hello. From then on its messages go to whatever handles peers of its kind, each after two
-checks: that the table of permissions has it for its sender (`protocol.permissions`), and that it is valid
-(`controller.validation`). A message that fails is not handled, and nothing changes but that its sender is refused.
+A connection begins with a Hello. Each later message is handled if the permission table allows it for its sender
+(`protocol.permissions`) and it is valid (`controller.validation`). Otherwise its sender is refused, and nothing else
+changes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.controller.faults import NothingChangedError
-from atoll.controller.islands.island_agents import Agents
-from atoll.controller.islands.island_hosts import Hosts
+from atoll.controller.islands.engine_requests import Agents
+from atoll.controller.islands.island_hosts import Hosts, Relays
 from atoll.controller.islands.island_recovery import Recovery
-from atoll.controller.islands.island_relays import Relays
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.validation import ALLOWED, validate
@@ -40,15 +39,17 @@ from atoll.scheduling.session import Session
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens
 
-# For a connection's Hello to come, and a worker's WorkerReady.
+# For a connection to send its Hello, and for a worker to send its WorkerReady.
 HELLO_SECONDS = 10.0
-# The loss of a host's connection counts after so long: the engine knows better why, and is about to say it.
+# The loss of a host's connection is handled after this time: the engine knows the cause better and usually reports it.
 ENGINE_SAYS_SECONDS = 0.2
 
 
 class Admission:
-    """Lets peers in, and notices their loss. `from_engine` and `from_operator` take what those send, and
-    `from_proxy(session, message)` what a session's proxy does.
+    """Admits peers, and handles their loss.
+
+    `from_engine` and `from_operator` handle the messages of these peers, and `from_proxy(number, message)` those of a
+    session's proxy.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Admission:
         self._agents = agents
         self._from_engine = from_engine
         self._from_operator = from_operator
-        self._waiting: list[Peer] = []  # proxies that came before the cluster was complete
+        self._waiting: list[Peer] = []  # proxies that connected before the cluster was complete
         self._timers: dict[int, Callable[[], None]] = {}
         self._next_timer = 1
         self._roles = {
@@ -109,16 +110,16 @@ class Admission:
         if self._peers.get(peer.connection) is not peer:
             return
         if peer.hello is None:
-            self._outbox.close(peer.connection, f"it did not introduce itself within {HELLO_SECONDS:.0f} s")
+            self._outbox.close(peer.connection, f"it sent no Hello within {HELLO_SECONDS:.0f} s")
         elif peer.handle == self._worker_ready:
             who = f"the worker of host {peer.hello.host} (process {peer.hello.pid})"
-            reason = f"{who} has connected, and did not say within {HELLO_SECONDS:.0f} s that it is ready"
+            reason = f"{who} has connected, but was not ready within {HELLO_SECONDS:.0f} s"
             self._outbox.close(peer.connection, reason)
             self._recovery.never_ready(peer.hello.host, reason)
 
     def received(self, event: Received) -> None:
         peer = self._peers.get(event.connection)
-        if peer is None:  # it was closed, and this was on its way
+        if peer is None:  # it was closed while the message was in transit
             return
         message = event.message
         check: Callable[..., None] | None = ALLOWED[peer.speaks].get(type(message), validate)
@@ -134,7 +135,10 @@ class Admission:
         peer.handle(peer, event)
 
     def _is_permitted(self, peer: Peer, message: Any) -> bool:
-        """Check a message that not every peer with this role may send. Raises StatusError; False before the Hello."""
+        """Check a message that not every peer with this role may send.
+
+        Raises StatusError if it is forbidden. Returns False before the Hello.
+        """
         if not peer.speaks:
             return False
         tenant = peer.tenant
@@ -152,7 +156,7 @@ class Admission:
             peer.lose(peer, event.reason)
 
     def away(self, event: ConnectionAway) -> None:
-        """Its silence does not count until it is back, or lost."""
+        """Ignore the peer's silence until it reconnects or is lost."""
         peer = self._peers.get(event.connection)
         if peer is not None:
             self._connections.away.add(event.connection)
@@ -185,7 +189,7 @@ class Admission:
             self._refuse(peer, Code.FAILED_PRECONDITION, "the first message must be a Hello")
             return
         if not may_say(peer.role, hello.role):
-            text = f"a {hello.role} was announced by a process whose certificate is that of a {peer.role}"
+            text = f"this process announced itself as a {hello.role}, but its certificate is that of a {peer.role}"
             self._refuse(peer, Code.PERMISSION_DENIED, text)
             return
         if not self._guesses.may_try(peer.address, event.seconds):
@@ -196,7 +200,7 @@ class Admission:
             whose = "your tenant's" if self._tenants.are_told_apart else "the cluster's"
             text = f"this cluster asks for a token: set ATOLL_TOKEN to {whose}"
             if self._tokens.host and is_of_the_cluster(hello.role):
-                text = f"a {hello.role} has to bring the token of this cluster's hosts, which its clients have not"
+                text = f"a {hello.role} needs the token of this cluster's hosts, which clients do not have"
             self._refuse(peer, Code.UNAUTHENTICATED, text)
             return
         if hello.protocol != m.PROTOCOL:
@@ -204,7 +208,7 @@ class Admission:
                 peer,
                 Code.FAILED_PRECONDITION,
                 f"the controller (atoll {self._version}) speaks protocol {m.PROTOCOL}, the {hello.role} "
-                f"(atoll {hello.version}) speaks {hello.protocol}: install the same atoll on both",
+                f"(atoll {hello.version}) speaks {hello.protocol}: install the same version of atoll on both",
             )
             return
         peer.hello = hello
@@ -216,7 +220,7 @@ class Admission:
                 return
         admit = self._roles.get(hello.role)
         if admit is None:
-            text = f"{hello.role!r} is no role: expected {', '.join(self._roles)}"
+            text = f"unknown role {hello.role!r}: expected {', '.join(self._roles)}"
             self._refuse(peer, Code.FAILED_PRECONDITION, text)
             return
         admit(peer, hello)
@@ -263,7 +267,7 @@ class Admission:
             self._waiting.append(peer)
 
     def _proxy_gone(self, peer: Peer, reason: str = "") -> None:
-        """It waits no more for its session, or will not get one."""
+        """Handle that a proxy no longer waits for its session."""
         assert peer.tenant is not None
         peer.tenant.left()
         peer.lose = None
@@ -278,14 +282,14 @@ class Admission:
         self._outbox.close(peer.connection, text if is_stranger else "")
 
     def _refuse_with(self, peer: Peer, status: Status) -> None:
-        """Refuse a peer that is not in yet."""
+        """Refuse a peer that has not been admitted yet."""
         self._refuse(peer, Code(status.code), status.message)
 
     def _expel(self, peer: Peer, status: Status) -> None:
-        """Close the connection of a peer that has sent what it may not, or what is not valid."""
+        """Close the connection of a peer that has sent a forbidden or an invalid message."""
         assert peer.hello is not None
         self._outbox.close(
-            peer.connection, f"the {peer.hello.role} of process {peer.hello.pid} is not served any more: {status}"
+            peer.connection, f"the {peer.hello.role} of process {peer.hello.pid} was disconnected: {status}"
         )
         if peer.lose is not None:
             peer.lose(peer, str(status))
@@ -313,7 +317,7 @@ class Admission:
         peer.speaks, peer.refuse, peer.lose = "proxy", self._end_session, self._proxy_lost
 
     def admit_again(self, session: Session, connection: int) -> None:
-        """The proxy of a session that an earlier cluster has left: it has yet to come back."""
+        """Admit the proxy of a persisted session, which has yet to reconnect."""
         hello = m.Hello(m.PROTOCOL, "proxy", "", session.pid, self._version, session.label, resumes=True)
         peer = Peer(
             connection,
@@ -343,7 +347,7 @@ class Admission:
 
     def _worker_ready(self, peer: Peer, event: Received) -> None:
         ready = event.message
-        assert isinstance(ready, m.WorkerReady)  # nothing else gets here
+        assert isinstance(ready, m.WorkerReady)  # the permission table allows nothing else
         assert peer.hello is not None
         resources = self._resources
         problem = self._not_expected(ready, peer.hello.incarnation)
@@ -370,7 +374,7 @@ class Admission:
         self.introduce_hosts()
 
     def introduce_hosts(self) -> None:
-        """All hosts learn which others are there. A host's secret is that of its worker's connection."""
+        """Tell all hosts which other hosts have joined. A host's secret is that of its worker's connection."""
         if not self._resources.is_complete:
             return
         hosts, peers = self._connections.hosts, self._peers
@@ -382,7 +386,7 @@ class Admission:
         self._relays.form()
 
     def _not_expected(self, ready: m.WorkerReady, incarnation: int) -> str:
-        """Why such a host is not let in; "" where it is."""
+        """Return why the host is not admitted, or ""."""
         topology = self._resources.topology
         known = self._resources.hosts.get(ready.host)
         is_there = known is not None and known.state is HostState.READY
@@ -405,7 +409,7 @@ class Admission:
             self._lose_worker(peer, error.status)
 
     def _lose_worker(self, peer: Peer, status: Status) -> None:
-        """The worker has sent what no worker of this version sends."""
+        """Disconnect a worker that has sent a message that no worker of this version sends."""
         self._outbox.close(peer.connection, f"host {peer.number}: {status}")
         self._recovery.worker_lost(peer.number, str(status))
 
@@ -413,6 +417,6 @@ class Admission:
         self._after(ENGINE_SAYS_SECONDS, partial(self._count_loss, peer.number, reason))
 
     def _count_loss(self, host: int, reason: str) -> None:
-        """Does nothing where the engine has reported it, or a new worker has joined, meanwhile."""
+        """Handle the loss, unless the engine has reported it or a new worker has joined meanwhile."""
         if host not in self._connections.hosts and not self._resources.has_failed(host):
             self._recovery.worker_lost(host, reason)

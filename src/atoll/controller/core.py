@@ -1,9 +1,9 @@
-"""The controller: everything that a cluster decides. Events in, actions out.
+"""The controller: all decisions of a cluster. Events in, actions out.
 
-No I/O, no clock and no randomness: `handle` is the one way in, and what it decides leaves as actions, with the number
-of the event that led to each. The path of a request is: register a program once (it is lowered to one plan a host);
-launch it (its gangs join their islands' lines); dispatch (one message per host); completion (results become ready,
-memory goes, the client's credits return).
+No I/O, no clock and no randomness: `handle` is the only entry, and decisions leave as actions with the number of the
+event that caused them. A program is registered once, and lowered to one plan per host. A launch adds its gangs to the
+queues of their islands. Dispatch sends one message per host. On completion, results become ready, memory is freed, and
+the client's credits return.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.faults import Faults
-from atoll.controller.islands.engine_events import EngineMessages
-from atoll.controller.islands.island_agents import Agents
-from atoll.controller.islands.island_hosts import Hosts
+from atoll.controller.islands.engine_requests import Agents, EngineMessages
+from atoll.controller.islands.island_hosts import Hosts, Relays
 from atoll.controller.islands.island_recovery import Recovery
-from atoll.controller.islands.island_relays import Relays
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.sessions.inboxes import Inboxes
-from atoll.controller.sessions.proxy_requests import Proxies
+from atoll.controller.sessions.proxy_requests import Proxies, SliceRequests
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
-from atoll.controller.sessions.slices import SliceRequests
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.dispatch.compilation import Compilation
@@ -70,7 +67,7 @@ _NOTHING: list[AnyAction] = []
 
 
 class Controller:
-    """All decisions of a cluster. `version` is that of Atoll, and is for texts only."""
+    """All decisions of a cluster. `version` is that of Atoll, and is used only in texts."""
 
     def __init__(
         self, settings: ClusterSettings, token: str = "", version: str = __version__, host_token: str = ""
@@ -156,7 +153,7 @@ class Controller:
         }
 
     def _make_programs(self) -> None:
-        """What programs need: from their registration to their ends."""
+        """Make the parts that handle programs, from their registration to their end."""
         settings = self.settings
         self.launcher = Launcher(
             self.resources,
@@ -203,7 +200,7 @@ class Controller:
         )
 
     def _make_sessions(self) -> None:
-        """Make what opens, migrates and suspends sessions, and the hosts that they run on."""
+        """Make the parts that open, migrate and suspend sessions, and handle the hosts that they run on."""
         state, settings = self._state, self.settings
         self._queries = Queries(state, _location, self.memory)
         own = InternalPrograms(self.programs, self.launcher, self._outbox)
@@ -266,7 +263,7 @@ class Controller:
         )
 
     def _messages_of_proxies(self) -> Mapping[type[Any], Callable[[Session, Any], None]]:
-        """Those that are for one part alone, which takes them as they are."""
+        """Return the handlers of proxies' messages that only one part handles."""
         return {
             m.Launch: self.launcher.launch_within_window,
             m.RegisterFunction: self._compilation.register,
@@ -279,7 +276,7 @@ class Controller:
         }
 
     def _messages_of_hosts(self) -> Mapping[type[Any], Callable[[int, Any], None]]:
-        """The same of workers."""
+        """Return the handlers of workers' messages that only one part handles."""
         return {
             m.RunProgress: self.launcher.delegated_runs.progressed,
             m.RunsRevoked: self.launcher.delegated_runs.runs_revoked,
@@ -297,7 +294,7 @@ class Controller:
         }
 
     def _subscribe(self) -> None:
-        """Who learns of an island's life and of a session's end, in which order."""
+        """Subscribe to the states of islands and the ends of sessions. The order matters."""
         lifecycle = self._state.lifecycle
         self.history.subscribe(lifecycle)
         subscribe = lifecycle.subscribe
@@ -330,10 +327,10 @@ class Controller:
     # ---- events
 
     def handle(self, event: e.AnyEvent) -> list[AnyAction]:
-        """Decides what follows from the event. What is to be done is returned at `Flush`, all at once and in order.
+        """Decide what follows from the event. Actions are returned at `Flush`, all at once and in order.
 
-        May raise an AtollError for a message that no correct peer sends: its connection is to be treated as lost.
-        Any other exception is a bug (`controller.faults`).
+        Raises an AtollError for a message that no correct peer sends: treat its connection as lost. Any other exception
+        is a bug (`controller.faults`).
         """
         self.log.record(event)
         outbox = self._outbox
@@ -342,11 +339,11 @@ class Controller:
         return self._handlers[type(event)](event) or _NOTHING
 
     def _started(self, event: e.Started) -> None:
-        """Nothing follows: it is there to have a time."""
+        """Do nothing, since the event only records a time."""
 
     def _restarted(self, event: e.Restarted) -> None:
-        """Nothing that was decided changes: peers come back, or are lost one by one."""
-        self.history.record("controller restarted", f"it goes on as number {event.term}")
+        """Record the restart. No decision changes: peers reconnect, or are lost one by one."""
+        self.history.record("controller restarted", f"it continues in term {event.term}")
 
     def _sessions_persisted(self, event: e.SessionsPersisted) -> None:
         self._sessions.next_number = self._persistence.restore(event)
@@ -359,11 +356,11 @@ class Controller:
 
     @property
     def has_work(self) -> bool:
-        """Whether another `Flush` is to follow the last one, though nothing else has happened."""
+        """Whether another `Flush` must follow the last one although no other event has occurred."""
         return any(self._backlog)
 
     def _work_in_steps(self) -> tuple[Collection[Any], ...]:
-        """Return what holds the work that flushes do in steps. None of it is empty while there is such work."""
+        """Return the containers of work that flushes do in steps. All are empty if there is no such work."""
         programs, large = self.programs, self.launcher.large_launches
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
         return *waiting, large.beginning, large.ended, self._state.remains.waiting
@@ -399,7 +396,7 @@ class Controller:
         return self._outbox.take()
 
     def _tick(self, event: e.Tick) -> None:
-        """Once a second: looks for what is silent, hangs, or waits in vain."""
+        """Find what is silent, hangs or waits in vain. Called once per second."""
         self._ping_hosts(event.seconds)
         self._outbox.return_waiting_credits()
         self.load.record(event.load)
@@ -426,7 +423,7 @@ class Controller:
         there = [host for host, connection in self.connections.hosts.items() if connection not in away]
         left = {host: round(self.leases.left(host, now), 1) for host in there}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
-        for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
+        for host in sorted(left, key=lambda host: left[host]):  # so that equal messages in sequence are encoded once
             self._outbox.to_host(host, pings[left[host]])
 
     def _store_usage(self) -> None:

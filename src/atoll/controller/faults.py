@@ -1,11 +1,11 @@
-"""Bugs of the controller: what ends because of one, so that nothing else does.
+"""Handle bugs of the controller, so that only the affected sessions end.
 
-The shell skips the event that raised the exception (`controller_process.shell`). If the exception was raised before any
-change of state (`NothingChangedError`), the process continues, and otherwise it restarts from its journal. In both
-cases it then handles `Skipped`.
+The shell skips the event that raised an exception (`controller_process.shell`). If the exception was raised before any
+change of state (`NothingChangedError`), the process continues; otherwise it restarts from its journal. In both cases it
+then handles `Skipped`.
 
-A bug that the messages of one tenant cause again and again suspends that tenant, and does not count among the restarts
-of the controller: otherwise one client could end the cluster.
+If messages of one tenant repeatedly cause a bug, that tenant is suspended, and the bugs do not count as restarts of the
+controller. Otherwise, one client could end the cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NothingChangedError(Exception):
 
 
 def failure(reason: str) -> Status:
-    """Return the status of a session, or of a command, whose message the controller failed at."""
+    """Return the error for a session or a command whose message the controller failed at."""
     text = f"the controller failed at a message of this client ({reason}); its log has the traceback"
     return Status(Code.INTERNAL, text)
 
@@ -35,7 +35,7 @@ def failure(reason: str) -> Status:
 class Faults:
     """Ends what a skipped event belongs to.
 
-    `end_session(number, status)` ends a session, and `abandon(number)` the lowering of its programs.
+    `end_session(number, status)` ends a session, and `abandon(number)` ends the lowering of its programs.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Faults:
         self._abandon = abandon
 
     def charged(self, event: Skipped) -> Tenant | None:
-        """Return the tenant that is charged for the bug: the only one that may have caused it."""
+        """Return the tenant that is charged for the bug, if only one tenant can have caused it."""
         if not self._tenants.are_told_apart:
             return None
         peers = (self._connections.peers.get(each) for each in (*event.connections, *event.suspects))
@@ -65,7 +65,7 @@ class Faults:
             session = self._sessions.get(number)
             if session is not None:
                 found[id(session.tenant)] = session.tenant
-        # An operator can end the cluster anyway, and is needed to look after it.
+        # Operators are not charged: they can end the cluster anyway, and must be able to maintain it.
         tenant = next(iter(found.values())) if len(found) == 1 else None
         return None if tenant is None or tenant.is_operator else tenant
 
@@ -93,6 +93,6 @@ class Faults:
             self._end_session(peer.number, failure(reason))
         elif connections.hosts.get(peer.number) == peer.connection:
             self._recovery.controller_failed(peer.number, reason, is_charged)
-        elif connections.engine != peer.connection:  # without its engine a cluster ends
+        elif connections.engine != peer.connection:  # a cluster ends without its engine
             self._outbox.send(peer.connection, m.Refused(failure(reason)))
             self._outbox.close(peer.connection)

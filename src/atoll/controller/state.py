@@ -1,4 +1,4 @@
-"""What a cluster has and whom it knows at a time: what nearly every part of the controller reads or changes."""
+"""The state of a cluster that most parts of the controller share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atoll.telemetry.history import History
 
 @dataclass(frozen=True, eq=False)
 class ClusterState:
-    """Made once, with the controller; what is in it changes. It decides nothing."""
+    """The shared state, which makes no decisions. Its parts change, but are never replaced."""
 
     settings: ClusterSettings
     tenants: Tenants
@@ -33,7 +33,7 @@ class ClusterState:
     history: History
     leases: Leases  # of hosts
     rates: TenantRates
-    sessions: dict[int, Session] = field(default_factory=dict)  # that are open, by number
+    sessions: dict[int, Session] = field(default_factory=dict)  # open ones, by number
     slices: Slices = field(default_factory=Slices)
     quarantine: Quarantine = field(default_factory=Quarantine)
     offenses: TenantOffenses = field(default_factory=TenantOffenses)
@@ -41,7 +41,7 @@ class ClusterState:
 
     @classmethod
     def of(cls, settings: ClusterSettings) -> ClusterState:
-        """Of a cluster that has just begun."""
+        """Return the state of a new cluster."""
         connections = Connections()
         outbox = Outbox(connections)
         resources = ResourceManager(settings.topology)

@@ -1,7 +1,7 @@
-"""Reports what has not ended after its deadline: for how long, in which state, and which process owes the next step.
+"""Reports work that is late: for how long it has run or waited, and which process owes the next step.
 
-A long computation is legitimate, so the watchdog ends nothing. It reports a subject once: as an event, in the log, and
-to the session that waits.
+A long computation is legitimate, so the watchdog ends nothing. It reports each subject once: as an event, in the log,
+and to the session that waits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from atoll.scheduling.durations import Durations
 from atoll.scheduling.reasons import Reason
 
 WATCH_SECONDS = 60.0
-# A subject may be late by as much again: nobody needs to know it to the second.
+# Interval of the checks. Reports may be late by this.
 LOOK_SECONDS = 10.0
-# Subjects per look: what is beyond them is reported by a later one.
+# Reports per check. Later checks report the remaining subjects.
 MOST_REPORTS = 16
 
-# By what a launch waits for. If it waits for other launches, these are watched themselves.
+# By the reason that a launch waits. Other launches that it waits for are watched themselves.
 _OWED: dict[Reason, str] = {
     Reason.BYTES: "its client owes the bytes",
     Reason.PLAN: "the workers of the island owe its plan",
@@ -38,7 +38,7 @@ _OWED: dict[Reason, str] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What is late. `text` takes the seconds."""
+    """Work that is late. `text(seconds)` describes it."""
 
     session: int
     island: int
@@ -46,7 +46,7 @@ class Subject:
 
 
 class Watchdog:
-    """`tick` is to be called once a second."""
+    """Finds work that is late. Call `tick` once per second."""
 
     def __init__(self, state: ClusterState, launcher: Launcher, functions: FunctionRegistry, queries: Queries) -> None:
         self._resources = state.resources
@@ -61,7 +61,7 @@ class Watchdog:
         self._next = 0.0
 
     def tick(self, now: float) -> None:
-        """Report what is late since the last look."""
+        """Report what has become late since the last check."""
         if now < self._next:
             return
         self._next = now + LOOK_SECONDS
@@ -99,7 +99,7 @@ class Watchdog:
             yield ("query", query), Subject(session, self._island_of(host), _asks(what, host))
 
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
-        """Those with nothing before them on their hosts: the others wait for these."""
+        """Yield the gangs with nothing before them on their hosts, since all others wait for these."""
         for gang in self._launcher.foremost():
             text = _runs(gang.run.launch.program.name, gang.island, sorted(gang.run.hosts_left))
             yield ("gang", gang.sequence), Subject(gang.node.session, gang.island, text)

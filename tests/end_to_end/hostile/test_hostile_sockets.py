@@ -68,7 +68,7 @@ def test_the_controller_requires_a_valid_greeting(cluster: StandingCluster) -> N
     for first, words in [
         (frame(m.StopRequest()), b"first message"),
         (hello("proxy", 999), b"speaks protocol"),
-        (hello("nobody") + frame(m.StopRequest()), b"'nobody' is no role"),
+        (hello("nobody") + frame(m.StopRequest()), b"unknown role 'nobody'"),
         (hello("worker") + frame(m.StopRequest()), b"StopRequest"),
     ]:
         sock = connected(cluster.address)

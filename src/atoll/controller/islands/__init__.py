@@ -1,1 +1,1 @@
-"""Islands and their hosts: which there are, how they are lost and come back."""
+"""Islands and their hosts: how they start, fail and restart."""

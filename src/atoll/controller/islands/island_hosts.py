@@ -1,11 +1,11 @@
-"""Hosts: how their workers join, and what these report."""
+"""Hosts: how their workers join, what they report, and the relay groups that they form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atoll.cluster.lifecycle import HostState
+from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.resources import Host
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.state import ClusterState
@@ -18,7 +18,7 @@ from atoll.telemetry.trace_requests import Tracing
 
 
 class Hosts:
-    """Handles what workers send. `others` are the handlers of what is for one part of the controller alone."""
+    """Handles messages of workers. `others` are the handlers of messages for only one part of the controller."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Hosts:
         self._sessions = state.sessions
         self._outbox = state.outbox
         self._settings, self._tenants = state.settings, state.tenants
-        self._device_memory = state.settings.device_memory  # bytes of each device; 0: what its worker says
+        self._device_memory = state.settings.device_memory  # bytes per device; 0: what its worker reports
         self._launcher = launcher
         self._programs = programs
         self._memory = memory
@@ -62,7 +62,7 @@ class Hosts:
         self._launcher.control_flow.reported(host, message.sequence, message.value)
 
     def join(self, ready: m.WorkerReady, hello: m.Hello) -> None:
-        """A host's worker is up, with nothing on it. With the last of an island, the island is ready, or back."""
+        """Add a host whose worker is ready and empty. The last host of an island makes the island ready."""
         machines = dict(enumerate(self._resources.islands[ready.island].machines))
         host = Host(
             ready.host,
@@ -92,7 +92,7 @@ class Hosts:
             self._lifecycle.hosts_joined(ready.island)
 
     def handle(self, host: int, message: Any) -> None:
-        """A worker's message, which is valid. Raises StatusError for what no worker sends now."""
+        """Handle a valid message of a worker. Raises StatusError if no correct worker sends it in this state."""
         self._handlers[type(message)](host, message)
 
     def _done(self, host: int, message: m.Done) -> None:
@@ -103,11 +103,67 @@ class Hosts:
         self._launcher.run_failed(host, message.sequence, message.status)
 
     def _feeds_lost(self, host: int, message: m.FeedsLost) -> None:
-        """The host that awaits them is told, past the connection that broke."""
+        """Forward the failure to the host that awaits the feeds, since the connection to it broke."""
         for session, feed in message.feeds:
             self._outbox.to_host(message.host, m.FailFeeds(session, ((feed, 1),), message.status))
 
     def session_closed(self, session: Session) -> None:
-        """Its arrays are freed, on all hosts."""
+        """Free the session's arrays on all hosts."""
         for host in self._resources.hosts:
             self._outbox.to_host(host, m.CloseStore(session.number))
+
+
+class Relays:
+    """Forms groups of `size` hosts, each with a relay, and handles the relays' reports. 0: no groups.
+
+    A group belongs to one incarnation of its island. All hosts of an island end with it, so groups never change.
+    """
+
+    def __init__(self, state: ClusterState, launcher: Launcher, size: int) -> None:
+        self.broken: dict[int, str] = {}  # islands in which two hosts of a group cannot reach each other, with a text
+        self._resources = state.resources
+        self._outbox = state.outbox
+        self._launcher = launcher
+        self._size = size
+        self._islands: set[int] = set()  # islands with groups
+        self.handlers: dict[type[Any], Any] = {
+            m.Gathered: self._gathered,
+            m.MemberFailed: self._failed,
+            m.LinkLost: self._link_lost,
+        }
+
+    def form(self) -> None:
+        """Form the groups of islands whose hosts have all joined and know each other."""
+        for island, record in self._resources.islands.items():
+            if record.works and island not in self._islands and self._resources.has_all_hosts(island):
+                self._islands.add(island)
+                for hosts in relay_groups(self._resources.hosts_of(island), self._size):
+                    self._outbox.form_group(hosts)
+
+    def island_failed(self, lost: IslandFailed) -> None:
+        self._islands.discard(lost.island)
+        self.broken.pop(lost.island, None)
+
+    # ---- messages
+
+    def _gathered(self, host: int, message: m.Gathered) -> None:
+        for unit in message.units:
+            self._launcher.runs_ended(unit.hosts, unit.sequence, unit.times)
+
+    def _failed(self, host: int, message: m.MemberFailed) -> None:
+        self._launcher.run_failed(message.host, message.sequence, message.status)
+
+    def _link_lost(self, host: int, message: m.LinkLost) -> None:
+        island = self._resources.topology.island_of(host)
+        self.broken[island] = f"host {host} of island {island} lost a link of its relay group: {message.text}"
+
+
+def relay_groups(hosts: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """Return the groups of an island's hosts, each with at most `size` hosts. The first host of a group is its relay.
+
+    There are no groups if the island has fewer than `size` hosts or `size` is 0.
+    """
+    if size < 2 or len(hosts) < size:
+        return []
+    groups = [tuple(hosts[first : first + size]) for first in range(0, len(hosts), size)]
+    return [group for group in groups if len(group) > 1]

@@ -1,6 +1,6 @@
-"""Islands that are lost and come back: what fails, what waits, and what is done again.
+"""Recovery of islands: detect failures, fail or delay what they affect, and restart islands.
 
-An island fails as a whole: the broken collectives of the hosts that are left cannot be mended.
+An island fails as a whole, because the collectives of the remaining hosts cannot be repaired.
 """
 
 from __future__ import annotations
@@ -23,28 +23,32 @@ from atoll.scheduling.quarantine import is_crash, is_own_crash
 from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun, Session
 
-# For the other hosts of a gang to end, once it has failed on one of them.
+# For the other hosts of a gang to end, after it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
-# A host that is heard answers once a second: one that has not for so long may itself be what is silent.
+# Hosts reply once per second. A host that has been silent for longer may itself be the cause of a silent pair.
 _HEARD_SECONDS = 2.5
-# For the loss of a host to be known, where another has lost its link to it: the engine knows better why.
+# For the loss of a host to become known after another host has lost its link to it: the engine knows the cause better.
 LINK_SECONDS = 2.0
 
-# Pairs of machines that did not hear each other and are remembered: a spare replaces one of them the second time.
+# Remembered pairs of machines that lost each other: a spare replaces one of them the second time.
 _MOST_DIVIDED = 64
 
 _LOST = "what was stored or ran on its island is lost"
 
 
 class _AtLoss(NamedTuple):
-    """The functions in flight on an island when it was lost, and the bytes of device memory by name of the tenant."""
+    """The functions in flight on an island when it was lost, and each tenant's bytes of device memory, by name."""
 
     running: Mapping[str, Running]
     memory: Mapping[str, int]
 
 
 class Recovery:
-    """Decides that an island has failed, and restarts it. `pending_reason(island)` is why its start waits."""
+    """Decides that an island has failed, and restarts it.
+
+    `pending_reason(island)` returns why the start of an island is delayed, and `departure_of(host)` why a host leaves.
+    `broken` has the broken links between hosts, by island.
+    """
 
     def __init__(
         self,
@@ -74,18 +78,18 @@ class Recovery:
         self._pending_reason = pending_reason
         self._departure_of = departure_of
         self._hosts = state.connections.hosts
-        self._divided: dict[tuple[str, str], float] = {}  # when two machines did not hear each other, by name
-        self._broken = broken  # links between hosts, by island
+        self._divided: dict[tuple[str, str], float] = {}  # by names of two machines: when they lost each other
+        self._broken = broken
         self._broken_for: Durations[int] = Durations()  # islands
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
-        self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that have not heard one another, for how long
-        self._at_loss: dict[int, _AtLoss] = {}  # by island, until the engine says how its worker ended
+        self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that lost each other, and for how many seconds
+        self._at_loss: dict[int, _AtLoss] = {}  # by island, until the engine reports how its worker ended
 
     # ---- hosts
 
     def worker_lost(self, host: int, reason: str) -> None:
-        """The connection to a host's worker is lost."""
+        """Handle the loss of the connection to a host's worker."""
         host, departure = self._first_cause(host)
         record = self._resources.hosts[host]
         text = f"host {host} of island {record.island} is gone ({departure or f'{record.worker}: {reason}'})"
@@ -102,7 +106,7 @@ class Recovery:
         return found
 
     def _first_cause(self, host: int) -> tuple[int, str]:
-        """Return the host of the island that failed first, and why if its machine has left: XLA ends the others."""
+        """Return the host of the island that failed first, since XLA then ends the others, and why its machine left."""
         island = self._resources.hosts[host].island
         for each in (host, *self._resources.hosts_of(island)):
             departure = self._departure_of(each) if each == host or each not in self._hosts else ""
@@ -111,14 +115,14 @@ class Recovery:
         return host, ""
 
     def worker_ended(self, message: m.WorkerEnded) -> None:
-        """The engine has seen a worker's end, which what ran there may have caused."""
+        """Handle the engine's report of a worker's end. A program that ran there may have caused it."""
         record = self._resources.hosts.get(message.host)
         if record is None or record.incarnation != message.incarnation:
             return
         compiling = self._compilation.under_way(message.host)
         self.worker_lost(message.host, message.text)
         at_loss = self._at_loss.pop(record.island, None)
-        # Of what had joined only: else nothing ran or was compiled there yet. A lost machine is no program's fault.
+        # Nothing ran on an island that had not joined, and no program is charged for a lost machine.
         if at_loss is None or message.status is None:
             return
         running = at_loss.running
@@ -133,10 +137,10 @@ class Recovery:
             self._charge(record.island, running, is_own_crash(message.status, has_others))
 
     def _killed(self, island: int, at_loss: _AtLoss) -> None:
-        """Charge the loss of a worker that somebody killed: the system does that when memory is short.
+        """Charge the loss of a worker that was killed, which the operating system does if memory is short.
 
-        Of the tenants whose programs ran, it counts for the one that had the most memory. If no program ran, but
-        tenants had arrays there, it counts for nobody.
+        The tenant with the most memory among those whose programs ran is charged. If no program ran, but tenants had
+        arrays on the island, neither a tenant nor the island is charged.
         """
         memory = at_loss.memory
         tenant = max(
@@ -149,14 +153,14 @@ class Recovery:
             self._outbox.to_engine(m.RestartExcused(island))
 
     def _charge(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
-        """Charge the failure of an island to the tenants of what ran there, not to the island."""
+        """Charge the failure of an island to the tenants whose programs ran there, instead of to the island."""
         if not running or not self._tenants.are_told_apart:
             return
         self._outbox.to_engine(m.RestartExcused(island))
         self._blame(island, running, is_sure)
 
     def charge_overrun(self, gang: Gang[GangRun]) -> None:
-        """Count a run that had to be stopped as an offense of its tenant."""
+        """Charge a run that had to be stopped to its tenant."""
         self._blame(gang.island, {gang.run.launch.program.name: Running(gang.node.tenant, False)}, is_sure=True)
 
     def _blame(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
@@ -167,11 +171,11 @@ class Recovery:
                 self._failures.fail_tenant(tenant, problem)
 
     def worker_fails(self, host: int, message: m.WorkerFails) -> None:
-        """A bug ends the worker of `host`, which has reported it."""
+        """Handle a worker's report that a bug ends it."""
         self.worker_lost(host, f"the worker of host {host} failed: {message.text}")
 
     def controller_failed(self, host: int, reason: str, is_charged: bool) -> None:
-        """Restart the island of a host, since the controller failed at its message and does not know what runs there.
+        """Restart the island of a host whose message the controller failed at, since its state is unknown.
 
         With `is_charged`, the restart does not count against the island.
         """
@@ -182,34 +186,35 @@ class Recovery:
             self._outbox.to_engine(m.RestartExcused(island))
 
     def never_ready(self, host: int, reason: str) -> None:
-        """A worker has connected and says no more: where its island waits for it, all of that is started anew."""
+        """Restart the island of a worker that connected and was never ready, if the island still waits for it."""
         island = self._resources.islands.get(self._resources.topology.island_of(host))
         if island is not None and not island.works and not island.is_over:
             self._outbox.to_engine(m.RestartIsland(island.number, reason))
             self._lose(island.number, Status(Code.DEADLINE_EXCEEDED, reason))
 
     def engine_came(self) -> None:
-        """One that begins anew has heard nothing of what was asked of the earlier one."""
+        """Repeat the pending requests to restart islands, since a new engine does not know them."""
         for island in self._resources.islands.values():
             if island.state is IslandState.RESTARTING and island.last_failure is not None:
                 self._outbox.to_engine(m.RestartIsland(island.number, island.last_failure.message))
 
     def island_starts(self, message: m.IslandStarts) -> None:
-        """Where workers of an earlier incarnation are thought to be there, they have ended: a controller that has been
-        superseded had asked the engine for it.
+        """Handle the start of a new incarnation. Known workers of an earlier incarnation have ended.
+
+        A controller that was superseded requested the restart.
         """
         resources, island = self._resources, message.island
         hosts = [resources.hosts[host] for host in resources.hosts_of(island) if host in resources.hosts]
         if resources.islands[island].works and any(host.incarnation < message.incarnation for host in hosts):
-            text = f"the workers of island {island} were ended by order of an earlier controller; {_LOST}"
+            text = f"the workers of island {island} were ended at the request of an earlier controller; {_LOST}"
             self._lose(island, Status(Code.DATA_LOSS, text))
 
     def peer_silent(self, host: int, message: m.PeerSilent) -> None:
-        """A host has not heard another for longer than the lease. What that means is decided at the next tick."""
+        """Record that a host has not heard another for longer than the lease. The next tick handles it."""
         self._silent_pairs[min(host, message.host), max(host, message.host)] = message.seconds
 
     def tick(self, now: float) -> None:
-        """Once a second: looks for hosts that are silent, and for gangs and islands that hang."""
+        """Find silent hosts, and gangs and islands that hang. Called once per second."""
         for host in self._leases.expired(now):
             record = self._resources.hosts[host]
             self._restart(
@@ -231,7 +236,7 @@ class Recovery:
                 self._outbox.to_engine(m.EndIsland(island))
 
     def _restart_divided(self, now: float) -> None:
-        """Restarts islands with two hosts that are heard here, and that do not hear each other."""
+        """Restart islands with two hosts that reply to the controller but lost each other."""
         pairs, self._silent_pairs = self._silent_pairs, {}
         for pair, seconds in pairs.items():
             one, other = (self._resources.hosts.get(host) for host in pair)
@@ -254,7 +259,7 @@ class Recovery:
             gang = hanging[sequence]
             if seconds > HALF_FAILED_SECONDS:
                 error = gang.run.failure or OK
-                waits = f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another, where"
+                waits = f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another host, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
                 self.restart_for(gang, f"{waits} a gang failed", named)
 
@@ -268,7 +273,7 @@ class Recovery:
             self._lose(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
 
     def restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
-        """Restart a gang's island. `named` is for operators and its tenant; other tenants read the `reason`."""
+        """Restart a gang's island. `named` is for operators and the gang's tenant; other tenants read the `reason`."""
         if not self._tenants.are_told_apart:
             self._restart(gang.island, named)
         elif self._resources.islands[gang.island].works:
@@ -278,16 +283,16 @@ class Recovery:
             self._charge(gang.island, running, is_sure=True)
 
     def _lose(self, island: int, status: Status) -> None:
-        """Handle the failure of a host, and with it of its island, unless that is known already."""
+        """Handle the failure of an island because of one of its hosts, unless it is known already."""
         record = self._resources.islands[island]
         if record.state is IslandState.RESTARTING:
-            # Hosts that were back already are lost once more: the island is ready when all of them have joined again.
+            # Hosts that had joined again are lost once more: the island is ready when all have joined.
             self.forget_hosts(island)
         elif not record.is_over:
             self._lifecycle.fail(island, status)
 
     def forget_hosts(self, island: int) -> set[int]:
-        """The island's workers are lost, all of them: without one the others cannot go on. Returns their hosts."""
+        """Forget all workers of the island, which cannot continue without each other. Return their hosts."""
         self._resources.lose_hosts(island)
         hosts = set(self._resources.hosts_of(island))
         for host in hosts:
@@ -296,19 +301,19 @@ class Recovery:
         return hosts
 
     def remove(self, island: int, reason: str) -> None:
-        """The island will not be back: what waits for it fails."""
+        """Remove an island, which will not restart. Work that waits for it fails."""
         record = self._resources.islands[island]
         if record.is_over:
             return
-        # pathwaysutils' elastic training takes this code, not UNAVAILABLE, for the loss of a slice.
+        # The elastic training of pathwaysutils expects this code, not UNAVAILABLE, for the loss of a slice.
         status = Status(Code.DATA_LOSS, f"island {island} is removed: {reason}")
         if record.works:
             self._lose(island, status)
         self._lifecycle.remove(island, status)
 
     def failure_acknowledged(self, session: Session, message: m.FailureAcknowledged) -> None:
-        """A proxy knows of a loss, and says which bytes of its client will come again."""
-        topology = self._resources.topology  # some may have yet to join, in the cluster after the one that was lost
+        """Handle that a proxy knows of a loss. The message names the uploads that its client will send again."""
+        topology = self._resources.topology  # hosts may not have joined yet in the cluster after the lost one
         for island in {topology.island_of(host) for host in message.hosts if host < topology.host_count}:
             losses = session.unacknowledged_failures.get(island)
             if losses is None:
@@ -325,7 +330,7 @@ class Recovery:
     # ---- subscriptions
 
     def island_failed(self, lost: IslandFailed) -> None:
-        """What was there or would have run there fails. What needs the island from now on waits until it is back."""
+        """Fail what was on the island or would have run there. Later work that needs the island waits for it."""
         island, status = lost.island, lost.status
         hosts = self.forget_hosts(island)
         for session in self._sessions.values():
@@ -348,7 +353,7 @@ class Recovery:
         self._failures.fail_doomed()
 
     def island_restarted(self, back: IslandRestarted) -> None:
-        """All sessions may go on."""
+        """Let all sessions continue on the island."""
         island = back.island
         self._at_loss.pop(island, None)
         for session in self._sessions.values():
@@ -358,7 +363,7 @@ class Recovery:
         self._queries.ask_again(set(self._resources.hosts_of(island)))
 
     def island_removed(self, removed: IslandRemoved) -> None:
-        """What waits for the island fails."""
+        """Fail everything that waits for the island."""
         self._failures.fail_waiting(removed.island, removed.status)
         hosts = set(self._resources.hosts_of(removed.island))
         self._compilation.give_up(hosts, removed.status)

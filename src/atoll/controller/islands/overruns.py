@@ -1,10 +1,10 @@
-"""Ends runs that last too long: those of closed sessions, and those of tenants that keep other tenants waiting.
+"""Ends runs that take too long: runs of closed sessions, and runs of tenants that make other tenants wait.
 
-A run is stopped where it runs if its devices can do that: CPU devices can in a loop (`devices.xla.stops`). If the run
-has not ended a while later, its island restarts, which loses what others have stored there.
+A run is stopped on its devices if they support that: CPU devices can stop in a loop (`devices.xla.stops`). If it still
+has not ended a while later, its island restarts, which loses what other sessions have stored there.
 
-The time of a run counts while all of its hosts report that it keeps their devices busy. A gang may be in flight for as
-long without that, behind another one, or while it waits for bytes or for a client.
+A run's time counts while all of its hosts report that it keeps their devices busy. A gang may be in flight for longer
+if it is behind another gang, or waits for bytes or for a client.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from atoll.scheduling.durations import Durations
 from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.session import GangRun, Session
 
-# A run of a closed session whose results nobody can read: time to end in good order.
+# For the runs of a closed session, whose results nobody can read, to end normally.
 STOP_SECONDS = 5.0
 
 
 class Overruns:
-    """`restart(gang, reason, named)` restarts the gang's island; `charge(gang)` counts an offense of its tenant.
+    """Ends runs that take too long.
 
-    In both texts, `named` is for operators and may name the session; other tenants read the `reason`.
+    `restart(gang, reason, named)` restarts the gang's island: `named` is for operators and may name the session, and
+    other tenants read the `reason`. `charge(gang)` charges an offense to the gang's tenant.
     """
 
     def __init__(
@@ -43,26 +44,26 @@ class Overruns:
         self._launcher = launcher
         self._restart = restart
         self._charge = charge
-        self._busy: dict[int, m.Pong] = {}  # the last answers of hosts whose devices are busy, by host
-        self._running: dict[int, float] = {}  # since when gangs keep all their hosts' devices busy, by sequence
+        self._busy: dict[int, m.Pong] = {}  # by host: the last replies of hosts whose devices are busy
+        self._running: dict[int, float] = {}  # by sequence: since when gangs keep the devices of all their hosts busy
         self._abandoned: Durations[int] = Durations()
-        self._stopped: dict[int, tuple[float, str]] = {}  # since when, and why, by sequence
-        self._closed: dict[int, str] = {}  # sessions that are over while gangs of theirs are in flight, by name
+        self._stopped: dict[int, tuple[float, str]] = {}  # by sequence: since when, and why
+        self._closed: dict[int, str] = {}  # names of closed sessions with gangs in flight
 
     def session_closed(self, session: Session) -> None:
-        """The session's gangs in flight run on; one that does not end is stopped."""
+        """Watch the session's gangs in flight, which continue; a gang that does not end is stopped."""
         if any(gang.node.session == session.number for gang in self._launcher.in_flight.values()):
             self._closed[session.number] = session.name
 
     def host_answered(self, host: int, message: m.Pong) -> None:
-        """Note which gangs keep the devices of `host` busy."""
+        """Record which gangs keep the devices of `host` busy."""
         if message.running:
             self._busy[host] = message
         else:
             self._busy.pop(host, None)
 
     def tick(self, now: float) -> None:
-        """Once a second: stop what has run for too long, and restart islands whose devices cannot stop."""
+        """Stop runs that take too long, and restart islands that cannot stop one. Called once per second."""
         in_flight = self._launcher.in_flight
         if not in_flight:
             self._closed.clear()
@@ -80,12 +81,12 @@ class Overruns:
             gang = in_flight.get(sequence)
             if gang is not None and gang.node.session not in of_closed:
                 self._look_at(gang, now - since, now)
-        abandoned = [each for each in abandoned if each in in_flight]  # an island may just have been restarted
+        abandoned = [each for each in abandoned if each in in_flight]  # an island may have restarted just now
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
             self._end_abandoned(in_flight[sequence], seconds)
 
     def _keeping_busy(self) -> dict[int, float]:
-        """Return the gangs that keep all hosts busy on which they have yet to end, and when the last host was asked."""
+        """Return the gangs that keep all hosts busy that they run on, and since when this is known."""
         hosts: dict[int, set[int]] = {}
         since: dict[int, float] = {}
         for host, answer in self._busy.items():
@@ -104,7 +105,7 @@ class Overruns:
         if gang.sequence not in self._stopped:
             if not limit or seconds <= limit or not self._others_wait(gang):
                 return
-            why = f"it ran for {seconds:.0f} s while others waited, and its tenant may for {limit} s (run_seconds)"
+            why = f"it ran for {seconds:.0f} s while others waited, and its tenant's limit is {limit} s (run_seconds)"
             self._history.record(
                 "stopped", f"{_named(gang)}: {why}", gang.island, gang.node.session, gang.node.tenant.name
             )
@@ -118,14 +119,14 @@ class Overruns:
             self._stop(gang, why)
 
     def _end_abandoned(self, gang: Gang[GangRun], seconds: float) -> None:
-        """A gang of a session that is over gets a bounded time to end, once it runs or nothing is before it."""
+        """Bound the time of a closed session's gang that runs or has nothing before it."""
         if seconds > self._abandoned_seconds:
             limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
             name = f"{gang.run.launch.program.name} of {self._closed[gang.node.session]}"
             runs = f"{'has run' if gang.sequence in self._running else 'has not ended'} on {_hosts(gang)} {limit}"
             self._restart(gang, f"a gang {runs}", f"{name} {runs}")
         elif seconds > STOP_SECONDS:
-            self._stop(gang, "its session is over")
+            self._stop(gang, "its session has ended")
 
     def _stop(self, gang: Gang[GangRun], why: str) -> None:
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
@@ -133,7 +134,7 @@ class Overruns:
             self._outbox.to_host(host, m.StopRun(gang.sequence, text))
 
     def _others_wait(self, gang: Gang[GangRun]) -> bool:
-        """Whether another tenant has work behind the gang, or in line for its island."""
+        """Whether another tenant has work behind the gang, or waits for its island."""
         if not self._tenants.are_told_apart:
             return False
         own, hosts = gang.node.tenant, gang.run.hosts_left

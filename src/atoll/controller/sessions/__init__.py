@@ -1,1 +1,1 @@
-"""Sessions and what belongs to them: virtual devices, queries."""
+"""Sessions, and the requests of their proxies."""

@@ -1,8 +1,8 @@
-"""Messages of sessions that wait while large work for the session is done in steps: they are handled in order.
+"""Inboxes: queue the messages of a session while large work for it is done in steps.
 
-Parts of programs, and long lists of handles, take long to handle, so they always wait; the lists are divided. Each
-flush of the controller handles a few messages of the sessions in turn (`scheduling.turns`), and counts the cost of each
-in steps.
+Parts of programs and long lists of handles take long to handle, so they always queue, and the lists are divided. Each
+flush of the controller handles a few messages, takes turns between the sessions (`scheduling.turns`), and counts the
+cost of each message in steps.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
 from atoll.scheduling.turns import TurnFailedError, Turns
 
-# Of one session: messages, and nodes of the programs in them.
+# Per session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192
 MAX_WAITING_NODES = 1 << 19
-# Steps that a message counts as, and items of a large one that are handled in the time of one step.
+# The cost of a message in steps, and items of a large message that are handled in the time of one step.
 _STEPS_PER_MESSAGE = 16
 _ITEMS_PER_STEP = 4
-# Of messages that are handled at once.
+# Items of messages that are handled at once.
 _SMALL_ITEMS = 16
-# Programs, and as many nodes each, that are handled at once in one turn. A program takes a millisecond.
+# Programs that are handled at once in one turn, and nodes that count as one more. A program takes a millisecond.
 _MOST_AT_ONCE = 4
 _NODES_AS_A_PROGRAM = 8
-# Handles that are released, or become errors, at a time.
+# Handles that are released or become errors at a time.
 _MOST_HANDLES = 256
 
 _OF_PROGRAMS = frozenset((m.ProgramPart, m.RegisterProgram))
-# How many items a message has, by type, of those that take long to handle: nodes, or 16 handles each.
+# By type of the messages that may take long to handle: their number of items, which are nodes, or 16 handles each.
 _ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
     m.ProgramPart: lambda message: len(message.definition.nodes),
     m.RegisterProgram: lambda message: len(message.definition.nodes),
@@ -53,7 +53,7 @@ def _nodes_of(message: Any) -> int:
 
 
 def _divided(message: Any) -> tuple[Any, Any]:
-    """Return the part of a message that is handled now, and the rest, if any. A list that is too long stays whole."""
+    """Return the part of a message that is handled now, and the rest or None. A list above the limit stays whole."""
     if type(message) not in (m.Release, m.MakeError) or not _MOST_HANDLES < len(message.handles) <= m.MAX_HANDLES:
         return message, None
     handles = message.handles
@@ -61,7 +61,7 @@ def _divided(message: Any) -> tuple[Any, Any]:
 
 
 class Inboxes:
-    """By session. `handle(session, message)` takes a message when its turn comes; `end(session, status)` ends one.
+    """The inboxes of all sessions. `handle(session, message)` handles a message; `end(session, status)` ends a session.
 
     A bug at a message is reported as `TurnFailedError`.
     """
@@ -80,7 +80,7 @@ class Inboxes:
         self._turns: Turns[Any] = Turns()
         self.waiting = self._turns.waiting
         self._nodes: Counter[int] = Counter()
-        self._at_once = 0  # programs, and their nodes as programs, that were handled at once in this turn
+        self._at_once = 0  # programs handled at once in this turn, including their nodes counted as programs
 
     def received(self, number: int, message: Any) -> None:
         """Handle a message of the session's proxy, now or when its turn comes."""
@@ -98,25 +98,25 @@ class Inboxes:
         self._turns.add(number, session.tenant.name, message)
         self._nodes[number] += _nodes_of(message)
         if self._nodes[number] > MAX_WAITING_NODES:
-            text = f"{MAX_WAITING_NODES} nodes of this session's programs wait to be checked: at most as many may"
+            text = f"more than {MAX_WAITING_NODES} nodes of this session's programs are waiting to be checked"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
         elif len(self.waiting[number]) > MAX_WAITING:
-            text = f"{MAX_WAITING} messages of this session wait for its large programs: at most as many may"
+            text = f"more than {MAX_WAITING} messages of this session are waiting for its large programs"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
 
     def _fits(self, message: Any) -> bool:
-        """Return whether this turn may handle a message at once, beside the others that it has handled."""
+        """Return whether a message may be handled at once, given the others that this turn has handled."""
         if type(message) not in _OF_PROGRAMS:
             return True
         self._at_once += 1 + _nodes_of(message) // _NODES_AS_A_PROGRAM
         return self._at_once <= _MOST_AT_ONCE
 
     def turn_ended(self) -> None:
-        """Note that messages which come from now on are of the next turn."""
+        """Begin the next turn: later messages belong to it."""
         self._at_once = 0
 
     def proceed(self, steps: int) -> None:
-        """Handle messages of the sessions in turn, at least one, until they count as so many steps."""
+        """Handle messages, at least one, until they cost `steps` steps. Sessions take turns."""
         while steps > 0 and (number := self._turns.next(self._may_proceed)) is not None:
             waiting = self.waiting[number]
             message, rest = _divided(waiting[0])

@@ -1,10 +1,14 @@
-"""What sessions' proxies ask, and what they upload."""
+"""Requests of sessions' proxies, and the data they upload."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from atoll.cluster.locations import DeviceLocation, HostDevice
+from atoll.cluster.slice_placement import Choice, IslandDevices
+from atoll.cluster.slice_requests import check
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
@@ -12,7 +16,7 @@ from atoll.controller.validation import PROXIES
 from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.launcher import Launcher
 from atoll.dispatch.registry import ProgramRegistry
-from atoll.errors import Code, Status, StatusError
+from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir.validation import DefinitionCheck
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
@@ -28,7 +32,7 @@ Handlers = Mapping[type[Any], Callable[[Session, Any], None]]
 
 
 class Proxies:
-    """Handles their messages. `others` are the handlers of those that are for one part of the controller alone."""
+    """Handles messages of proxies. `others` are the handlers of messages for only one part of the controller."""
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class Proxies:
         }
 
     def handle(self, session: Session, message: Any) -> None:
-        """Handle a message of the session's proxy. A message that no honest proxy sends ends the session."""
+        """Handle a message of the session's proxy. A message that no correct proxy sends ends the session."""
         kind = type(message)
         validator = PROXIES.get(kind)
         if validator is not None:
@@ -80,7 +84,7 @@ class Proxies:
             except StatusError as error:
                 self._sessions.end(session.number, error.status)
                 return
-            except Exception as error:  # a bug of the check
+            except Exception as error:  # a bug in the check
                 raise NothingChangedError from error
         try:
             self._handlers[kind](session, message)
@@ -88,7 +92,7 @@ class Proxies:
             self._sessions.end(session.number, error.status)
 
     def feeds_arrived(self, host: int, message: m.FeedsArrived) -> None:
-        """Feeds of a session are complete at a host: sources of functions, or what launches wait for."""
+        """Handle that feeds of a session are complete at a host: sources of functions, or buffers for launches."""
         number = message.session
         session = self._open.get(number)
         if session is None:
@@ -101,7 +105,7 @@ class Proxies:
             elif not self._launcher.feed_arrived(session, host, feed):
                 session.feeds.early.add((host, feed))
         if len(session.feeds.early) > MAX_EARLY_FEEDS:
-            text = f"this session has {MAX_EARLY_FEEDS} buffers uploaded that it does not use"
+            text = f"this session has uploaded {MAX_EARLY_FEEDS} buffers that it does not use"
             self._sessions.end(number, Status(Code.RESOURCE_EXHAUSTED, text))
         elif session.tenant.settings.uploads and session.feeds.early:
             own = (each for each in self._open.values() if each.tenant is session.tenant)
@@ -165,3 +169,74 @@ class Proxies:
     def _quiesced(self, session: Session, message: m.Quiesced) -> None:
         self._migrations.quiesced(session, message.migration)
         self._suspensions.quiesced(session, message.migration)
+
+
+class SliceRequests:
+    """Handles the slice requests of sessions. Each is answered at once with a slice or with what is free.
+
+    A request for an exclusive slice may wait for the eviction of sessions with a lower priority (`evict_for` of
+    `migration.memory_pressure`). `free_bytes` returns the free memory of a physical device.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        free_bytes: Callable[[HostDevice], int],
+        evict_for: Callable[[Session, Callable[[], Choice], Callable[[], None]], bool],
+    ) -> None:
+        self._sessions = state.sessions
+        self._resources = state.resources
+        self._slices = state.slices
+        self._outbox = state.outbox
+        self._free_bytes = free_bytes
+        self._evict_for = evict_for
+
+    def add(self, session: Session, message: m.AddSlice) -> None:
+        def choose() -> Choice:
+            return self._slices.choose(
+                session.number, message.slice_request, self._islands(session.platform), self._free
+            )
+
+        try:
+            check(message.slice_request)
+            self._check_quota(session, message.slice_request.count)
+            choice = choose()
+        except StatusError as error:
+            if message.slice_request.exclusive and self._evict_for(
+                session, choose, partial(self._add_again, session, message)
+            ):
+                return
+            self._outbox.to_session(session.number, m.SliceAdded(message.request, error.status))
+            return
+        made = self._slices.add(session.number, choice)
+        hosts = tuple(
+            (device, location.host) for device, location in zip(choice.devices, choice.locations, strict=True)
+        )
+        self._outbox.to_session(
+            session.number, m.SliceAdded(message.request, OK, made.number, made.devices, made.shape, hosts)
+        )
+
+    def _add_again(self, session: Session, message: m.AddSlice) -> None:
+        if self._sessions.get(session.number) is session:
+            self.add(session, message)
+
+    def _check_quota(self, session: Session, count: int) -> None:
+        tenant = session.tenant
+        own = (each for each in self._sessions.values() if each.tenant is tenant)
+        has = sum(len(each.devices) for other in own for each in other.devices.slices.values())
+        (tenant.exceeded("devices", count, has, f"its slices have {has}") or OK).raise_if_error()
+
+    def release(self, session: Session, message: m.ReleaseSlice) -> None:
+        if message.slice in session.devices.slices:
+            self._slices.release(session.number, message.slice)
+
+    def _islands(self, platform: str) -> list[IslandDevices]:
+        islands = self._resources.islands.values()
+        return [
+            self._resources.devices_for(each.number, platform)
+            for each in islands
+            if each.was_ready and not each.is_drained
+        ]
+
+    def _free(self, location: DeviceLocation) -> int:
+        return self._free_bytes((location.host, location.ordinal))

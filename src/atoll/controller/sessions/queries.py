@@ -1,6 +1,6 @@
 """Queries that only a worker can answer: layouts, costs, texts, memory.
 
-Each is answered once, also where its island restarts: jaxlib's client ends its process where some of them fail.
+Each query gets a reply even if its island restarts, because jaxlib's client ends its process if some of them fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll.scheduling.session import Session
 
 
 class Queries:
-    """Those that were asked, and not answered yet."""
+    """The queries that have no reply yet."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Queries:
         self._location_of = location_of
         self._memory = memory
         self._next = 1
-        self._asked: dict[int, tuple[int, int, m.Query]] = {}  # to which host, of which session
+        self._asked: dict[int, tuple[int, int, m.Query]] = {}  # host, session and message
 
     def ask(self, session: Session, message: m.Query) -> None:
         subject = ""
@@ -55,7 +55,7 @@ class Queries:
         query = self._next
         self._next += 1
         self._asked[query] = (location.host, session.number, message)
-        if not self._resources.has_failed(location.host):  # else it is asked when its island is back
+        if not self._resources.has_failed(location.host):  # otherwise it is sent when its island has restarted
             self._outbox.to_host(location.host, m.WorkerQuery(session.number, query, message.what, subject, payload))
 
     def answered(self, host: int, message: m.WorkerAnswer) -> None:
@@ -65,16 +65,16 @@ class Queries:
             self._outbox.to_session(session, m.QueryReply(query.query, message.status, message.payload))
 
     def pending(self) -> Iterator[tuple[int, int, int, str]]:
-        """Yield each query without an answer: its number, its host, its session, and its kind."""
+        """Yield each query without a reply: its number, host, session and kind."""
         for query, (host, session, message) in self._asked.items():
             yield query, host, session, message.what
 
     def is_waiting(self, session: int) -> bool:
-        """Whether the session waits for an answer."""
+        """Whether the session waits for a reply."""
         return any(number == session for _, number, _ in self._asked.values())
 
     def ask_again(self, hosts: set[int]) -> None:
-        """These hosts' workers were started anew, and know of no queries."""
+        """Send the queries of these hosts again, since their new workers do not know them."""
         for query, (host, session, message) in list(self._asked.items()):
             if host in hosts:
                 del self._asked[query]
@@ -82,7 +82,7 @@ class Queries:
                     self.ask(self._sessions[session], message)
 
     def give_up(self, hosts: set[int], status: Status, of: Container[int] | None = None) -> None:
-        """These hosts will not be back; or only the sessions `of` which this is do not wait for them."""
+        """Fail the queries of hosts that do not return, or only those of the sessions `of`, which do not wait."""
         for query, (host, session, message) in list(self._asked.items()):
             if host in hosts and (of is None or session in of):
                 del self._asked[query]

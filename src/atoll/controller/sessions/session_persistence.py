@@ -1,8 +1,8 @@
-"""Persist sessions that are suspended on disk when their cluster ends, and take them over in the next cluster.
+"""Persist sessions that are suspended on disk when their cluster ends, and restore them in the next cluster.
 
-At the end, proxies of such sessions learn that all hosts are gone, and wait. In the next cluster the sessions are
-suspended from the start, and their islands have just been restarted: proxies send the sources of functions, hosts
-compile them, and `atoll resume` does the rest.
+At the end, the proxies of these sessions learn that all hosts are gone, and wait. In the next cluster, the sessions are
+suspended from the start and their islands count as restarted: proxies send the sources of functions, hosts compile
+them, and `atoll resume` resumes the sessions.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from atoll.protocol.events import SessionsPersisted
 from atoll.scheduling.compiled_functions import function_name
 from atoll.scheduling.session import Session
 
-_ENDED = Status(Code.DATA_LOSS, "the cluster was ended, and what was on its devices with it")
+_ENDED = Status(Code.DATA_LOSS, "the cluster was ended, and everything on its devices was lost")
 
 
 class SessionPersistence:
-    """Persists sessions at the end, and restores them at the beginning. `admit(session, connection)` serves a proxy."""
+    """Persists sessions at the end, and restores them at the start. `admit(session, connection)` serves a proxy."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class SessionPersistence:
         self._spiller = spiller
         self._suspensions = suspensions
         self._admit = admit
-        self._persist_none = False  # an operator asked for that
-        self._operators: list[int] = []  # who have asked for the end, by their connections
+        self._persist_none = False  # requested by an operator
+        self._operators: list[int] = []  # connections of operators that requested the end
 
     # ---- the end of a cluster
 
     def stop_asked(self, operator: int, message: m.StopRequest) -> None:
-        """Note the operator, which gets its answer when it is known which sessions are persisted."""
+        """Record a request to end the cluster. It is answered when the persisted sessions are known."""
         self._persist_none = message.all_sessions
         self._operators.append(operator)
 
     def stopping(self, persist: bool, seconds: float) -> None:
-        """Let the shell persist the sessions that can be, which wait for `seconds`. Remove the files of the others."""
+        """Let the shell persist sessions, whose proxies wait for `seconds`. Remove the files of all others."""
         connections = self._connections.sessions
         persisted: list[PersistedSession] = []
         for session, by_system in self._suspensions.on_disk():
@@ -85,16 +85,16 @@ class SessionPersistence:
             self._outbox.send(operator, m.StopReply(names, seconds))
             self._outbox.close(operator)
 
-    # ---- the beginning of the next
+    # ---- the start of the next cluster
 
     def restore(self, event: SessionsPersisted) -> int:
-        """Add the sessions to this cluster. Return the first number that none of them has."""
+        """Add the persisted sessions to this cluster. Return the next free number of a session."""
         found = decode(event.content)
         self._spiller.next_piece = max(self._spiller.next_piece, found.next_piece)
         for each in found.sessions:
             tenant = self._tenants.by_name.get(each.tenant)
             if tenant is None:
-                text = f"session {each.number} is not taken over: there is no tenant {each.tenant} any more"
+                text = f"session {each.number} cannot continue: the tenant {each.tenant} does not exist anymore"
                 self._outbox.send(each.connection, m.Closing(Status(Code.CANCELLED, text)))
                 self._outbox.close(each.connection, text)
                 continue
@@ -120,7 +120,7 @@ class SessionPersistence:
             functions.contents[name] = request.content
 
     def island_ready(self, ready: IslandReady) -> None:
-        """Note that the hosts of the island have compiled nothing of earlier sessions."""
+        """Record that the hosts of the island have compiled no functions of persisted sessions."""
         for session in self._sessions.values():
             if session.functions:
                 self._compilation.invalidate_island(session, ready.island)

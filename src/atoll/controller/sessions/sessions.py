@@ -1,6 +1,6 @@
 """Sessions: how they open and close.
 
-Invariant: when a session is over, all that it owned is freed.
+Invariant: when a session has ended, everything that it owned is freed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.scheduling.tenants import Tenant
 
 
 class Sessions:
-    """Opens and closes them; those that are open are in the cluster's state."""
+    """Opens and closes sessions. The cluster's state contains the open ones."""
 
     def __init__(self, state: ClusterState) -> None:
         self._sessions = state.sessions
@@ -33,15 +33,15 @@ class Sessions:
         self.leases = Leases(CLIENT_LEASES * self._lease_seconds)  # of proxies, by session
 
     def subscribe(self, *at_end: Callable[[Session], None]) -> None:
-        """These are called with each session that is over, in this order: what they keep of it goes."""
+        """Add functions that are called with each session that has ended, in this order, to free what it owned."""
         self._at_end += at_end
 
     def open(self, connection: int, secret: str, pid: int, label: str, tenant: Tenant, platform: str = "") -> Session:
-        """A session of that tenant on this connection, which counts among those that the tenant has.
+        """Open a session of the tenant on this connection, whose place the tenant has already reserved.
 
-        Its devices are of one platform: JAX lowers a program for the one of its client.
+        All devices of a session have the same platform, because JAX lowers a program for its client's platform.
 
-        Raises NOT_FOUND where the cluster is to have none of that platform, UNAVAILABLE where no island can take it.
+        Raises NOT_FOUND if no island of the cluster has that platform, and UNAVAILABLE if no island can take a session.
         """
         platform = self._resources.platform_for(platform)
         virtual, locations = self._resources.virtual_devices(platform)
@@ -88,7 +88,7 @@ class Sessions:
         return session
 
     def close(self, number: int, status: Status = OK) -> None:
-        """The client has left, or is not served any more since `status`: all that the session owned is freed."""
+        """Close a session whose client has left, or which was ended with `status`."""
         session = self._sessions.pop(number, None)
         if session is None:
             return
@@ -103,7 +103,7 @@ class Sessions:
             forget(session)
 
     def end(self, number: int, status: Status) -> None:
-        """The session has done what it may not: its proxy gets the reason, and it is closed."""
+        """End a session that violates a rule: its proxy gets the reason."""
         connection = self._connections.sessions.get(number)
         self._outbox.to_session(number, m.Closing(status))
         self.close(number, status)
@@ -111,9 +111,9 @@ class Sessions:
             self._outbox.close(connection, f"session {number} ends: {status}")
 
     def tick(self, now: float) -> None:
-        """Once a second: proxies learn that the controller is there, and those that are silent lose their sessions."""
+        """Send heartbeats to proxies, and end the sessions of silent ones. Called once per second."""
         for number in self.leases.expired(now):
-            text = f"nothing was heard of this session's proxy for {self.leases.seconds:.0f} s"
+            text = f"this session's proxy was silent for {self.leases.seconds:.0f} s"
             self.end(number, Status(Code.UNAVAILABLE, text))
         for number, session in self._sessions.items():
             if self._connections.sessions.get(number) in self._connections.away:

@@ -1,7 +1,9 @@
-"""Host agents: what they say goes to the engine, and back. The controller reads none of it."""
+"""Requests of the engine, and of host agents, whose messages to and from the engine the controller forwards."""
 
 from __future__ import annotations
 
+from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
 from atoll.dispatch.connections import Peer
 from atoll.errors import Code, StatusError
@@ -9,8 +11,38 @@ from atoll.protocol import messages as m
 from atoll.protocol.events import Received
 
 
+class EngineMessages:
+    """Dispatches messages of the engine to the parts of the controller."""
+
+    def __init__(self, recovery: Recovery, agents: Agents, operators: Operators) -> None:
+        self._recovery = recovery
+        self._agents = agents
+        self._operators = operators
+
+    def received(self, peer: Peer, event: Received) -> None:
+        match event.message:
+            case m.WorkerEnded() as ended:
+                self._recovery.worker_ended(ended)
+            case m.IslandRemoved(island=island, text=text):
+                self._recovery.remove(island, text)
+            case m.TellAgent() as message:
+                self._agents.tell(message)
+            case m.EngineReport() as message:
+                self._agents.report = message
+            case m.DrainRequest() as message:  # because a machine is about to leave
+                self._operators.handle(peer.connection, message)
+            case m.IslandStarts() as message:
+                self._recovery.island_starts(message)
+                self._operators.island_starts(message)
+            case m.IslandEnded(island=island):
+                self._operators.drains.island_ended(island)
+
+
 class Agents:
-    """An agent is known by its connection. `report` is what the engine has said last of islands and machines."""
+    """Forwards messages between host agents and the engine, unread. An agent is identified by its connection.
+
+    `report` is the engine's last report on islands and machines.
+    """
 
     def __init__(self, state: ClusterState) -> None:
         self.report = m.EngineReport((), ())
@@ -19,7 +51,7 @@ class Agents:
         self._agents: set[int] = set()
 
     def admit(self, peer: Peer) -> None:
-        """Raises StatusError while no engine is there, which may yet come."""
+        """Admit an agent. Raises StatusError while the engine has not connected yet."""
         if self._connections.engine is None:
             raise StatusError(Code.UNAVAILABLE, "the cluster is starting")
         peer.handle = self._received
@@ -27,13 +59,13 @@ class Agents:
         self._agents.add(peer.connection)
 
     def dismiss(self) -> None:
-        """The cluster ends: agents are free to go."""
+        """Dismiss all agents because the cluster ends."""
         content = m.agent_content(m.Dismiss("the cluster has ended"))
         for agent in sorted(self._agents):
             self._outbox.send(agent, m.TellAgent(agent, content, close=True))
 
     def pending_reason(self, island: int) -> str:
-        """What the island waits for, as far as the engine knows; "" where it waits for nothing."""
+        """Return what the island waits for, if the engine knows it, or ""."""
         return dict(self.report.waits).get(island, "")
 
     def departure_of(self, host: int) -> str:
@@ -42,7 +74,7 @@ class Agents:
         return next((f"{each.name} left: {each.leaves}" for each in leaving), "")
 
     def tell(self, message: m.TellAgent) -> None:
-        """Something of the engine's for an agent, which may be gone."""
+        """Forward a message of the engine to an agent, which may have left."""
         if message.agent in self._connections.peers:
             self._outbox.send(message.agent, message)
             if message.close:
@@ -51,7 +83,7 @@ class Agents:
 
     def _received(self, peer: Peer, event: Received) -> None:
         message = event.message
-        assert isinstance(message, m.AgentSays)  # as the table of permissions has it
+        assert isinstance(message, m.AgentSays)  # the permission table allows agents nothing else
         self._outbox.to_engine(m.AgentSays(message.content, peer.connection))
 
     def _lost(self, peer: Peer, reason: str) -> None:
