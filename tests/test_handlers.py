@@ -82,7 +82,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("worker/spill_store.py", "SpillStore._copy"),
             ("worker/spill_store.py", "SpillStore._task.run"),
             ("worker/spill_store.py", "SpillStore.spill"),
-            ("worker/client_run_threads.py", "ClientRunThreads.start.run"),
+            ("worker/future_arrays.py", "ClientRunThreads.start.run"),
             ("worker/completions.py", "wait_for"),
             ("worker/completion_reporter.py", "CompletionReporter._read"),
             ("worker/host_functions.py", "Functions._compile"),

@@ -16,7 +16,7 @@ from atoll.protocol.messages import Compile
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
 from atoll.worker.host_functions import Functions
-from atoll.worker.type_keys import TypeKeys
+from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
 
 ALICE, BOB = 1, 2

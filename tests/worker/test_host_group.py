@@ -165,7 +165,7 @@ def test_a_large_message_reaches_the_hosts_in_pieces_and_the_relay_whole(group: 
     ("pieces", "reason"),
     [
         ([m.RelayedPiece(b"", False)], "no bytes"),
-        ([m.RelayedPiece(b"\x93nonsense", True)], "no message"),
+        ([m.RelayedPiece(b"\x93nonsense", True)], "invalid message"),
         ([m.RelayedPiece(bytes(600), False)] * 2, "over the limit of 1000 bytes"),
     ],
 )
@@ -181,5 +181,5 @@ def test_pieces_of_no_message_are_refused(
 
 
 def test_what_is_no_message_is_refused(group: Group):
-    with pytest.raises(FrameError, match="no message"):
+    with pytest.raises(FrameError, match="invalid message"):
         group.hosts[1].receive(b"\x93nonsense")

@@ -59,7 +59,7 @@ def test_an_array_that_fits_is_spilled():
 def test_a_host_with_too_little_memory_says_so_and_keeps_nothing():
     spill_store, answer = put(room=2500)
     assert (answer.status.code, answer.pieces, spill_store.nbytes) == (Code.RESOURCE_EXHAUSTED, (), 0)
-    assert "host 3 has too little memory left for 1000 B more that is spilled" in answer.status.message
+    assert "host 3 has too little memory left to spill 1000 B more" in answer.status.message
     assert "--to disk" in answer.status.message
 
 

@@ -57,7 +57,7 @@ class Rig:
         from atoll.worker.host_network import DataPortNetwork
         from atoll.worker.spill_store import SpillStore
         from atoll.worker.step_runner import StepRunner
-        from atoll.worker.type_keys import TypeKeys
+        from atoll.worker.store import TypeKeys
         from atoll.worker.worker_main import compilers_of
 
         self.reports: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -3,7 +3,7 @@
 Each of them occupies a device's queue for as long as its client likes. So there is a bound for an island's hosts, which
 others' sessions leave room in, and one for a session. A callback may start such runs itself, as many as stock JAX takes
 on a device, and wait for them: the bounds are as wide as they can be where a run has a thread of its own on its host
-(`worker/client_run_threads.py`). Others keep threads of XLA's, which are few. Of a function over several devices one
+(`worker/future_arrays.py`). Others keep threads of XLA's, which are few. Of a function over several devices one
 run is under way at a time: what its callbacks raise is known when the run has ended.
 """
 

@@ -1,1 +1,1 @@
-"""A host's worker: compiles, keeps the shards of logical buffers, runs plans, and moves bulk bytes."""
+"""A host's worker, which compiles functions, holds the shards of logical buffers, runs plans, and moves bulk bytes."""

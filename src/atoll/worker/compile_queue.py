@@ -1,8 +1,8 @@
-"""The order in which a host compiles for its tenants. Pure: the caller brings the time.
+"""The order in which a host compiles for its tenants. Pure: the caller passes the time.
 
-Each tenant has a queue. A free place goes to the tenant that has used the least compile time for its share, like a
-device. So that a tenant's long compilations delay no other tenant, there are spare places: only a tenant that compiles
-nothing at the moment gets one. A compilation that waits for its client's answer occupies no place.
+Each tenant has a queue. A free place goes to the tenant that has used the least compile time relative to its share, as
+with devices. Spare places keep a tenant's long compilations from delaying others: only a tenant that is not compiling
+gets one. A compilation that waits for its client's answer occupies no place.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from atoll.errors import Code, StatusError
 
 PLACES = 2
-MOST_PLACES = 8  # with the spare ones
-# Of one tenant: compilations that may wait for their client at once, in all, and of one session. A callback may compile
-# a program that asks its client in turn.
+MOST_PLACES = 8  # including the spare ones
+# Compilations of one tenant, and of one session, that may wait for their client at a time. A callback may compile a
+# program that asks its client as well.
 MOST_ASKING, MOST_ASKING_OF_A_SESSION = 16, 4
-MOST_QUEUED = 16_384  # of one tenant
+MOST_QUEUED = 16_384  # per tenant
 
 
 class State(enum.Enum):
-    """QUEUED -> RUNNING, then RUNNING <-> ASKING. A compilation that has ended or was canceled is not in the queue."""
+    """State of a compilation: QUEUED -> RUNNING, then RUNNING <-> ASKING. It is removed at its end or cancellation."""
 
     QUEUED = enum.auto()
     RUNNING = enum.auto()
@@ -35,8 +35,8 @@ class _Compilation:
     session: int
     may_ask: bool
     state: State = State.QUEUED
-    since: float = 0.0  # when it got the place that it has
-    seconds: float = 0.0  # for which it had places before
+    since: float = 0.0  # when it got its current place
+    seconds: float = 0.0  # for which it had earlier places
 
 
 @dataclass
@@ -55,16 +55,16 @@ class CompileQueue:
         self._places = places
         self._most_places = most_places
         self._compilations: dict[int, _Compilation] = {}
-        self._tenants: dict[str, _Tenant] = {}  # those that have a compilation, and others while any has one
+        self._tenants: dict[str, _Tenant] = {}  # cleared when there is no compilation
 
     def add(self, number: int, tenant: str, share: float, session: int, may_ask: bool = False) -> None:
-        """Add a compilation to its tenant's queue. `may_ask`: it asks its client while it runs.
+        """Add a compilation to its tenant's queue. `may_ask` states whether it asks its client while it runs.
 
-        Raises RESOURCE_EXHAUSTED if the queue is full.
+        Raise RESOURCE_EXHAUSTED if the queue is full.
         """
         record = self._tenants.get(tenant)
         if record is None or not (record.queue or record.started):
-            # Time in which a tenant compiled nothing is no credit.
+            # A tenant earns no credit while it compiles nothing.
             least = min((each.used for each in self._tenants.values() if each.queue or each.started), default=0.0)
             record = self._tenants.setdefault(tenant, _Tenant(tenant, share))
             record.used = max(record.used, least)
@@ -75,7 +75,7 @@ class CompileQueue:
         self._compilations[number] = _Compilation(record, session, may_ask)
 
     def start(self, now: float) -> list[int]:
-        """Return the compilations that start now, and let them run."""
+        """Start the compilations that get a place, and return their numbers."""
         started = []
         while (number := self._next(now)) is not None:
             each = self._compilations[number]
@@ -86,20 +86,20 @@ class CompileQueue:
         return started
 
     def ask(self, number: int, now: float) -> None:
-        """The compilation waits for its client: its place is free."""
+        """Free the place of a compilation that waits for its client."""
         each = self._compilations.get(number)
         if each is not None and each.state is State.RUNNING:
             self._charge(each, now)
             each.state = State.ASKING
 
     def answered(self, number: int, now: float) -> None:
-        """The compilation continues. It does not wait for a place, since it has memory and a process."""
+        """Continue a compilation, without waiting for a place, because it holds memory and a process."""
         each = self._compilations.get(number)
         if each is not None and each.state is State.ASKING:
             each.state, each.since = State.RUNNING, now
 
     def end(self, number: int, now: float) -> float:
-        """Remove a compilation, in any state. Returns the seconds for which it had a place; 0 if it is not here."""
+        """Remove a compilation in any state. Return the seconds for which it had a place, or 0 if it is unknown."""
         each = self._compilations.pop(number, None)
         if each is None:
             return 0.0
@@ -113,7 +113,7 @@ class CompileQueue:
         return each.seconds
 
     def statistics(self) -> dict[str, int]:
-        """Return how many compilations there are per state."""
+        """Return the number of compilations per state."""
         counts = dict.fromkeys((state.name.lower() for state in State), 0)
         for each in self._compilations.values():
             counts[each.state.name.lower()] += 1
@@ -126,7 +126,7 @@ class CompileQueue:
             each.since = now
 
     def _next(self, now: float) -> int | None:
-        """The compilation that gets the next place, if one is free for it."""
+        """Return the compilation that gets the next place, or None if no place is free for any."""
         running = {tenant.name: self._running(tenant) for tenant in self._tenants.values()}
         count = sum(map(len, running.values()))
         if count >= self._most_places:
@@ -147,7 +147,7 @@ class CompileQueue:
         return [each for each in started if each.state is State.RUNNING]
 
     def _first(self, tenant: _Tenant) -> int | None:
-        """The first in the tenant's queue that may start: one that asks its client only if few others do."""
+        """Return the first compilation of the tenant's queue that may start, within the bounds on asking ones."""
         asking = [self._compilations[number].session for number in tenant.started if self._compilations[number].may_ask]
         for number in tenant.queue:
             each = self._compilations[number]

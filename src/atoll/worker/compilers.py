@@ -1,7 +1,7 @@
-"""Compiles for tenants in compiler processes: in fair order, in processes that belong to one session each.
+"""Compiles programs of tenants in compiler processes, in fair order. Each process belongs to one session.
 
-Each compilation that runs has a thread of the worker, which waits for its process. It ends with its session, or when it
-is canceled: its process is killed.
+Each running compilation has a thread of the worker, which waits for the process. If the compilation is canceled, its
+process is killed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError,
 from atoll.errors import Code, StatusError
 from atoll.worker.compile_queue import CompileQueue
 
-# Processes that have nothing to do. The one that has waited for the longest time ends first.
+# Idle processes. If there are more, the one that has been idle for the longest time ends.
 MOST_IDLE = 8
 
 
 class Compilation:
-    """One program that is compiled, or waits to be. Any thread may cancel it; its own thread does the rest."""
+    """A program that is queued or being compiled. Any thread may cancel it; its own thread calls `compile`."""
 
     def __init__(self, compilers: Compilers, number: int, session: int, work: Callable[[Compilation], None]) -> None:
         self.number = number
         self.session = session
         self.work = work
-        self.seconds = 0.0  # for which it had a place; once it was compiled
+        self.seconds = 0.0  # for which it had a place; set when it is compiled
         self._compilers = compilers
         self._lock = threading.Lock()
         self._process: CompilerProcess | None = None
@@ -38,9 +38,9 @@ class Compilation:
     def compile(
         self, request: CompileProgram, ask: Callable[[bytes, bytes], bytes] | None, name: str
     ) -> CompiledProgram:
-        """Compile a program, which errors call `name` as long as they do not know its own.
+        """Compile a program. Errors call it `name` until its own name is known.
 
-        Raises StatusError, and CompilerCrashedError if the process ends.
+        Raise StatusError if the program cannot be compiled, and CompilerCrashedError if the process ends.
         """
         process = self._compilers.take(self.session)
         with self._lock:
@@ -68,7 +68,7 @@ class Compilation:
         return finished.outcome
 
     def cancel(self) -> None:
-        """Nobody needs it. If it has not started, its `work` is never called."""
+        """Stop the compilation, because no session needs it. If it has not started, its `work` is never called."""
         with self._lock:
             self._is_canceled = True
             if self._process is not None:
@@ -80,10 +80,10 @@ class Compilation:
 
 
 class Compilers:
-    """The compiler processes of a host. For any thread.
+    """The compiler processes of a host. Safe to use from any thread.
 
-    A session's process compiles its programs one after the other. A session has more than one only while it compiles
-    several at a time.
+    A process compiles the programs of its session one after another. A session has several processes only while it
+    compiles several programs at a time.
     """
 
     def __init__(self, server: CompilerServer, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,17 +93,17 @@ class Compilers:
         self._queue = CompileQueue()
         self._numbers = itertools.count(1)
         self._queued: dict[int, Compilation] = {}
-        self._sessions: set[int] = set()  # those that are open
-        self._idle: OrderedDict[CompilerProcess, int] = OrderedDict()  # with their sessions, the oldest first
+        self._sessions: set[int] = set()  # open sessions
+        self._idle: OrderedDict[CompilerProcess, int] = OrderedDict()  # with their sessions, the longest idle first
 
     def open(self, session: int) -> None:
-        """A session of a tenant begins, and may compile soon."""
+        """Prepare for a new session of a tenant, which may compile soon."""
         with self._lock:
             self._sessions.add(session)
         threading.Thread(target=self._prepare, name="atoll-compile-prepare", daemon=True).start()
 
     def close(self, session: int) -> None:
-        """The session has ended: its processes end, at the latest with what they compile for other sessions."""
+        """End the idle processes of a session. Its busy processes end when their compilations are done."""
         with self._lock:
             self._sessions.discard(session)
             ended = [process for process, its in self._idle.items() if its == session]
@@ -115,9 +115,9 @@ class Compilers:
     def submit(
         self, tenant: str, share: float, session: int, may_ask: bool, work: Callable[[Compilation], None]
     ) -> Compilation:
-        """Call `work`, which compiles and reports, on a thread of its own, when it is the tenant's turn.
+        """Queue a compilation. When its turn comes, `work` is called on a new thread to compile and report.
 
-        Raises RESOURCE_EXHAUSTED if too many wait.
+        Raise RESOURCE_EXHAUSTED if too many compilations of the tenant wait.
         """
         compilation = Compilation(self, next(self._numbers), session, work)
         with self._lock:
@@ -127,18 +127,18 @@ class Compilers:
         return compilation
 
     def statistics(self) -> dict[str, int]:
-        """Return how many compilations there are per state, and how many processes are idle."""
+        """Return the number of compilations per state, and the number of idle processes."""
         with self._lock:
             return self._queue.statistics() | {"idle processes": len(self._idle)}
 
     def _prepare(self) -> None:
-        with contextlib.suppress(OSError):  # the first compilation says so
+        with contextlib.suppress(OSError):  # the first compilation reports the error
             self._server.prepare()
 
     # ---- for compilations
 
     def take(self, session: int) -> CompilerProcess:
-        """A process of the session. Raises UNAVAILABLE if none can be started."""
+        """Return a process of the session. Raise UNAVAILABLE if none can be started."""
         with self._lock:
             for process in [process for process, its in self._idle.items() if its == session]:
                 del self._idle[process]
@@ -167,20 +167,20 @@ class Compilers:
         self._start()
 
     def cancel(self, compilation: Compilation) -> None:
-        """Remove it from the queue if it has not started."""
+        """Remove a compilation from the queue if it has not started."""
         with self._lock:
             is_queued = self._queued.pop(compilation.number, None) is not None
         if is_queued:
             self.end(compilation)
 
     def end(self, compilation: Compilation) -> float:
-        """Let the next one have its place. Returns for how many seconds it had one."""
+        """Free the compilation's place for the next one. Return the seconds for which it had a place."""
         with self._lock:
             seconds = self._queue.end(compilation.number, self._clock())
         self._start()
         return seconds
 
-    # ---- its threads
+    # ---- threads
 
     def _start(self) -> None:
         with self._lock:

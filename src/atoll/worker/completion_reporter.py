@@ -1,4 +1,4 @@
-"""How dispatch units end: what they have enqueued is watched and read, and what came of it reported."""
+"""Reports how dispatch units end, after watching what they have enqueued and reading their results."""
 
 from __future__ import annotations
 
@@ -6,31 +6,80 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import Status
 from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
-from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
+from atoll.worker.completions import Completion, ReadCompletion, RunCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, Read
-from atoll.worker.occupancy import Occupancy
 from atoll.worker.step_runner import StepRunner
 
-# As many as the controller lets wait for their clients on a host in XLA's threads (`dependencies.client_run_limits`).
+# The controller limits the runs of a host that wait for their clients in XLA's threads to this number
+# (`dependencies.client_run_limits`).
 MOST_CLIENT_ENDS = 8
+# A pseudo device for runs on several devices, because XLA's CPU devices run only one of them at a time.
+_TOGETHER = -1
 # Sequence number, start and end in nanoseconds.
 _Span = tuple[int, int, int]
 _Item = TypeVar("_Item")
 
 
+class Occupancy:
+    """The units that keep this host's devices busy. If they last too long, the controller charges only these.
+
+    Other units in flight may wait for bytes of other hosts, for a user's Python or for a client that reads its results
+    slowly, or be behind another unit on their devices.
+
+    The executor's thread adds units, and any thread may call the other methods. `devices_of(unit)` returns the devices
+    of the segment that a unit is enqueuing.
+    """
+
+    def __init__(self, report: Callable[..., None], devices_of: Callable[[DispatchUnit], tuple[int, ...]]) -> None:
+        self._report = report
+        self._devices_of = devices_of
+        self._units: dict[int, Sequence[Completion]] = {}  # begun and not ended, in order
+        # The unit that the executor's thread runs. XLA may run a program inside the call that enqueues it.
+        self.executing: DispatchUnit | None = None
+
+    def begun(self, sequence: int, completions: Sequence[Completion]) -> None:
+        """Add a unit that has enqueued all its work."""
+        self._units[sequence] = completions
+
+    def report(self, *messages: Any) -> None:
+        """Remove the units that have ended, and forward the messages."""
+        for message in messages:
+            if type(message) is m.Done:
+                for sequence, _, _ in message.runs:
+                    self._units.pop(sequence, None)
+            elif type(message) is m.Failed:
+                self._units.pop(message.sequence, None)
+        self._report(*messages)
+
+    def running(self) -> list[int]:
+        """Return the units whose devices no earlier unit keeps busy."""
+        executing = self.executing
+        units = [(sequence, _busy(completions)) for sequence, completions in list(self._units.items())]
+        if executing is not None:
+            units.append((executing.sequence, _and_together(self._devices_of(executing))))
+        found: list[int] = []
+        busy: set[int] = set()
+        for sequence, devices in units:
+            if devices and busy.isdisjoint(devices):
+                found.append(sequence)
+            busy |= devices
+        return found
+
+
 class CompletionReporter:
-    """For the executor's thread. `occupancy` sends messages to the controller, from any thread; `now` is the clock, in
-    nanoseconds.
+    """Reports the ends of units. Used on the executor's thread, except if a method says otherwise.
+
+    `occupancy` sends messages to the controller, from any thread. `now` returns nanoseconds.
     """
 
     def __init__(
@@ -47,17 +96,17 @@ class CompletionReporter:
         self._steps = steps
         self._watcher = watcher
         self._readers = readers
-        # A thread for each that waits for its client: the controller sends few at a time.
+        # Each unit that waits for its client has a thread.
         self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
         steps.on_report = lambda sequence, value: report(m.ValueReported(sequence, value))
         self.completed: deque[_Span] = deque()  # units that completed at once: see `report_completed`
-        self._rows: deque[m.RowsMoved] = deque()  # of them
-        self._reporting = threading.Lock()  # what is known of a unit's rows is sent ahead of its end
+        self._rows: deque[m.RowsMoved] = deque()  # of these units
+        self._reporting = threading.Lock()  # keeps reports of rows before the ends of their units
 
     def report_completed(self) -> None:
-        """Report the units that completed while they were started, together: a message each would cost more.
+        """Report all units that completed while they were started, in one message.
 
-        Any thread may call this: the executor's thread may be inside a unit that lasts, and cannot report then.
+        Any thread may call this, because the executor's thread may be inside a long unit.
         """
         with self._reporting:
             completed = _taken(self.completed)
@@ -65,31 +114,29 @@ class CompletionReporter:
                 self._report(*_taken(self._rows), m.Done(tuple(completed)))
 
     def _complete(self, unit: DispatchUnit, started: int) -> None:
-        """It has completed while it was started."""
+        """Add a unit that completed while it was started."""
         self._rows += unit.take_rows()
         self.completed.append((unit.sequence, started, self._now()))
 
     def report_dropped(self, sequence: int) -> None:
-        """The session has ended, or the run has failed: the unit counts as completed, without a result."""
+        """Report a unit as completed without a result, because its session has ended or its run has failed."""
         now = self._now()
         self._report(m.Done(((sequence, now, now),)))
 
     def watch(self, unit: DispatchUnit) -> None:
-        """Has the unit's completion reported: from here where it is complete already, which is faster than to pass it
-        to another thread.
-        """
+        """Report the unit's completion, at once if it is complete, which is faster than using another thread."""
         if unit.futures:
             return
         if unit.callbacks:
             self.start_reads(unit)
-            if are_complete(unit.completions):  # on a thread of its own
+            if are_complete(unit.completions):
                 self._await_client(unit)
             else:
                 self._occupancy.begun(unit.sequence, unit.completions)
                 start_in(self._client_ends, self._await_client, unit)
             return
         if unit.reads and not unit.completions:
-            # They may refer to the unit, whose arrays would live until they are collected.
+            # Reads may refer to the unit. A cycle would keep its arrays until the garbage collector runs.
             reads, unit.reads = unit.reads, []
             left = _Reads(len(reads))
             if len(reads) == 1 and reads[0].at_once():
@@ -113,11 +160,11 @@ class CompletionReporter:
             self._complete(unit, unit.started)
 
     def _report_end(self, unit: DispatchUnit, started: int) -> None:
-        """It has completed; on any thread."""
+        """Report that a unit has completed. Safe on any thread."""
         self._report(*unit.take_rows(), m.Done(((unit.sequence, started, self._now()),)))
 
     def _await_client(self, unit: DispatchUnit) -> None:
-        """It ends when its client likes. What its callbacks raise may have been kept from XLA."""
+        """Wait for a unit that waits for its client, and report its end. XLA may not know its callbacks' errors."""
         failure = wait_for(unit.completions)
         for each in unit.callbacks:
             failure = each.take_failure() or failure
@@ -129,10 +176,10 @@ class CompletionReporter:
     def _read(
         self, unit: DispatchUnit, each: Read, left: _Reads, on_completed: Callable[[DispatchUnit, int], None]
     ) -> None:
-        """One of the reads that a unit ends with."""
-        with suppress(Exception):  # which reading raises, too, and gives back what is held for it
+        """Do one of the reads with which a unit ends. The last one reports the unit's end."""
+        with suppress(Exception):  # `read` raises the error as well, and releases what is held for it
             each.wait()
-        started, failure = self._now(), None  # until then the devices computed
+        started, failure = self._now(), None  # the devices computed until now
         try:
             each.read()
         except Exception as error:
@@ -145,7 +192,7 @@ class CompletionReporter:
             on_completed(unit, left.started)
 
     def start_reads(self, unit: DispatchUnit) -> None:
-        """Has them done beside what the unit waits for: they are among its completions then."""
+        """Start the unit's reads on other threads, and add them to its completions."""
         for each in unit.reads:
             unit.completions.append(ReadCompletion(self._readers.submit(self._read_beside, unit, each)))
         unit.reads.clear()
@@ -162,7 +209,7 @@ class CompletionReporter:
 
 
 def _taken(queue: deque[_Item]) -> list[_Item]:
-    """Remove and return what is in the queue. Other threads may do the same, or append to it."""
+    """Remove and return all items. Other threads may do the same, or append items."""
     taken = []
     with suppress(IndexError):
         while True:
@@ -171,18 +218,31 @@ def _taken(queue: deque[_Item]) -> list[_Item]:
 
 
 class _Reads:
-    """So many reads, until the last has ended: when the first could begin, and what went wrong in one. Any thread."""
+    """The reads of one unit, until the last has ended. Safe to use from any thread."""
 
     def __init__(self, count: int) -> None:
-        self.started = sys.maxsize
+        self.started = sys.maxsize  # when the first read could begin
         self.failure: Status | None = None
         self._left = count
         self._lock = threading.Lock()
 
     def ended(self, started: int, failure: Status | None) -> bool:
-        """Whether it was the last."""
+        """Record the end of one read, and return whether it was the last."""
         with self._lock:
             self.started = min(self.started, started)
             self.failure = self.failure or failure
             self._left -= 1
             return not self._left
+
+
+def _busy(completions: Sequence[Completion]) -> set[int]:
+    """Return the devices on which runs among the completions have not ended."""
+    found: set[int] = set()
+    for each in completions:
+        if isinstance(each, RunCompletion):
+            found |= _and_together(each.busy_devices())
+    return found
+
+
+def _and_together(devices: tuple[int, ...]) -> set[int]:
+    return {*devices, _TOGETHER} if len(devices) > 1 else set(devices)

@@ -1,7 +1,7 @@
-"""Learns when dispatch units have completed, and reports it.
+"""Detects the completion of dispatch units, and reports it.
 
-One queue of units a device: what one device is busy with for long does not delay reports of another. Along a queue,
-completions are reported in the order of starts, many in one message where they come quickly.
+There is one queue of units per device, so a long run on one device does not delay reports of another. The completions
+of a queue are reported in the order of starts. Completions in quick succession share a message.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from atoll.errors import Status
 from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
 
-# With so many short units in flight the next completion need not be known at once: the watcher polls now and then, and
-# waits on none. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message. The
-# next poll comes when a quarter of them should have completed, by how long the last ones took. Longer runs are waited
-# for: to poll meanwhile would take the CPU from them.
+# If at least this many short units are in flight, the watcher polls instead of waiting for each. Waiting would cost XLA
+# and the interpreter two thread switches per run, and the controller a message. The next poll is when a quarter of the
+# units should have completed, based on how long the last ones took. The watcher waits for longer runs, because polling
+# would take CPU time from them.
 _BUSY = 3
 _SHORT_SECONDS = 7e-4
 _MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 8e-4, 2e-3
@@ -30,17 +30,17 @@ _ARRAY_POLL_SECONDS = 2e-4
 
 
 class DeletionGuard:
-    """Keeps arrays from being deleted or donated while another thread asks about them.
+    """Protects arrays from being deleted or donated while another thread inspects them.
 
-    jaxlib ends the process where a deleted array is asked whether it is ready. The thread that deletes holds `lock`
-    meanwhile; the threads that ask do not wait for it.
+    jaxlib ends the process if a deleted array is asked whether it is ready. The thread that deletes arrays holds `lock`
+    meanwhile. Threads that inspect arrays do not wait for it.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
     def is_ready(self, array: DeviceArray) -> bool:
-        """Raises RuntimeError where that cannot be told: the array is deleted, or is just being deleted."""
+        """Return whether an array is ready. Raise RuntimeError if it is deleted, or arrays are just being deleted."""
         if not self.lock.acquire(blocking=False):
             raise RuntimeError("arrays are being deleted")
         try:
@@ -52,25 +52,22 @@ class DeletionGuard:
 
 
 class Completion(Protocol):
-    """The completion of something that a dispatch unit has started.
+    """The completion of work that a dispatch unit has started."""
 
-    `ready_means_complete`: whether all of it has completed once `is_ready` says so.
-    """
-
-    ready_means_complete: bool
+    ready_means_complete: bool  # whether all of the work has completed once `is_ready` returns True
 
     def is_ready(self) -> bool:
-        """Raises RuntimeError where only waiting can tell."""
+        """Return whether the work is ready. Raise RuntimeError if only `block_until_ready` can determine that."""
 
     def block_until_ready(self) -> None:
-        """Raises what went wrong."""
+        """Wait for the work, and raise its error."""
 
 
 class RunCompletion:
     """The completion of a compiled function's run.
 
-    The run's token can be waited for, and raises what went wrong. An output, while it lives, says at once whether it
-    is ready; on several devices the first output may be ready a while before the last device has completed.
+    Waiting for the run's token raises its error. An output, while it exists, shows without waiting whether it is ready.
+    On several devices, the first output may be ready long before the last device has completed.
     """
 
     __slots__ = ("_devices", "_guard", "_output", "ready_means_complete", "token")
@@ -85,13 +82,14 @@ class RunCompletion:
         self.ready_means_complete = len(devices) == 1
 
     def is_implied_by(self, arguments: Sequence[DeviceArray], devices: tuple[int, ...]) -> bool:
-        """Whether a run on `devices` that takes these arguments needs this output on each of its devices: the
-        completion of the later run then tells that this one has completed, and it fails where this one did.
+        """Return whether a later run on `devices` with these arguments needs this run's output on each device.
+
+        The completion of the later run then implies this one's, and the later run fails if this one failed.
         """
         return self._output is not None and devices == self._devices and any(a is self._output for a in arguments)
 
     def is_ready(self) -> bool:
-        """Raises RuntimeError where only waiting can tell."""
+        """Return whether the first output is ready. Raise RuntimeError if only waiting can determine that."""
         if self._output is None:
             raise RuntimeError("a run without outputs")
         return self._guard.is_ready(self._output)
@@ -100,7 +98,7 @@ class RunCompletion:
         self.token.block_until_ready()
 
     def busy_devices(self) -> tuple[int, ...]:
-        """Return the run's devices; none if it has certainly ended."""
+        """Return the run's devices, or none if it has certainly ended."""
         try:
             return () if self.is_ready() else self._devices
         except RuntimeError:
@@ -108,7 +106,7 @@ class RunCompletion:
 
 
 class ArrayCompletion:
-    """The completion of what makes an array without a compiled function: a transfer, a copy."""
+    """The completion of an array that no compiled function makes, such as a transfer or a copy."""
 
     __slots__ = ("_guard", "array")
     ready_means_complete = True
@@ -121,19 +119,19 @@ class ArrayCompletion:
         return self._guard.is_ready(self.array)
 
     def block_until_ready(self) -> None:
-        """Waits by polling: a thread inside jaxlib would not notice that the array is deleted."""
+        """Wait by polling, because a thread inside jaxlib would not notice that the array is deleted."""
         while True:
             with self._guard.lock:
                 if self.array.is_deleted():
                     return  # a later run has consumed it, so it has been ready
                 if self.array.is_ready():
-                    self.array.block_until_ready()  # does not wait; raises what went wrong
+                    self.array.block_until_ready()  # does not wait; raises the error
                     return
             time.sleep(_ARRAY_POLL_SECONDS)
 
 
 class ReadCompletion:
-    """The completion of what a thread reads and sends off."""
+    """The completion of a result that a thread reads and sends."""
 
     __slots__ = ("_future",)
     ready_means_complete = True
@@ -145,29 +143,30 @@ class ReadCompletion:
         return self._future.done()
 
     def block_until_ready(self) -> None:
-        """Waits for the thread; raises what went wrong there."""
+        """Wait for the thread, and raise its error."""
         self._future.result()
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Calls it then, on the reading thread."""
+        """Call `call` on the reading thread when the read is done."""
         self._future.add_done_callback(lambda _: call())
 
 
 class Watcher(Protocol):
-    """Reports dispatch units that have completed: threads do so for real devices, a clock for null ones."""
+    """Reports dispatch units that have completed. For real devices this uses threads, for null devices a clock."""
 
     def watch(self, device: int, sequence: int, started: int, completions: Sequence[Completion]) -> None:
-        """Will report that unit `sequence`, started at `started` nanoseconds, has completed, once all of `completions`
-        are ready, or that it has failed. Called by the executor's thread; must not block.
+        """Report the end or the failure of unit `sequence` once all of `completions` are ready.
+
+        The unit started at `started` nanoseconds. Called on the executor's thread; must not block.
         """
 
 
-# Sequence number, start in nanoseconds, and what is ready once the unit has completed.
+# Sequence number, start in nanoseconds, and completions.
 _Unit = tuple[int, int, Sequence[Completion]]
 
 
 class CompletionWatcher:
-    """Watches units that are in flight, with one thread for each device (an ordinal). See `Watcher`."""
+    """A `Watcher` with one thread per device (an ordinal)."""
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
@@ -183,7 +182,7 @@ class CompletionWatcher:
 
     def _work(self, units: queue.SimpleQueue[_Unit]) -> None:
         running: deque[_Unit] = deque()
-        each, last = _MIN_POLL_SECONDS, time.monotonic()  # what a unit takes, and when some last completed
+        each, last = _MIN_POLL_SECONDS, time.monotonic()  # seconds per unit, and the time of the last completion
         while True:
             if not running:
                 running.append(units.get())
@@ -199,7 +198,7 @@ class CompletionWatcher:
             each, last = (now - last) / count, now
 
     def _report_completed(self, running: deque[_Unit]) -> int:
-        """Waits for the first unit, and reports it with all that have completed since; how many these are."""
+        """Wait for the first unit, report it with all that have completed since, and return their number."""
         count = len(running)
         completed: list[tuple[int, int, int]] = []
         while running and not (completed and _is_running(running[0])):
@@ -216,7 +215,7 @@ class CompletionWatcher:
 
 
 def _is_running(unit: _Unit) -> bool:
-    """Whether the unit is certainly running; False where it has completed, or where only waiting can tell."""
+    """Return True if the unit is certainly running. It may also be running if only waiting can determine that."""
     for completion in unit[2]:
         try:
             if not completion.is_ready():
@@ -227,7 +226,7 @@ def _is_running(unit: _Unit) -> bool:
 
 
 def are_complete(completions: Sequence[Completion]) -> bool:
-    """Whether all have certainly completed, so that `wait_for` does not block."""
+    """Return whether all have certainly completed, so that `wait_for` does not block."""
     try:
         return all(each.ready_means_complete and each.is_ready() for each in completions)
     except RuntimeError:
@@ -235,9 +234,9 @@ def are_complete(completions: Sequence[Completion]) -> bool:
 
 
 def wait_for(completions: Sequence[Completion]) -> Status | None:
-    """Waits for all; returns the first error among them.
+    """Wait for all completions, and return the first error among them.
 
-    The last one first: most often it needs the others' results, so that this thread sleeps and wakes once.
+    Wait for the last one first. It usually needs the results of the others, so this thread sleeps and wakes only once.
     """
     failure: Status | None = None
     for completion in reversed(completions):

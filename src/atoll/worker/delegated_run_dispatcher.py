@@ -1,9 +1,9 @@
-"""Dispatch the segments of delegated runs: launches all of whose segments the controller has granted at once.
+"""Dispatches the segments of delegated runs, which are launches whose segments the controller has granted all at once.
 
-The dispatcher stands in front of the plan executor, which gets the segments as it would get them from the controller:
-one unit after another, as earlier ones end, so that no more is in flight than the controller would have started. The
-dispatcher reports what has ended when the run is over, and once per second before. The controller may revoke a run at
-any segment (`RevokeRuns`, `SetRunLimit`), and then dispatches the rest itself.
+The dispatcher passes segments to the plan executor as the controller would: one unit after another, as earlier ones
+end, with no more in flight than the controller would have started. It reports ended segments once per second, and when
+the run is over. The controller may revoke a run at any segment (`RevokeRuns`, `SetRunLimit`), and then dispatches the
+remaining segments itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from atoll.scheduling.in_flight import BUSY_NS, NEW_NS, least_in_flight
 from atoll.scheduling.tallies import computes, counts_of
 
 _HERE, _DEVICES = (0,), {0: (0,)}
-# Of runs that take longer the controller hears as often: what they use is charged then.
+# Interval of reports about longer runs, whose use is charged at each report.
 _REPORT_NS = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
 class _Ended:
-    """As `GangsEnded`: how long each of the gangs had its devices, in nanoseconds."""
+    """The gangs that have ended since the last report, as in `GangsEnded`. Times are in nanoseconds."""
 
     started: int
     free: int
     ended: int = 0
-    took: list[int] = field(default_factory=list)
+    took: list[int] = field(default_factory=list)  # per gang, how long it had its devices
     samples: dict[int, int] = field(default_factory=dict)
 
     def counted(self) -> m.GangsEnded:
@@ -47,24 +47,24 @@ class _Ended:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Segments up to `limit` are dispatched here; `started` of them have been, and those in `open` have not ended."""
+    """A delegated run."""
 
     message: m.Run
     plan: p.Plan
-    computing: list[int]  # segments that do, before each of the plan and in all of it
-    expected: list[int]  # what each segment of the plan takes, in nanoseconds
-    limit: int
-    started: int = 0
+    computing: list[int]  # number of computing segments before each segment, and in the plan
+    expected: list[int]  # duration of each segment, in nanoseconds
+    limit: int  # segments that are dispatched here
+    started: int = 0  # segments that have been dispatched
     is_dropped: bool = False
-    is_held: bool = False  # it was revoked, and the controller has yet to send its limit
-    open: dict[int, int] = field(default_factory=dict)  # by segment, in order: what it counts, in nanoseconds
-    times: list[int] = field(default_factory=list)  # of segments from `first` on: starts and ends, or 0
-    first: int = 0  # segment that is not reported yet
-    ended: _Ended | None = None  # since it was reported last
-    reported: int = 0  # when; at first, when it began
+    is_held: bool = False  # whether it was revoked, and the controller has yet to send its limit
+    open: dict[int, int] = field(default_factory=dict)  # segments in flight, in order, with their expected durations
+    times: list[int] = field(default_factory=list)  # starts and ends of segments from `first` on, or 0
+    first: int = 0  # first segment that is not reported yet
+    ended: _Ended | None = None  # since the last report
+    reported: int = 0  # time of the last report, or of the beginning
 
     def take_progress(self, is_over: bool) -> m.RunProgress:
-        """What is to be reported; from now on what comes after it."""
+        """Return the report about progress since the last one."""
         stop = 2 * (next(iter(self.open), self.started) - self.first)
         times, self.times = self.times[:stop], self.times[stop:]
         ended = None if self.ended is None else self.ended.counted()
@@ -82,7 +82,7 @@ class _Run:
 
 
 class UnitsEnded(msgspec.Struct, frozen=True):
-    """Reports on units of delegated runs, made on any thread; empty if bytes have arrived that a run awaits."""
+    """Reports about units of delegated runs, made on any thread. Empty if bytes have arrived that a run awaits."""
 
     messages: tuple[Any, ...]
 
@@ -90,9 +90,10 @@ class UnitsEnded(msgspec.Struct, frozen=True):
 class DelegatedRunDispatcher:
     """Dispatches the segments of delegated runs.
 
-    `handle` takes the messages of the plan executor, on its thread, and passes on those that are not for delegated
-    runs. `report` takes, on any thread, the reports of the executor and its watchers: those about units of delegated
-    runs return to `handle` through `submit`, and the others go to the controller. `now` is the clock of `Done`.
+    `handle` is called on the executor's thread with all its messages, and forwards those that are not for delegated
+    runs. `report` is called on any thread with the reports of the executor and its watchers. Reports about units of
+    delegated runs return to `handle` through `submit`, and others are sent to the controller. `now` is the clock of
+    `Done`.
     """
 
     def __init__(
@@ -101,19 +102,19 @@ class DelegatedRunDispatcher:
         submit: Callable[[UnitsEnded], None],
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.execute: Callable[[Any], None]  # the plan executor's `handle`; to be set
-        # As `Inbox.await_all`: whether feeds of other hosts are here; what is called once they are. To be set.
+        # The owner has to set these two: `PlanExecutor.handle` and `Inbox.await_all`.
+        self.execute: Callable[[Any], None]
         self.await_feeds: Callable[[int, list[int], Callable[[], None], int], bool]
         self._to_controller = to_controller
         self._submit = submit
         self._now = now
-        self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # as `_Run` has them
+        self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # plan, computing and expected of `_Run`
         self._runs: dict[int, _Run] = {}  # by sequence, in order
-        self._units: dict[int, tuple[_Run, int]] = {}  # in flight: their segments, by sequence
-        self._busy_ns = 0  # that those in flight count
-        self._computing = 0  # how many of them compute
-        self._last_end = 0  # of those that were
-        self._clocks = DeviceClocks()  # of one device, which stands for all that the units have
+        self._units: dict[int, tuple[_Run, int]] = {}  # units in flight with their segments, by sequence
+        self._busy_ns = 0  # expected duration of all units in flight
+        self._computing = 0  # number of computing units in flight
+        self._last_end = 0  # of a unit
+        self._clocks = DeviceClocks()  # of one device, which stands for all devices of the units
 
     # ---- any thread
 
@@ -136,12 +137,12 @@ class DelegatedRunDispatcher:
             self._submit(UnitsEnded(tuple(own)))
 
     def gang_of(self, sequence: int) -> int:
-        """Return the number by which the controller knows the unit."""
+        """Return the sequence number by which the controller knows the unit."""
         found = self._units.get(sequence)
         return sequence if found is None else found[0].message.sequence
 
     def units_of(self, gang: int) -> list[int]:
-        """Return the units in flight that the controller knows by this number."""
+        """Return the units in flight that belong to this gang of the controller."""
         own = [sequence for sequence, (run, _) in list(self._units.items()) if run.message.sequence == gang]
         return own or [gang]
 
@@ -152,7 +153,7 @@ class DelegatedRunDispatcher:
         if kind is UnitsEnded:
             for each in message.messages:
                 self._ended(each)
-            if not message.messages:  # bytes have come
+            if not message.messages:  # bytes have arrived
                 for session in list({run.message.session: None for run in self._runs.values()}):
                     self._dispatch(session)
         elif kind is m.Run and message.ahead and message.plan in self._plans:
@@ -163,9 +164,9 @@ class DelegatedRunDispatcher:
         elif kind is m.SetRunLimit:
             for sequence, limit in message.runs:
                 run = self._runs.get(sequence)
-                if run is not None and run.is_held:  # it may have been dropped meanwhile
+                if run is not None and run.is_held:  # the run may have been dropped meanwhile
                     run.limit, run.is_held = limit, False
-            self._go_on(message.session)
+            self._continue(message.session)
         elif kind is m.RegisterPlan:
             segments = message.definition.segments
             self._plans[message.plan] = (
@@ -185,21 +186,22 @@ class DelegatedRunDispatcher:
             self.execute(message)
 
     def _drop(self, runs: list[_Run], message: Any) -> None:
-        """Those behind them may need what is not made now: they begin when the controller has said so."""
+        """Drop runs. Hold the later runs of the session until the controller decides, since they may need results."""
         for run in self._of(message.session) if any(not run.is_dropped for run in runs) else ():
             if run in runs:
                 run.limit, run.is_held, run.is_dropped = run.started, False, True
             elif not (run.started or run.is_dropped):
                 run.limit, run.is_held = 0, True
         self.execute(message)
-        self._go_on(message.session)
+        self._continue(message.session)
 
     def _of(self, session: int) -> list[_Run]:
         return [run for run in self._runs.values() if run.message.session == session]
 
-    def _go_on(self, session: int) -> None:
-        """Starts what there is room for, and reports what is to be reported now. Runs are over in order: the memory of
-        one that is behind another is reserved as far as it lacks that one's.
+    def _continue(self, session: int) -> None:
+        """Start the segments that fit, and send the reports that are due.
+
+        Runs end in order, because a run reserves only the memory that it needs beyond that of the run before it.
         """
         self._dispatch(session)
         runs = self._of(session)
@@ -214,7 +216,7 @@ class DelegatedRunDispatcher:
             self._to_controller(run.take_progress(is_over))
 
     def _dispatch(self, session: int) -> None:
-        before = -1  # computing segments of earlier runs, since the first that has not ended; -1: all have
+        before = -1  # computing segments of earlier runs since the first that has not ended; -1 if all have
         for run in self._of(session):
             while run.started < run.limit and self._has_room(run, before):
                 self._start(run)
@@ -233,11 +235,11 @@ class DelegatedRunDispatcher:
             return True
         if is_computing:
             return self._computing < least_in_flight(self._busy_ns)
-        # What is sent between two of these waits for the first, and must not keep the second from its place behind it.
+        # A transfer between two computing segments waits for the first, and must not delay the dispatch of the second.
         return len(self._units) - self._computing < run.message.ahead
 
     def _is_ready(self, run: _Run) -> bool:
-        """Whether its next segment waits for no bytes: one that was started and waits could not be revoked."""
+        """Return whether the next segment has its bytes, because a segment that waits for bytes cannot be revoked."""
         steps = run.plan.segments[run.started].steps
         if not steps or type(steps[0]) is not p.Receive:
             return True
@@ -249,7 +251,7 @@ class DelegatedRunDispatcher:
         self._submit(UnitsEnded(()))
 
     def _computing_since(self, run: _Run, before: int) -> int:
-        """Those from the first segment of its session that has not ended to the run's newest one."""
+        """Return the number of computing segments from the session's first open one to the run's newest one."""
         if before >= 0:
             return before + run.computing[run.started]
         return run.computing[run.started] - run.computing[next(iter(run.open), run.started)]
@@ -266,11 +268,11 @@ class DelegatedRunDispatcher:
         if segment:
             self.execute(m.Dispatch(message.session, message.sequence, ((sequence, 1),)))
         else:
-            run.reported = self._now()  # not when it came: it may have stood behind another one for long
+            run.reported = self._now()  # not at its arrival, because it may have waited long for an earlier run
             self.execute(msgspec.structs.replace(message, segments=1, ahead=0))
 
     def _take(self, sequence: int) -> tuple[_Run, int]:
-        """A unit that was in flight: it counts no more."""
+        """Remove a unit that was in flight, and return its run and segment."""
         run, segment = self._units.pop(sequence)
         self._busy_ns -= run.open.pop(segment)
         self._computing -= run.computes(segment)
@@ -294,19 +296,19 @@ class DelegatedRunDispatcher:
             if segment in run.message.sampled:
                 run.ended.samples[segment] = took
             self._last_end = run.ended.ended = max(self._last_end, ended)
-            self._go_on(run.message.session)
+            self._continue(run.message.session)
 
     def _revoke(self, session: int) -> None:
         runs = [run for run in self._of(session) if not run.is_dropped]
         for run in runs:
             run.limit, run.is_held = run.started, True
-            if run.ended is not None:  # what ends from now on is charged to the session
+            if run.ended is not None:  # the controller charges later ends to the session
                 run.reported = self._now()
                 self._to_controller(run.take_progress(is_over=False))
         self._to_controller(m.RunsRevoked(session, tuple((run.message.sequence, run.started) for run in runs)))
 
 
 def _computes(segment: p.Segment) -> bool:
-    """As the controller says of its gang."""
+    """Return whether the segment computes, by the rule that the controller uses for its gang."""
     steps = segment.steps
     return bool(steps) and computes(p.STEP_KINDS[type(steps[-1])], any(type(step) is p.Execute for step in steps))

@@ -1,4 +1,4 @@
-"""A run of a plan on this host, and the units in which the controller dispatches its segments."""
+"""Runs of plans on this host, and the units in which the controller dispatches their segments."""
 
 from __future__ import annotations
 
@@ -15,51 +15,45 @@ from atoll.worker.store import Buffer
 
 @dataclass(slots=True)
 class Read:
-    """What a thread is to read and send off. `wait()` returns once it has been computed, and raises what went wrong.
+    """A result that a thread has to read and send."""
 
-    `at_once()` tells whether neither would block.
-    """
-
-    wait: Callable[[], object]
-    read: Callable[[], None]
-    at_once: Callable[[], bool]
+    wait: Callable[[], object]  # returns once the result is computed, or raises the error
+    read: Callable[[], None]  # reads and sends the result
+    at_once: Callable[[], bool]  # returns whether neither of the two would block
 
 
 @dataclass(slots=True)
 class PlanRun:
-    """One run of a plan. `segments` counts those that have been dispatched."""
+    """One run of a plan."""
 
     run: m.Run
     plan: p.Plan
-    segments: int = 0
+    segments: int = 0  # that have been dispatched
     failure: Status | None = None
-    values: dict[int, Buffer] | None = None  # from its first step on
+    values: dict[int, Buffer] | None = None  # None until the first step
 
 
 @dataclass(slots=True, eq=False)
 class DispatchUnit:
-    """Segments of a run that are dispatched together, from `segment` up to `stop`; and how far it has come.
-
-    `completions` are those of what it has enqueued; `reads` what threads are yet to read for it.
-    """
+    """Segments of a run that are dispatched together, and their progress."""
 
     plan_run: PlanRun
-    segment: int
-    stop: int
+    segment: int  # the next one to run
+    stop: int  # the end of its segments
     sequence: int
-    place: int  # of a collective, among all that have come; 0 for what is none
-    position: int = 0  # among the segment's steps
+    place: int  # index of a collective among all that have arrived; 0 if the unit has none
+    position: int = 0  # of the next step in its segment
     started: int = 0  # in nanoseconds
-    completions: list[Completion] = field(default_factory=list)
-    futures: int = 0  # calls of Python on whose outcome it waits
-    reads: list[Read] = field(default_factory=list)
-    aside: bool = False  # others of its session go on, and its results are expected
+    completions: list[Completion] = field(default_factory=list)  # of what it has enqueued
+    futures: int = 0  # calls of Python whose outcome it awaits
+    reads: list[Read] = field(default_factory=list)  # that no thread has started
+    in_background: bool = False  # it waits for input while its session continues; the store expects its results
     callbacks: Sequence[Callbacks] = ()  # of the functions that it runs
-    is_watched: bool = False  # it ends when its completions do, and who reports that knows no rows
-    rows: list[tuple[int, int]] = field(default_factory=list)  # bytes of them, not reported yet: (sent, received)
+    is_watched: bool = False  # a watcher, which does not report rows, reports its end
+    rows: list[tuple[int, int]] = field(default_factory=list)  # bytes (sent, received) that are not reported yet
 
     def take_rows(self) -> tuple[m.RowsMoved, ...]:
-        """What is to be reported of rows ahead of its end. Any thread."""
+        """Remove and return the report about rows, which precedes the report of the end. Safe on any thread."""
         found = []
         while self.rows:
             found.append(self.rows.pop())
@@ -67,7 +61,7 @@ class DispatchUnit:
 
     @property
     def only_receives(self) -> bool:
-        """Whether it is all of its plan on this host, and does nothing but put together what other hosts send."""
+        """Whether the unit is its whole plan on this host, and only assembles what other hosts send."""
         segments = self.plan_run.plan.segments
         return (
             self.sequence == self.plan_run.run.sequence

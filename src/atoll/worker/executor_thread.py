@@ -1,8 +1,8 @@
 """The executor's thread, which runs plans (see `plan_executor`).
 
-One thread enqueues; nothing in it waits for data. Small programs may run inside the call that enqueues them, and
-may wait there for a peer: that is why this thread reads no messages. Other threads learn from XLA when runs have
-completed, and a pool of threads reads results for clients and other hosts.
+One thread enqueues, and never waits for data. A small program may run inside the call that enqueues it, and wait there
+for a peer, so this thread reads no messages. Other threads wait for XLA to complete runs, and a pool of threads reads
+results for clients and other hosts.
 """
 
 from __future__ import annotations
@@ -14,27 +14,25 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from atoll.transfers.inbox import Inbox
+from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import CompletionWatcher
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
-from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.units import Units
 
-# Each may wait for a client that does not read; there are enough for the others.
-READ_THREADS = 64
-# Units that this thread sees complete are reported once it has nothing else to do, and not later than after so many:
-# the controller's window must not run empty.
+READ_THREADS = 64  # each may wait for a client that does not read
+# The executor's thread reports units that complete at once when it is idle, or after this many, so that the
+# controller's window does not run empty.
 _COMPLETED_AT_A_TIME = 6
 
 
 class _Wake:
-    """Bytes that a blocked unit awaited are here."""
+    """Wakes the executor's thread because bytes that a blocked unit awaits have arrived."""
 
 
 class ExecutorThread:
-    """Passes messages from the control thread to its own; `report` sends back what came of them, from any thread."""
+    """A thread that runs the plan executor. `report` sends messages to the controller, from any thread."""
 
     def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None], spill_store: SpillStore) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -51,7 +49,7 @@ class ExecutorThread:
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
     def submit(self, message: Any) -> None:
-        """Takes what `PlanExecutor.handle` takes. Any thread."""
+        """Queue a message for `PlanExecutor.handle`. Safe on any thread."""
         self._queue.put(message)
 
     def _work(self) -> None:
@@ -64,4 +62,23 @@ class ExecutorThread:
                 executor.resume_blocked()
             else:
                 self._delegated_runs.handle(message)
-            del message  # or the last run's arguments live until the next message
+            del message  # otherwise the last run's arguments would live until the next message
+
+
+class Units:
+    """The units of a host. Safe to use from any thread, even while the executor's thread is inside a long unit."""
+
+    def __init__(
+        self, reporter: CompletionReporter, occupancy: Occupancy, delegated_runs: DelegatedRunDispatcher
+    ) -> None:
+        self._occupancy = occupancy
+        self._delegated_runs = delegated_runs
+        self.report_completed = reporter.report_completed
+
+    def running(self) -> tuple[int, ...]:
+        """Return the gangs that keep this host's devices busy."""
+        return tuple(dict.fromkeys(map(self._delegated_runs.gang_of, self._occupancy.running())))
+
+    def of_gang(self, sequence: int) -> list[int]:
+        """Return the units of the gang that are in flight. Only a delegated run has several units."""
+        return self._delegated_runs.units_of(sequence)

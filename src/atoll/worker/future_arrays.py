@@ -1,25 +1,33 @@
-"""Define arrays that a session's Python process, or its client, is still computing.
+"""Futures for arrays that a session's Python process is still computing, or a run that waits for its client.
 
 A future takes the place of such an array in its buffer. Threads may wait for it. The controller dispatches launches
 that need the array on a device only when it is available (`dependencies.dependency_tracker`). Only the executor's
 thread resolves futures.
+
+XLA's CPU client runs a function with callbacks on one device inside the call that enqueues it. It can run it on its own
+threads (`devices/xla/executable.py`), but it has only as many as the host has cores or devices. If a callback runs two
+such functions at a time that wait for each other, no thread may be left. So each run here has its own thread, and any
+number of runs may wait for one another, as on stock JAX.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from atoll.devices.device import LoadedFunction
 from atoll.errors import Code, Status, StatusError, invalid
+from atoll.host_services.calls.call_threads import Threads
+from atoll.host_services.calls.client_errors import status_of
+from atoll.ir import plan as p
 from atoll.ir.plan import LocalArray
-from atoll.worker.store import Buffer
-
-if TYPE_CHECKING:
-    from atoll.worker.dispatch_unit import DispatchUnit
+from atoll.worker.dispatch_unit import DispatchUnit
+from atoll.worker.host_functions import Function
+from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer
 
 
 class FutureArray:
@@ -42,7 +50,7 @@ class FutureArray:
         self._done.set()
 
     def wait(self) -> Any:
-        """Wait for the array and return it. Raises the failure if it was not computed."""
+        """Wait for the array and return it. Raise the failure if it was not computed."""
         self._done.wait()
         raise_failure(self)
         if self._array is None:
@@ -56,7 +64,7 @@ class FutureArray:
         return self._is_deleted or self.failure is not None
 
     def delete(self) -> None:
-        """Mark the array; it is deleted as soon as it is available."""
+        """Mark the array, so that it is deleted once it is available."""
         self._is_deleted = True
 
     def block_until_ready(self) -> None:
@@ -71,7 +79,7 @@ def raise_failure(array: Any) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a unit's futures: the contents of the local shards of each, or the failure.
+    """The outcome of a unit's futures: for each, the contents of its local shards, or one failure for all.
 
     If a future has no `LocalArray`, its contents are the array itself.
     """
@@ -79,3 +87,69 @@ class Outcome:
     unit: DispatchUnit
     futures: Sequence[tuple[Buffer, FutureArray, LocalArray | None]]
     contents: Sequence[Sequence[np.ndarray[Any, Any]] | Any] | Status
+
+
+def stream_of(unit: DispatchUnit, function: LoadedFunction) -> int:
+    """Return XLA's execution stream for a run that may wait for its client, or 0 for other runs.
+
+    The runs of a stream are in order. On one device each run has its own stream, because its callback may run such a
+    function itself. Runs on several devices start one after another.
+    """
+    if not unit.callbacks:
+        return 0
+    return -1 - unit.sequence if function.waits_inside else unit.plan_run.run.session
+
+
+def has_thread(step: p.Execute, unit: DispatchUnit, function: LoadedFunction) -> bool:
+    """Return whether the run gets a thread, because it is the only step of its plan and donates nothing.
+
+    Only the executor's thread may donate an array (`worker/completions.py`).
+    """
+    segments = unit.plan_run.plan.segments
+    alone = len(segments) == 1 and len(segments[0].steps) == 1
+    return bool(unit.callbacks) and function.waits_inside and alone and not step.donated
+
+
+class ClientRunThreads:
+    """Starts threads of runs that wait for their clients. Used on the executor's thread."""
+
+    def __init__(self) -> None:
+        self._threads = Threads()
+
+    def start(
+        self,
+        step: p.Execute,
+        unit: DispatchUnit,
+        values: dict[int, Buffer],
+        function: Function,
+        arguments: list[Any],
+        stream: int,
+        releases: Sequence[Callable[[], None]],
+        on_outcome: Callable[[Outcome], None],
+    ) -> None:
+        """Run the step on a new thread, with futures as its outputs.
+
+        `releases` are called once its arguments are no longer needed. These and `on_outcome` are called on the run's
+        thread.
+        """
+        futures: list[tuple[Buffer, FutureArray, p.LocalArray | None]] = []
+        for value, key in enumerate(function.output_keys, step.first_output):
+            future = FutureArray()
+            values[value] = Buffer(future, key, COMPUTED)
+            futures.append((values[value], future, None))
+        if step.completion:
+            values[step.first_output + len(futures)] = Buffer(NO_ARRAY, -1, None)
+        unit.futures += 1
+
+        def run() -> None:
+            try:
+                ended: Sequence[Any] | Status = function.loaded.run(arguments, stream)
+            except Exception as error:
+                ended = status_of(error)
+            finally:
+                for release in releases:
+                    release()
+            arguments.clear()
+            on_outcome(Outcome(unit, futures, ended))
+
+        self._threads.run(run)

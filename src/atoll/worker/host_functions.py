@@ -1,4 +1,4 @@
-"""Compiled functions of a host: compiled off the message path, each once, kept while a session may use them."""
+"""The compiled functions of a host. Each is compiled once, on other threads, and kept while a session may use it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from atoll.host_services.python.python_sessions import PythonSessions
 from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
-from atoll.worker.type_keys import TypeKeys
+from atoll.worker.store import TypeKeys
 
 COMPILE_THREADS = 2
-# Functions that no session refers to are kept for the next script that sends the same program.
+# Functions that no session refers to. They are kept for the next script that sends the same program.
 IDLE_FUNCTIONS = 512
-# Made here: msgspec works a type out at its first use, and ends the process where two threads do so at once.
+# Created at import, because msgspec crashes if two threads are the first to use a type at the same time.
 _read_source = msgspec.msgpack.Decoder(FunctionSource).decode
 
 
 class Function:
-    """A loaded function with the types it takes and gives, as small numbers.
+    """A loaded function, with the keys of the types of its inputs and outputs.
 
-    One with `callbacks` belongs to its client's session, and is kept for nobody else.
+    A function with `callbacks` belongs to its client's session, and is not kept for others.
     """
 
     def __init__(self, loaded: LoadedFunction, keys: TypeKeys, callbacks: Callbacks | None = None) -> None:
@@ -62,10 +62,12 @@ class Function:
 
 
 class Functions:
-    """Compiled functions by name. `report` is called from the threads of `pool`, which compile.
+    """Compiled functions by name.
 
-    `calls` carries what functions call in their clients' processes. `compilers` compile what tenants send; without
-    them, it is compiled here.
+    Args:
+        report: Receives the outcomes of compilations, on the threads of `pool`, which compile.
+        calls: Carries the functions' calls into their clients' processes.
+        compilers: Compile the programs of tenants. Without them, this process compiles these programs.
     """
 
     def __init__(
@@ -90,16 +92,16 @@ class Functions:
         self._asking = SessionThreads("atoll-compile-asking")
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
-        self._info: dict[str, tuple[bytes, str]] = {}  # encoded, and the name that its client gave it
-        self._compiling: dict[str, list[Compile]] = {}
-        self._apart: dict[str, Compilation] = {}  # of those, what compilers compile
+        self._info: dict[str, tuple[bytes, str]] = {}  # encoded, and the name that the client chose
+        self._compiling: dict[str, list[Compile]] = {}  # with further requests for the same function
+        self._apart: dict[str, Compilation] = {}  # functions in `_compiling` that `compilers` compile
         self.programs = Programs()
-        self.with_callbacks = 0  # how many functions of this host call their clients
+        self.with_callbacks = 0  # number of functions that call their clients
         self._idle: OrderedDict[str, None] = OrderedDict()
-        self._dropped: set[str] = set()  # while they were being compiled
+        self._dropped: set[str] = set()  # dropped while they were being compiled
 
     def compile(self, message: Compile) -> None:
-        """Compiles what has arrived, unless the function is here already; reports in either case."""
+        """Compile a function whose source has arrived, unless it is already compiled. Report in either case."""
         with self._lock:
             self._idle.pop(message.function, None)
             self._dropped.discard(message.function)
@@ -120,7 +122,7 @@ class Functions:
         start_in(self._pool, self._start, message)
 
     def _start(self, message: Compile) -> None:
-        """Compiles here, unless that is another process's work, or waits for the session's client."""
+        """Load Python, or compile on the right thread or in a compiler process."""
         try:
             source = self._source(message)
             if source.is_python:
@@ -151,7 +153,7 @@ class Functions:
     def _compile_apart(
         self, message: Compile, source: FunctionSource, compilers: Compilers, loader: ProgramLoader
     ) -> None:
-        """Load the program from the cache, or queue it for a compiler process. Raises RESOURCE_EXHAUSTED."""
+        """Load the program from the cache, or queue it for a compiler process. Raise RESOURCE_EXHAUSTED."""
         callbacks = self._callbacks(source, message)
         request = CompileProgram(
             source.program,
@@ -182,7 +184,7 @@ class Functions:
                 status = status_of(error)
             with self._lock:
                 if self._apart.get(message.function) is not compilation:
-                    return  # it was canceled
+                    return  # the compilation was canceled
             self._end(message, function, status, info, compilation.seconds, crashed=crashed)
 
         with self._lock:
@@ -196,7 +198,7 @@ class Functions:
     def _loaded(
         self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
     ) -> LoadedFunction:
-        """Load what a compiler process has compiled. If it could only check the program, compile it here."""
+        """Load a program from a compiler process. If the process could only check the program, compile it here."""
         loader = self._backend.loader
         if program.description is None or loader is None:
             loaded, _, _ = self._backend.compile(
@@ -238,19 +240,19 @@ class Functions:
         self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name, crashed))
 
     def _forget_compiling(self, name: str) -> None:
-        """No session waits for it any more. The caller has the lock."""
+        """Forget a compilation for which no session waits any longer. The caller holds the lock."""
         self._dropped.discard(name)
         for other in self._compiling.pop(name, ()):
             self._inbox.drop(other.session, other.feed)
 
     def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
-        """A session begins."""
+        """Prepare for a new session."""
         self.python.begin(session, python)
         if tenant and self._compilers is not None:
             self._compilers.open(session)
 
     def close(self, session: int) -> None:
-        """A session has ended. Its functions are dropped one by one."""
+        """Free what a session has, except its functions, which the controller drops one by one."""
         self.python.close(session)
         self.programs.close(session)
         if self._compilers is not None:
@@ -266,7 +268,7 @@ class Functions:
         self._report(Compiled(function, status, b"", 0.0, False))
 
     def _source(self, message: Compile) -> FunctionSource:
-        """What to compile: as the first session sent it, or another that waits for the same, if the first has ended."""
+        """Return the source that the first session sent. If that has ended, use that of another waiting session."""
         while True:
             try:
                 return self._source_of(message)
@@ -278,7 +280,7 @@ class Functions:
                     message = waiting.pop(0)
 
     def _source_of(self, message: Compile) -> FunctionSource:
-        """Raises StatusError where it is not there, or is not what its sender said that it is."""
+        """Take the source of one session. Raise StatusError if it is missing, or does not have the stated hash."""
         content, done = self._inbox.take(message.session, message.feed)
         try:
             if message.content and hashlib.sha256(content).hexdigest() != message.content:
@@ -300,21 +302,21 @@ class Functions:
         return function
 
     def session_of(self, name: str) -> int:
-        """The session whose client the function calls, or whose Python it is; 0 for any other."""
+        """Return the session whose client the function calls or whose Python it is, or 0 for other functions."""
         function = self._functions.get(name)
         callbacks = None if function is None else function.callbacks
         return (self.python.session_of(name) or 0) if callbacks is None else callbacks.session
 
     def callbacks_of(self, name: str) -> Callbacks | None:
-        """What the function calls in its client's process while it runs; None for one that is not here, too."""
+        """Return the calls of a function into its client's process, or None if it makes none or is not here."""
         function = self._functions.get(name)
         return (function.callbacks or None) if function is not None else None
 
     def drop(self, name: str) -> None:
-        """No session refers to the function now; it stays until many others have been dropped after it.
+        """Drop a function to which no session refers. It is kept until many others have been dropped after it.
 
-        One that calls its client goes at once: to be called when its session's runs have been enqueued. Of one that a
-        compiler process compiles, the process is killed, and nothing is reported.
+        A function that calls its client is dropped at once, so call this only when its session's runs have been
+        enqueued. If a compiler process is compiling the function, the process is killed and nothing is reported.
         """
         with self._lock:
             apart = self._apart.pop(name, None)
@@ -347,7 +349,7 @@ class Functions:
         self.programs.dropped(name)
 
     def answer(self, what: str, name: str) -> bytes:
-        """The cost analysis (JSON) or the text of a function."""
+        """Return the cost analysis (JSON) or the text of a function."""
         loaded = self.get(name).loaded
         if what == "cost":
             return msgspec.json.encode(loaded.cost_analysis())

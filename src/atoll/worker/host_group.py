@@ -1,40 +1,51 @@
-"""A host's place in its group: what it gets by way of the group's relay, and what it reports that way.
+"""Groups of hosts. One host of a group, the relay, forwards the controller's messages and gathers ends of units.
 
-Invariant: a host does what the controller says in the order in which the controller said it, whichever way it came,
-but for what came in pieces, which may be overtaken. There is one way at a time: directly until `JoinGroup`, by the
-relay from then on.
+So for a gang on hundreds of hosts, the controller sends and reads one message per group instead of one per host.
+
+Invariant: a host handles the controller's messages in the order in which they were sent, directly or through the relay.
+Only messages in pieces may be overtaken. Messages arrive directly until `JoinGroup`, and then through the relay.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import msgspec
 
 from atoll.errors import FrameError
 from atoll.protocol import messages as m
 from atoll.wire.framing import MAX_FRAME, NO_MESSAGE, PieceBuffer
-from atoll.worker.group_relay import GroupRelay, SendToHost
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(m.InGroup).decode
 
 
+class SendToHost(Protocol):
+    """Sends an encoded message to a host of the group, after earlier ones, without waiting for the host.
+
+    Later messages may overtake a message that is sent `in_pieces`.
+    """
+
+    def __call__(self, host: int, content: bytes, in_pieces: bool = False, /) -> None: ...
+
+
 def decoded(content: Any) -> m.InGroup:
-    """What a host of the group has sent. Raises FrameError for what is no message."""
+    """Decode a message of another host of the group. Raise FrameError if it is invalid."""
     try:
         message: m.InGroup = _decode(content)
     except NO_MESSAGE as error:
-        raise FrameError(f"a host of the group sent what is no message: {error}") from None
+        raise FrameError(f"a host of the group sent an invalid message: {error}") from None
     return message
 
 
 class HostGroup:
-    """For any thread. `handle(message)` takes what is for this host, and tells whether more may come.
+    """This host's membership in its group. Safe to use from any thread.
 
-    `send` sends to another host of the group; `to_controller` sends messages to the controller.
+    `handle(message)` handles the messages for this host, and returns whether more may follow. `send` sends to another
+    host of the group, and `to_controller` to the controller.
     """
 
     def __init__(
@@ -49,16 +60,16 @@ class HostGroup:
         self._send_to = send
         self._to_controller = to_controller
         self._relay_host: int | None = None
-        self._lock = threading.Lock()  # of what has come before the group was joined; held while it is handled
-        self._early: list[Any] | None = []
-        self._has_joined = False  # and has handled what came before
+        self._lock = threading.Lock()  # guards `_early`; held while its messages are handled
+        self._early: list[Any] | None = []  # messages that arrived before the host joined the group
+        self._has_joined = False  # and has handled the early messages
         self._relay = GroupRelay(self._send, to_controller)
-        self._pieces = PieceBuffer()  # from the relay, by its link's thread
+        self._pieces = PieceBuffer()  # from the relay; used by its link's thread
 
-    # ---- what comes
+    # ---- receiving
 
     def take(self, message: Any) -> bool:
-        """A message on the connection to the controller; False where it was the last."""
+        """Handle a message on the connection to the controller. Return False if it was the last."""
         if type(message) is m.Forward:
             self._relay.forward(message)
             return True
@@ -70,11 +81,11 @@ class HostGroup:
         return self._handle(message)
 
     def receive(self, content: Any) -> None:
-        """Encoded, from a host of the group. Raises FrameError for what is no message, and for too large a one."""
+        """Handle an encoded message from a host of the group. Raise FrameError if it is invalid or too large."""
         self.receive_message(decoded(content))
 
     def receive_message(self, message: m.InGroup) -> None:
-        """The same, decoded. Raises FrameError for too large a message in pieces."""
+        """Handle a message from a host of the group. Raise FrameError if one in pieces is invalid or too large."""
         if type(message) is m.MemberDone:
             self._relay.ended(message.host, message.runs)
         elif type(message) is m.MemberFailed:
@@ -100,10 +111,10 @@ class HostGroup:
                 self._handle(each)
             self._has_joined = True
 
-    # ---- what is sent
+    # ---- sending
 
     def report(self, *messages: Any) -> None:
-        """Sends messages to the controller, those about the ends of dispatch units by the relay where there is one."""
+        """Send messages to the controller. If there is a relay, ends of dispatch units are sent through it."""
         relay = self._relay_host
         if relay is None:
             self._to_controller(*messages)
@@ -130,3 +141,90 @@ class HostGroup:
             self._send_to(host, content, True)
         else:
             self._send_to(host, content)
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A dispatch unit that runs on hosts of the group."""
+
+    left: int  # hosts on which it has not ended
+    hosts: list[int] = field(default_factory=list)  # on which it has ended, not reported yet
+    times: list[int] = field(default_factory=list)
+    is_late: bool = False  # whether it had ended on some host at the last tick
+
+    def take(self, sequence: int) -> m.GroupEnds:
+        ends = m.GroupEnds(sequence, tuple(self.hosts), tuple(self.times))
+        self.hosts, self.times = [], []
+        return ends
+
+
+class GroupRelay:
+    """The relay of a group. Safe to use from any thread.
+
+    `send` sends to a host of the group, and `report` to the controller. The end of a unit is reported once it has ended
+    on all hosts of the group that run it. If some take a second longer, the other ends are reported, so that the
+    controller knows which hosts are missing.
+    """
+
+    def __init__(self, send: SendToHost, report: Callable[..., None]) -> None:
+        self._send = send
+        self._report = report
+        self._lock = threading.Lock()
+        self._units: dict[int, _Unit] = {}  # by sequence
+
+    def forward(self, message: m.Forward) -> None:
+        """Forward a message to hosts of the group, without blocking."""
+        if message.units:
+            with self._lock:
+                for sequence in message.units:
+                    self._units[sequence] = _Unit(len(message.hosts))
+        content = message.content
+        for host in message.hosts:
+            self._send(host, content, message.in_pieces)
+
+    def ended(self, host: int, runs: tuple[tuple[int, int, int], ...]) -> None:
+        """Record units that have ended on a host of the group, and report those that have ended on all."""
+        gathered = []
+        with self._lock:
+            for sequence, started, ended in runs:
+                unit = self._units.get(sequence)
+                if unit is None:  # the unit was started before the group was formed
+                    gathered.append(m.GroupEnds(sequence, (host,), (started, ended)))
+                    continue
+                unit.hosts.append(host)
+                unit.times += (started, ended)
+                unit.left -= 1
+                if not unit.left:
+                    del self._units[sequence]
+                    gathered.append(unit.take(sequence))
+        if gathered:
+            self._report(m.Gathered(tuple(gathered)))
+
+    def failed(self, failure: m.MemberFailed) -> None:
+        """Report at once that a unit has failed on a host of the group."""
+        self._report(failure)
+        with self._lock:
+            unit = self._units.get(failure.sequence)
+            if unit is None:
+                return
+            unit.left -= 1
+            if unit.left:
+                return
+            del self._units[failure.sequence]
+        if unit.hosts:
+            self._report(m.Gathered((unit.take(failure.sequence),)))
+
+    def tick(self) -> None:
+        """Report the ends of units that have not ended on some hosts since the last tick. Called once per second."""
+        gathered = []
+        with self._lock:
+            for sequence, unit in self._units.items():
+                if unit.is_late and unit.hosts:
+                    gathered.append(unit.take(sequence))
+                unit.is_late = bool(unit.hosts)
+        if gathered:
+            self._report(m.Gathered(tuple(gathered)))
+
+    def statistics(self) -> dict[str, int]:
+        """Return the number of units in flight."""
+        return {"units": len(self._units)}

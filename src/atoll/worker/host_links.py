@@ -1,7 +1,7 @@
-"""Messages between the hosts of a group, over their data ports: already connected, admitted and, on TCP, encrypted.
+"""Messages between the hosts of a group, on the channels of their data ports.
 
-Invariant: what is sent to a host arrives in order, or the loss of the link is reported, once. What is sent in pieces
-arrives after what was sent before it; what is sent later may arrive before it.
+Invariant: messages to a host arrive in order, or the loss of the link is reported once. A message in pieces arrives
+after earlier messages, but later messages may arrive before it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from atoll.protocol import messages as m
 from atoll.transfers.channel import CONTROL, DataChannel
 from atoll.wire.framing import PIECE_BYTES, PieceQueue
 
-# As that of a control connection.
-MAX_UNSENT = 256 << 20
-_POLL_SECONDS = 1e-3  # while the socket has no room for a piece
+MAX_UNSENT = 256 << 20  # bytes, as for a control connection
+_POLL_SECONDS = 1e-3  # while a piece does not fit into the socket's buffer
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class LinkPort(Protocol):
-    """What reaches other hosts: a `DataPort`."""
+    """The methods of a `DataPort` that links need."""
 
     def to_host(self, host: int) -> DataChannel: ...
 
@@ -34,7 +33,10 @@ class LinkPort(Protocol):
 
 
 class HostLinks:
-    """For any thread. `on_lost(host, text)` is called, on any thread, once a link to a host is of no use any more."""
+    """Links to the other hosts of the group. Safe to use from any thread.
+
+    `on_lost(host, text)` is called on any thread once a link is lost.
+    """
 
     def __init__(self, port: LinkPort, on_lost: Callable[[int, str], None]) -> None:
         self._port = port
@@ -43,7 +45,7 @@ class HostLinks:
         self._links: dict[int, _Link] = {}
 
     def send(self, host: int, content: bytes, in_pieces: bool = False) -> None:
-        """Does not wait for the host. With `in_pieces`, what is sent later may overtake it."""
+        """Send a message without waiting for the host. Later messages may overtake one that is sent `in_pieces`."""
         with self._lock:
             link = self._links.get(host)
             if link is None:
@@ -51,7 +53,7 @@ class HostLinks:
         link.send(content, in_pieces and len(content) > PIECE_BYTES)
 
     def lose(self, host: int, text: str) -> None:
-        """What was sent to the host may not have arrived there."""
+        """Report the link as lost, because messages to the host may not have arrived."""
         with self._lock:
             link = self._links.get(host)
         if link is not None:
@@ -59,10 +61,10 @@ class HostLinks:
 
 
 class _Link:
-    """To one host. What cannot be sent at once is sent by a thread, which ends when nothing is left.
+    """A link to one host. A thread sends what cannot be sent at once, and ends when nothing is left.
 
-    Pieces are sent while nothing else waits, and the socket has room for more than them: what comes next is then sent
-    at once, past them.
+    Pieces are sent only while no other message waits and the socket's buffer has space for more than the piece. So the
+    next message can be sent at once, ahead of further pieces.
     """
 
     def __init__(self, port: LinkPort, host: int, on_lost: Callable[[int, str], None]) -> None:
@@ -103,7 +105,7 @@ class _Link:
                 if self._is_lost or not (self._unsent or self._large.nbytes):
                     self._has_thread = False
                     return
-                content = self._unsent[0] if self._unsent else b""  # it stays there: what comes now is behind it
+                content = self._unsent[0] if self._unsent else b""  # it remains first until it is sent
             problem = self._send(content) if content else self._send_piece()
             if problem:
                 self.lose(problem)
@@ -114,7 +116,7 @@ class _Link:
                     self._unsent_bytes -= len(content)
 
     def _send_piece(self) -> str:
-        """The next piece, where the socket still has room; else waits a little. As `_send`."""
+        """Send the next piece, or wait briefly if it does not fit into the socket's buffer. Return as `_send` does."""
         if not self._port.can_send_to_host_nowait(self._host, 1):
             try:
                 self._port.to_host(self._host)
@@ -129,12 +131,12 @@ class _Link:
         return self._send(_encode(m.RelayedPiece(bytes(piece), is_last)))
 
     def _send(self, content: bytes) -> str:
-        """Why it cannot be sent, or ""."""
+        """Send a message, and return "", or why it cannot be sent."""
         try:
             channel = self._port.to_host(self._host)
             channel.carries_control = True
             channel.send(0, CONTROL, [content])
-        except Exception as error:  # whatever it is: what is sent later must not overtake this
+        except Exception as error:  # on any error the link is lost, because later messages must not overtake this one
             return f"host {self._host} cannot be reached: {error}"
         return ""
 

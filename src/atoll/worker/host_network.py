@@ -1,8 +1,7 @@
-"""The seam between hosts: how the contents of shards get from one host of the cluster to another.
+"""The interface through which a host exchanges the contents of shards with other hosts.
 
-`StepRunner` gives Send, Receive, SendRows and ReceiveRows steps to a `HostNetwork`. `DataPortNetwork` sends bytes over
-the data plane; null hosts have a network of their own, which takes the time that a model says
-(`engines.null_hosts.network`).
+`StepRunner` passes Send, Receive, SendRows and ReceiveRows steps to a `HostNetwork`. `DataPortNetwork` sends bytes over
+the data plane. The network of null hosts takes the time that a model computes (`engines.null_hosts.network`).
 """
 
 from __future__ import annotations
@@ -32,36 +31,36 @@ from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.transfers.transfer_engine import Contents
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 
-# Up to here a read is done on the executor's own thread, where nothing would block.
+# Up to this size, the executor's thread itself does a read if it would not block.
 SMALL_BYTES = 16 * 1024
-# An array whose pieces are no larger in all is there twice while it is put together: their memory is used again, which
-# is quicker than fresh pages.
+# Up to this size, an array exists twice while it is assembled. The memory of its pieces is then reused, which is faster
+# than freeing it piece by piece and using fresh pages.
 KEPT_BYTES = 256 << 20
 
 
 class HostNetwork(Protocol):
-    """All methods are called on the executor's thread, and must not block."""
+    """A network between hosts. All methods are called on the executor's thread, and must not block."""
 
     def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
-        """Has the pieces of `step` sent to their hosts' inboxes, under the run's feed numbers.
+        """Send the pieces of `step` to their hosts' inboxes, under the run's feed numbers.
 
-        Adds what remains to be done to `unit.reads`, or a completion to `unit.completions`; the unit completes with it.
-        `release` is to be called once, on any thread, when `array` is read no more; not if this raises.
+        Add the remaining work to `unit.reads`, or a completion to `unit.completions`, so that the unit completes with
+        it. Call `release` once, on any thread, when `array` is no longer read, unless this method raises.
         """
 
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
-        """The array that is made of pieces which have arrived in this host's inbox, all of them.
+        """Return the array that consists of pieces in this host's inbox, which have all arrived.
 
-        Raises StatusError where one was failed instead.
+        Raise StatusError if one of them failed.
         """
 
     def send_rows(
         self, step: p.SendRows, unit: DispatchUnit, arrays: Sequence[DeviceArray], release: Callable[[], None]
     ) -> None:
-        """As `send`, for the step's inputs: how many rows go is known when these are ready."""
+        """Send rows of the step's inputs as `send` does. The inputs determine how many rows are sent."""
 
     def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
-        """As `receive`: the array, and its spans if it has any."""
+        """Return the array of the rows that have arrived, and its spans if it has any. Raise as `receive` does."""
 
 
 def is_small_and_ready(array: DeviceArray) -> bool:
@@ -69,13 +68,13 @@ def is_small_and_ready(array: DeviceArray) -> bool:
 
 
 def wait_for_shards(shards: Sequence[Any]) -> None:
-    """Until they are there. Raises what went wrong in making them."""
+    """Wait until shards are computed. Raise the error of their computation."""
     for shard in shards:
         shard.block_until_ready()
 
 
 class DataPortNetwork:
-    """Sends bytes from reader threads, by the data port of `host`."""
+    """A network that sends bytes through the data port of `host`, on reader threads."""
 
     def __init__(self, backend: DeviceBackend, data_port: DataPort, host: int) -> None:
         self._backend = backend
@@ -131,7 +130,7 @@ class DataPortNetwork:
                 part = host_data.view(content, array.dtype, shape, None)
                 is_own = not isinstance(content, memoryview)
                 if is_own and shape == array.shard_shapes[piece.shard]:
-                    shards[piece.shard] = part  # the memory that it landed in becomes the shard's
+                    shards[piece.shard] = part  # reuse the memory in which the piece landed
                 else:
                     consumed = gives_back and is_own and dtype.kind != "T"
                     parts.setdefault(piece.shard, []).append(Part(piece.box, part, consumed))
@@ -149,15 +148,15 @@ class DataPortNetwork:
         self, step: p.SendRows, unit: DispatchUnit, arrays: Sequence[DeviceArray], release: Callable[[], None]
     ) -> None:
         inputs = _OnHost([self._backend.shards(array) for array in arrays])
-        # A message of that size may wait until there is room where it goes, and no other waits with it.
-        alone = _most_bytes(step, inputs.shards[0]) >= STREAM_THRESHOLD
-        # What stays here comes last: others can begin, and what is made of it here keeps none of the other messages.
+        # A large message may wait for its receiver's inbox, so it gets a separate read.
+        is_large = _most_bytes(step, inputs.shards[0]) >= STREAM_THRESHOLD
+        # Send to other hosts first, so that they can begin.
         messages = sorted(step.messages, key=lambda message: message[1] == self._host)
-        reads = [[each] for each in messages] if alone else [messages]
+        reads = [[each] for each in messages] if is_large else [messages]
         left, lock = [len(reads)], threading.Lock()
 
         def hold() -> Callable[[], None]:
-            """For a message to this host itself, which is read where it lies."""
+            """Protect the inputs for a message to this host, which is read in place."""
             with lock:
                 left[0] += 1
             return done
@@ -194,7 +193,7 @@ class DataPortNetwork:
         inputs: Sequence[Sequence[Any]],
         hold: Callable[[], Callable[[], None]],
     ) -> int:
-        """Its bytes."""
+        """Send a message to a host, and return its size in bytes."""
         exchange, host, number = message
         contents, feed = packed(step, exchange, host, inputs), run.host_feeds + number
         if host == self._host:
@@ -218,7 +217,10 @@ class DataPortNetwork:
 
 
 def _most_bytes(step: p.SendRows, shards: Sequence[Any]) -> int:
-    """Of a message: all that stands in line in these shards of the rows, each of which may do so several times."""
+    """Return an upper bound for a message's bytes: all positions of these shards of the rows.
+
+    A row may be at several positions.
+    """
     found = 0
     for position, shard in zip(step.positions, shards, strict=True):
         start, stop = step.exchanges[0].source.boxes[position][0]
@@ -227,7 +229,7 @@ def _most_bytes(step: p.SendRows, shards: Sequence[Any]) -> int:
 
 
 class _OnHost:
-    """Shards of several arrays in host memory, where the first who asks for them puts them all. For any thread."""
+    """Shards of several arrays, which the first call of `get` copies to host memory. Safe to use from any thread."""
 
     def __init__(self, shards: list[Sequence[Any]]) -> None:
         self.shards = shards
@@ -242,20 +244,20 @@ class _OnHost:
 
 
 def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]], why: str) -> m.FeedsLost:
-    """What `host` reports of small pieces that may not have reached `receiver`."""
+    """Return the report of `host` about small pieces that may not have reached `receiver`."""
     text = f"the connection from host {host} to host {receiver} broke{why and f' ({why})'}, "
-    text += "and contents that were on their way are lost"
+    text += "and contents that were being sent are lost"
     return m.FeedsLost(receiver, tuple(lost), Status(Code.UNAVAILABLE, text))
 
 
 class SendPort(Protocol):
-    """What reaches other hosts, such as a `DataPort`."""
+    """The method of a `DataPort` that `send_to_host` needs."""
 
     def to_host(self, host: int) -> Any: ...
 
 
 def _sizes(step: p.Send, itemsize: int) -> dict[int, int]:
-    """The bytes that each host gets."""
+    """Return the bytes that each host receives."""
     found: dict[int, int] = {}
     for piece in step.pieces:
         nbytes = math.prod([stop - start for start, stop in piece.box]) * itemsize
@@ -264,8 +266,8 @@ def _sizes(step: p.Send, itemsize: int) -> dict[int, int]:
 
 
 def send_to_host(port: SendPort, sender: int, host: int, session: int, feed: int, contents: Contents) -> None:
-    """Raises UNAVAILABLE where the host cannot be reached: the controller then finds out why."""
+    """Send contents to another host. Raise UNAVAILABLE if it cannot be reached; the controller then determines why."""
     try:
         port.to_host(host).send_contents(session, feed, contents)
-    except OSError as error:  # as ConnectError is, too
+    except OSError as error:  # including ConnectError
         raise StatusError(Code.UNAVAILABLE, f"host {sender} cannot reach host {host}: {error}") from error

@@ -1,4 +1,4 @@
-"""What a worker does with each message of the controller."""
+"""The worker's handling of the controller's messages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from atoll.errors import Status, status_of
 from atoll.host_services.profiles.profile_recorder import Recorder
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
+from atoll.worker.executor_thread import Units
 from atoll.worker.host_functions import Functions
 from atoll.worker.spill_store import SpillStore
-from atoll.worker.units import Units
 
 _log = logging.getLogger(__name__)
 
-# What is for the plan executor alone.
+# Messages that only the plan executor handles.
 _EXECUTED = frozenset(
     (
         *(m.Run, m.Dispatch, m.DropRun, m.CollectiveEnded, m.RevokeRuns, m.SetRunLimit),
@@ -32,8 +32,13 @@ _EXECUTED = frozenset(
 
 
 class MessageHandler:
-    """`execute` takes what is for the plan executor; `renew(seconds)` renews the worker's lease at each Ping;
-    `units` are those of the plan executor; `now` is the host's clock, in nanoseconds.
+    """Handles messages in order, on one thread.
+
+    Args:
+        execute: Queues messages for the plan executor.
+        renew: Renews the worker's lease for a number of seconds, at each Ping.
+        units: The units of the plan executor.
+        now: The host's clock, in nanoseconds.
     """
 
     def __init__(
@@ -64,8 +69,8 @@ class MessageHandler:
         self._answers = ThreadPoolExecutor(2, "atoll-answer")
 
     def handle(self, message: Any) -> bool:
-        """Takes one message, in order; False where it was the last. Does not block."""
-        if type(message) in _EXECUTED:  # nearly all
+        """Handle one message without blocking. Return False if it was the last."""
+        if type(message) in _EXECUTED:  # nearly all messages
             self._execute(message)
             return True
         match message:
@@ -101,7 +106,7 @@ class MessageHandler:
             case m.Compile():
                 self._functions.compile(message)
             case m.DropFunction(function=function):
-                if self._functions.session_of(function):  # runs of its session may still be blocked
+                if self._functions.session_of(function):  # blocked runs of the session may still need it
                     self._execute(message)
                 else:
                     self._functions.drop(function)

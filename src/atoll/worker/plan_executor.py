@@ -1,14 +1,15 @@
 """Runs plans, one dispatch unit after another, in the order in which the controller sent them.
 
-A unit that awaits bytes of another host is *blocked* with all that its session has sent after it; other sessions
-proceed. One that does nothing but receive stands *aside* instead: its session goes on, and parks where it needs what
-is expected. So an array that is copied to another island in the background holds up nothing there. Collectives keep
-their order on all hosts of an island, though: one does not overtake another that is blocked. A unit that calls Python
-is not blocked: it completes when its futures are resolved. One that calls its client's Python is enqueued like any
-other, or has a thread and futures. The controller dispatches launches that need the results of either when it has
-ended.
+A unit that awaits bytes from another host is *blocked*, with everything that its session has sent after it. Other
+sessions continue. A unit that only receives waits *in the background* instead. Its session continues until it needs the
+expected array. So an array that is copied to another island delays nothing there. Collectives keep their order on all
+hosts of an island, so none overtakes a blocked one.
 
-All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
+A unit that calls Python is not blocked: it completes when its futures are resolved. A unit that calls its client's
+Python is enqueued like others, or has a thread and futures. The controller dispatches launches that need the results
+of either only when the unit has ended.
+
+All of this runs on one thread, which waits only for devices to accept work.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 
 from atoll.errors import Code, Status
@@ -25,27 +27,24 @@ from atoll.host_services.calls.client_errors import status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
-from atoll.worker.collective_order import CollectiveOrder
-from atoll.worker.completion_reporter import CompletionReporter
+from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.future_arrays import Outcome
-from atoll.worker.occupancy import Occupancy
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Store
 
-# Steps that wait for other hosts.
-_RECEIVES = (p.Receive, p.ReceiveRows)
-# What a session has sent that is done in order.
+_RECEIVES = (p.Receive, p.ReceiveRows)  # steps that wait for other hosts
+# Items of a session that are processed in order.
 _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.DropFunction
 
 
 class PlanExecutor:
-    """Owns the stores. `handle` takes messages and outcomes in order; what came of them goes to `reporter`.
+    """Owns the stores, and runs units. `reporter` reports their ends.
 
-    `wake` is called on any thread once bytes that a blocked unit awaited are here: `resume_blocked` is to be called
-    then.
+    `wake` is called on any thread once the bytes that a blocked unit awaits have arrived. It has to make the executor's
+    thread call `resume_blocked`.
     """
 
     def __init__(
@@ -69,17 +68,13 @@ class PlanExecutor:
         self.reporter = CompletionReporter(steps, occupancy, watcher, readers, now)
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
-        self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
+        self._plan_runs: dict[int, PlanRun] = {}  # with segments to come, by the sequence number of their first unit
         self._blocked: dict[int, deque[_Item]] = {}  # by session
-        self._aside: dict[int, list[DispatchUnit]] = {}  # by session
+        self._background: dict[int, list[DispatchUnit]] = {}  # by session
         self._collectives = CollectiveOrder()
 
     def handle(self, message: Any) -> None:
-        """Takes one of Run, Dispatch, DropRun, CollectiveEnded, Free, SpillRequest, RegisterPlan, DropPlan,
-        DropFunction, OpenStore, CloseStore, ReportStores, or an Outcome.
-
-        What belongs to a session is done in order.
-        """
+        """Handle a message of the controller, or an Outcome. The messages of a session are processed in order."""
         if type(message) is m.Run:
             self._run(message)
         elif type(message) is m.Dispatch:
@@ -124,7 +119,7 @@ class PlanExecutor:
     def _dispatch(self, dispatch: m.Dispatch) -> None:
         for sequence, segments in dispatch.units:
             plan_run = self._plan_runs.get(dispatch.run)
-            if plan_run is None:  # its session has ended
+            if plan_run is None:  # the session has ended
                 self.reporter.report_dropped(sequence)
             else:
                 self._add_unit(plan_run, sequence, segments)
@@ -137,7 +132,7 @@ class PlanExecutor:
         self._do_in_order(plan_run.run.session, DispatchUnit(plan_run, first, plan_run.segments, sequence, place))
 
     def _do_in_order(self, session: int, item: _Item) -> None:
-        """Does it, unless something before it in its session is blocked."""
+        """Process an item, unless an earlier item of its session is blocked."""
         blocked = self._blocked.get(session)
         if blocked is None and self._do(item):
             return
@@ -148,16 +143,16 @@ class PlanExecutor:
             self._collectives.block(item.place)
 
     def resume_blocked(self) -> None:
-        """Does all that is blocked and can be done now."""
+        """Process all blocked items that can be processed now."""
         progress = True
         while progress:
             progress = False
-            for session, units in list(self._aside.items()):
+            for session, units in list(self._background.items()):
                 left = [unit for unit in units if not self._advance(unit)]
                 progress |= len(left) < len(units)
-                self._aside[session] = left
+                self._background[session] = left
                 if not left:
-                    del self._aside[session]
+                    del self._background[session]
             for session, blocked in list(self._blocked.items()):
                 while blocked and self._do(blocked[0]):
                     item = blocked.popleft()
@@ -168,7 +163,7 @@ class PlanExecutor:
                     del self._blocked[session]
 
     def _do(self, item: _Item) -> bool:
-        """True where it is done; False where it has to wait."""
+        """Process an item and return True, or return False if it has to wait."""
         if type(item) is DispatchUnit:
             return self._advance(item)
         match item:
@@ -185,10 +180,10 @@ class PlanExecutor:
             case m.DropRun(run=run):
                 self._plan_runs.pop(run, None)
             case m.CloseStore(session=session):
-                # This is done in order, too: a collective must not be dropped on this host alone.
+                # This is in order as well, so that no collective is dropped only on this host.
                 self._stores.pop(session, None)
                 self._inbox.drop_session(session)
-                for unit in self._aside.pop(session, ()):
+                for unit in self._background.pop(session, ()):
                     self.reporter.report_dropped(unit.sequence)
                 for run in [run for run, each in self._plan_runs.items() if each.run.session == session]:
                     del self._plan_runs[run]
@@ -196,7 +191,7 @@ class PlanExecutor:
         return True
 
     def _advance(self, unit: DispatchUnit) -> bool:
-        """Runs as many steps of the unit as it can; True where that was the last one, or the plan has failed."""
+        """Run as many steps of the unit as possible. Return True if the unit is done or its run has failed."""
         plan_run = unit.plan_run
         run, plan = plan_run.run, plan_run.plan
         store = self._stores.get(run.session)
@@ -225,13 +220,13 @@ class PlanExecutor:
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
                     if isinstance(step, _RECEIVES) and not self._is_here(step, unit):
-                        unit.started = 0  # it takes no time of its own until then
-                        return self._stand_aside(unit, store)
+                        unit.started = 0  # the wait does not count as time of the unit
+                        return self._move_to_background(unit, store)
                     self._steps.run(step, unit)
                     unit.position += 1
                 if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
-                    keep = store.arrive if unit.aside else store.set
+                    keep = store.arrive if unit.in_background else store.set
                     for value in segment.results:
                         keep(handles[value], plan_run.values[value])
                 for value in segment.drops:
@@ -250,36 +245,35 @@ class PlanExecutor:
         self.reporter.watch(unit)
         return True
 
-    def _stand_aside(self, unit: DispatchUnit, store: Store) -> bool:
-        """Where nothing of its session needs to wait for it, it is as good as done to the others."""
-        if unit.aside or not unit.only_receives:
+    def _move_to_background(self, unit: DispatchUnit, store: Store) -> bool:
+        """Let the unit wait while its session continues, and return True. Return False if its session has to wait."""
+        if unit.in_background or not unit.only_receives:
             return False
-        unit.aside = True
+        unit.in_background = True
         run, plan = unit.plan_run.run, unit.plan_run.plan
         expected = {value for segment in plan.segments[unit.segment :] for value in segment.results}
         for value, handle in zip(plan.results, run.results, strict=True):
             if value in expected:
                 store.expect(handle)
-        self._aside.setdefault(run.session, []).append(unit)
+        self._background.setdefault(run.session, []).append(unit)
         return True
 
     def _fail(self, unit: DispatchUnit, store: Store, status: Status) -> None:
         run, plan = unit.plan_run.run, unit.plan_run.plan
-        unmade = {
-            value for segment in plan.segments[unit.segment :] for value in segment.results
-        }  # others may be freed already
-        keep = store.arrive if unit.aside else store.set
+        # Results of earlier segments may have been freed already.
+        unmade = {value for segment in plan.segments[unit.segment :] for value in segment.results}
+        keep = store.arrive if unit.in_background else store.set
         for value, handle in zip(plan.results, run.results, strict=True):
             if value in unmade:
                 keep(handle, status)
         unit.plan_run.failure = status
         unit.plan_run.values = None
         self._leave(unit)
-        self.reporter.start_reads(unit)  # they hold what they read
+        self.reporter.start_reads(unit)  # which releases the memory that they hold
         self._report_failed(unit, status)
 
     def _skip(self, unit: DispatchUnit, failure: Status) -> None:
-        """The run has failed before. A collective is reported as failed: other hosts would wait for this one."""
+        """Skip a unit whose run has failed. Report a collective as failed, because other hosts wait for this one."""
         self._leave(unit)
         if unit.place:
             self._report_failed(unit, failure)
@@ -292,7 +286,7 @@ class PlanExecutor:
         self._report(m.Failed(unit.sequence, failure))
 
     def _leave(self, unit: DispatchUnit) -> None:
-        """A run that has failed is forgotten with its last unit, or when it is dropped."""
+        """Forget a failed run with its last unit. Otherwise DropRun does that."""
         if unit.stop == len(unit.plan_run.plan.segments):
             self._plan_runs.pop(unit.plan_run.run.sequence, None)
 
@@ -301,24 +295,24 @@ class PlanExecutor:
         feeds = [run.host_feeds + feed for feed in step.feeds]
         if self._inbox.await_all(run.session, feeds, self._wake, unit.sequence):
             return True
-        self.reporter.start_reads(unit)  # the other hosts may wait for them
+        self.reporter.start_reads(unit)  # other hosts may wait for them
         return False
 
     def _end_futures(self, outcome: Outcome) -> None:
-        """Replace the futures in their buffers by the arrays, or put the failure into the store."""
+        """Replace the futures in their buffers with the arrays, or store the failure."""
         unit, contents = outcome.unit, outcome.contents
         run, name = unit.plan_run.run, unit.plan_run.plan.name
         unit.futures -= 1
         try:
             if isinstance(contents, Status):
                 contents.raise_if_error()
-                raise AssertionError("a failure that is none")
+                raise AssertionError("an outcome without contents must be a failure")
             for (buffer, future, array), shards in zip(outcome.futures, contents, strict=True):
                 made = self._steps.keep(buffer, future, array, shards)
                 unit.completions.append(ArrayCompletion(made, self._steps.deletions))
         except Exception as error:
             status = status_of(error)
-            if not unit.callbacks:  # a client knows its own program
+            if not unit.callbacks:  # a client knows the name of its program
                 status = status.within(name)
             store = self._stores.get(run.session)
             for buffer, future, _ in outcome.futures:
@@ -329,3 +323,46 @@ class PlanExecutor:
         else:
             if not unit.futures:
                 self.reporter.watch(unit)
+
+
+class CollectiveOrder:
+    """The order in which a host starts collectives: that of their arrival, as on all hosts of the island. Pure.
+
+    Each collective has an index among all that have arrived, from 1 on.
+
+    Invariant: no collective starts before an earlier one that waits for bytes on this host, or that this host skipped
+    and that may have begun on other hosts. A host that waits in the skipped collective would mistake the later one for
+    it, and end.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._blocked: set[int] = set()  # indices
+        self._left_out: dict[int, int] = {}  # indices, by the sequence numbers of their units
+
+    def came(self) -> int:
+        """Count a collective, and return its index."""
+        self._count += 1
+        return self._count
+
+    def block(self, index: int) -> None:
+        """Make all later collectives wait for this one, which is blocked."""
+        self._blocked.add(index)
+
+    def unblock(self, index: int) -> None:
+        """Unblock a collective that was started, dropped or skipped."""
+        self._blocked.discard(index)
+
+    def skip(self, sequence: int, index: int) -> None:
+        """Make all later collectives wait until this one, which does not start here, has `ended` on all hosts."""
+        self._left_out[sequence] = index
+
+    def ended(self, sequence: int) -> bool:
+        """Record that a unit has ended on all hosts. Return whether it was a collective that this host skipped."""
+        return self._left_out.pop(sequence, None) is not None
+
+    def may_start(self, index: int) -> bool:
+        """Return whether the collective does not have to wait for an earlier one."""
+        if not self._blocked and not self._left_out:  # nearly always
+            return True
+        return all(index <= each for each in chain(self._blocked, self._left_out.values()))

@@ -1,7 +1,7 @@
-"""Files of spilled arrays: one per piece, with its bytes and nothing else, and one manifest per host.
+"""Files of spilled arrays: one per piece, which holds only the piece's bytes, and one manifest per host.
 
-The manifest has what a cluster that never saw the session needs to open it: what the controller knows of it, as it was
-sent, and the pieces that are here, with sizes and checksums. It is written last, whole or not at all.
+With the manifest, another cluster can open the session. It has the controller's description of the session, and the
+host's pieces with sizes and checksums. It is written last and atomically.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from atoll.transfers.piece_contents import read_file
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 
 FORMAT = 1
-# Checked and written at a time: it is still in the CPU's cache for the second of the two.
+# Bytes that are checksummed and written at a time, so that they are in the CPU's cache for the second step.
 _CHUNK = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a directory, for one host: `session` as the controller describes it (`migration.manifest`)."""
+    """The contents of a directory that belong to one host."""
 
     format: int
     host: int
-    session: msgspec.Raw
+    session: msgspec.Raw  # the controller's description (`migration.manifest`)
     pieces: tuple[dict[str, Any], ...]
 
 
 def where(directory: str) -> Path:
-    """An absolute directory, or one below this host's own for suspended sessions."""
+    """Return the path of a directory, which may be relative to this host's directory for suspended sessions."""
     return Path(suspended_directory()) / directory
 
 
 def make_directory(directory: str) -> None:
-    """Raises StatusError where it cannot be."""
+    """Make a directory. Raise StatusError if that fails."""
     path = where(directory)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def make_directory(directory: str) -> None:
 
 
 def write(directory: str, number: int, contents: memoryview) -> m.SpilledPiece:
-    """Raises StatusError where it cannot be written; then no file is left."""
+    """Write a piece to a new file. Raise StatusError if that fails; then no file is left."""
     path = where(directory) / f"{number}.piece"
     checksum = 0
     try:
@@ -74,7 +74,7 @@ def write(directory: str, number: int, contents: memoryview) -> m.SpilledPiece:
 
 
 def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m.SpilledPiece]) -> None:
-    """Raises StatusError where it cannot be written."""
+    """Write the manifest of a host. Raise StatusError if that fails."""
     path = where(directory) / f"host-{host}.json"
     rows = tuple(
         {"number": each.number, "file": Path(each.path).name, "nbytes": each.nbytes, "crc32": each.checksum}
@@ -93,7 +93,7 @@ def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m
 
 
 def read(piece: m.SpilledPiece) -> Any:
-    """The contents. Raises StatusError (DATA_LOSS) where they are not those that were written."""
+    """Return the contents of a piece. Raise StatusError (DATA_LOSS) if they are not those that were written."""
     content = RECEIVE_BUFFERS.take(piece.nbytes)
     try:
         descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -113,7 +113,7 @@ def read(piece: m.SpilledPiece) -> Any:
 
 
 def remove(pieces: Iterable[m.SpilledPiece]) -> None:
-    """The files, and with the last of them the manifest and the directory."""
+    """Remove the files of pieces. If a directory has no more pieces, remove its manifests and the directory."""
     directories = set()
     for piece in pieces:
         path = Path(piece.path)

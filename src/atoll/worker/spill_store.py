@@ -1,10 +1,10 @@
-"""Store spilled arrays, which take no device memory, in this host's memory or in files.
+"""Stores spilled arrays in this host's memory or in files, so that they take no device memory.
 
-A *piece* is what one shard holds. It is copied by threads, several at a time, and comes back as a feed to any host,
-where an ordinary program makes an array of it: the controller sees to order and to memory (`migration.array_spiller`).
+A *piece* is the contents of one shard. Threads copy pieces, several at a time. A piece returns as a feed to any host,
+where an ordinary program makes an array from it. The controller decides order and memory (`migration.array_spiller`).
 
-Invariant: a piece that was reported as spilled is there, whole, until it is dropped or its session's store is closed.
-What is in files outlives this process, and is known to the controller by path, size and checksum.
+Invariant: a piece that was reported as spilled remains complete until it is dropped or its session's store is closed.
+Files outlive this process. The controller knows their paths, sizes and checksums.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from atoll.worker.host_network import SendPort, send_to_host
 from atoll.worker.step_runner import alive
 from atoll.worker.store import Readers, Store
 
-# Of a host: a disk and the memory are busy with so many.
-THREADS = 4
+THREADS = 4  # per host, which saturate a disk or the memory
 _REMOVAL_SECONDS = 0.5
 
 
 class _Spill:
-    """The pieces of one SpillRequest, until the last of them is copied."""
+    """The progress of one SpillRequest, until its last piece is copied."""
 
     def __init__(self, message: m.SpillRequest, started: float) -> None:
         self.message = message
@@ -50,9 +49,9 @@ class _Spill:
 
 
 class SpillStore:
-    """Copies, delivers and drops pieces. `report` sends to the controller, from any thread.
+    """Copies, delivers and drops pieces. `report` sends messages to the controller, from any thread.
 
-    `spill` is for the executor's thread, everything else for any.
+    Only the executor's thread calls `spill`. Any thread may call the other methods.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class SpillStore:
     # ---- spilling
 
     def spill(self, message: m.SpillRequest, store: Store | None) -> None:
-        """Begins to copy; the answer comes when all is copied. What was sent before has been enqueued."""
+        """Start to copy pieces, and report when all are copied. Work that was sent earlier has been enqueued."""
         spill = _Spill(message, time.monotonic())
         if store is None:
             self._report(
@@ -131,9 +130,10 @@ class SpillStore:
         view = contents_of(contents)
         if message.to_files:
             return spill_files.write(message.directory, number, view)
-        if not self._has_room(view.nbytes):  # until all is copied the arrays are there, too: it would be ended by force
-            text = f"host {self._host} has too little memory left for {human_bytes(view.nbytes)} more that is spilled"
-            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}; files need none (atoll suspend --to disk)")
+        # The arrays exist until all pieces are copied. If memory ran out, the system would kill this process.
+        if not self._has_room(view.nbytes):
+            text = f"host {self._host} has too little memory left to spill {human_bytes(view.nbytes)} more"
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}: spill to files instead (atoll suspend --to disk)")
         if contents.dtype.kind == "T":
             copy: Any = view
         else:
@@ -141,7 +141,7 @@ class SpillStore:
             copy[:] = np.frombuffer(view, np.uint8)
         with self._lock:
             own = self._memory.get(message.session)
-            if own is not None:  # else the session has ended meanwhile
+            if own is not None:  # None if the session has ended
                 own[number] = copy
         return m.SpilledPiece(number, view.nbytes)
 
@@ -158,10 +158,10 @@ class SpillStore:
         seconds = time.monotonic() - spill.started
         self._report(m.SpillReply(message.session, message.request, status, tuple(spill.pieces), seconds))
 
-    # ---- coming back
+    # ---- restoring
 
     def send(self, message: m.SendSpilled) -> None:
-        """Delivers pieces as feeds, to this host or others. Does not block."""
+        """Send pieces as feeds to this host or others, without blocking."""
         for piece, feed, hosts in message.pieces:
             if self._host in hosts:
                 grant = self._task(self._deliver, message.session, piece, feed)
@@ -193,20 +193,20 @@ class SpillStore:
             send_to_host(self._port, self._host, host, session, feed, Buffers(as_views([content])))
 
     def _read(self, session: int, piece: m.SpilledPiece) -> Any:
-        """Return the contents of the piece. Raises DATA_LOSS if they are not what was spilled."""
+        """Return the contents of the piece. Raise DATA_LOSS if they are not what was spilled."""
         if piece.path:
             return spill_files.read(piece)
         with self._lock:
             content = self._memory.get(session, {}).get(piece.number)
         if content is None:
-            text = f"what was spilled as piece {piece.number} is not in the memory of host {self._host}"
+            text = f"spilled piece {piece.number} is not in the memory of host {self._host}"
             raise StatusError(Code.DATA_LOSS, text)
         return content
 
     # ---- the end
 
     def drop(self, message: m.DropSpilled) -> None:
-        """The pieces are needed no more: their memory is free, and their files go."""
+        """Free the memory of pieces that are no longer needed, and remove their files."""
         with self._lock:
             own = self._memory.get(message.session, {})
             for piece in message.pieces:
@@ -217,23 +217,23 @@ class SpillStore:
             self._removals = [each for each in self._removals if not each.done()]
 
     def finish(self) -> None:
-        """The process ends: what is to go goes before, where that does not take long."""
+        """Wait briefly for the removal of files, before the process ends."""
         wait(self._removals, _REMOVAL_SECONDS)
 
     def close_session(self, session: int) -> None:
-        """The session has ended: what it has in memory here goes. Its files are dropped by their paths."""
+        """Free the pieces of a session that has ended. The controller drops its files by their paths."""
         with self._lock:
             self._memory.pop(session, None)
 
     @property
     def nbytes(self) -> int:
-        """That are in this host's memory."""
+        """The bytes of pieces in this host's memory."""
         with self._lock:
             return sum(len(each) for own in self._memory.values() for each in own.values())
 
 
 def contents_of(array: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes that a feed would carry."""
+    """Return the bytes that a feed would carry for the array."""
     if array.dtype.kind == "T":
         return memoryview(host_data.encode_strings(array))
     return memoryview(host_data.bytes_of(np.ascontiguousarray(array)))

@@ -1,6 +1,6 @@
-"""What each step of a plan does on this host's devices. Nothing here waits for data but the threads that read it.
+"""Runs the steps of plans on this host's devices. Only threads that read data wait for it.
 
-Every argument is checked here before a device sees it, since XLA ends the process over a bad one.
+All arguments are checked before they are passed to XLA, which ends the process if an argument is wrong.
 """
 
 from __future__ import annotations
@@ -21,15 +21,12 @@ from atoll.ir import plan as p
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.transfers.piece_contents import Filled
-from atoll.worker.client_run_threads import ClientRunThreads, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
-from atoll.worker.future_arrays import FutureArray, Outcome, raise_failure
+from atoll.worker.future_arrays import ClientRunThreads, FutureArray, Outcome, has_thread, raise_failure, stream_of
 from atoll.worker.host_functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready, wait_for_shards
-from atoll.worker.row_steps import RowSteps
-from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, share
-from atoll.worker.type_keys import TypeKeys
+from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, TypeKeys, share
 
 
 class StepRunner:
@@ -48,16 +45,16 @@ class StepRunner:
         self._inbox = data_port.inbox
         self._keys = keys
         self._python = functions.python
-        self.on_outcome: Callable[[Outcome], None] = lambda outcome: None  # on any thread
-        self.on_report: Callable[[int, int], None] = lambda sequence, value: None  # the same
+        # Both are called on any thread.
+        self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
+        self.on_report: Callable[[int, int], None] = lambda sequence, value: None
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
         self.readers = Readers()
         self._client_runs = ClientRunThreads()
-        self._rows = RowSteps(network, self.deletions, alive, self._hold_all, self._made)
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
-        """Runs one step: reads and writes the run's values, and notes what the unit's completion depends on."""
+        """Run one step, which reads and writes the run's values, and adds to the unit's completions and reads."""
         values, run = unit.plan_run.values, unit.plan_run.run
         assert values is not None
         if type(step) is p.Execute:
@@ -83,18 +80,20 @@ class StepRunner:
             received = self._network.receive(step, run)
             values[step.output] = self._made(received, step.array)
             unit.completions.append(ArrayCompletion(received, self.deletions))
-        elif type(step) is p.SendRows or type(step) is p.ReceiveRows:
-            self._rows.run(step, unit, values)
+        elif type(step) is p.SendRows:
+            self._send_rows(step, unit, values)
+        elif type(step) is p.ReceiveRows:
+            self._receive_rows(step, unit, values)
 
     def drop_function(self, name: str) -> None:
-        """Nothing of what is still to be run needs it."""
+        """Drop a function that no later run needs."""
         self._functions.drop(name)
 
     def session_of(self, function: str) -> int:
         return self._functions.session_of(function)
 
     def callbacks_of(self, segments: Sequence[p.Segment]) -> tuple[Callbacks, ...]:
-        """What their functions call in their client's process."""
+        """Return the calls of the segments' functions into their client's process."""
         if not self._functions.with_callbacks:
             return ()
         names = {step.function for segment in segments for step in segment.steps if type(step) is p.Execute}
@@ -102,7 +101,7 @@ class StepRunner:
         return tuple(callbacks for callbacks in found if callbacks is not None)
 
     def device_of(self, segment: p.Segment) -> int:
-        """A device that the segment's last step keeps busy: its completion is watched with that device's others."""
+        """Return a device that the segment's last step keeps busy. Its watcher reports the segment's completion."""
         step = segment.steps[-1]
         if type(step) is p.Execute:
             return self._functions.get(step.function).ordinals[0]
@@ -111,13 +110,13 @@ class StepRunner:
         return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.ReceiveRows | p.Select) else 0
 
     def devices_of(self, unit: DispatchUnit) -> tuple[int, ...]:
-        """Return the devices on which the unit's segment runs functions. Any thread."""
+        """Return the devices on which the unit's segment runs functions. Safe on any thread."""
         segments = unit.plan_run.plan.segments
         steps = segments[min(unit.segment, len(segments) - 1)].steps
         found: set[int] = set()
         for step in steps:
             if type(step) is p.Execute:
-                with suppress(StatusError):  # it may have been dropped meanwhile
+                with suppress(StatusError):  # the function may have been dropped meanwhile
                     found.update(self._functions.get(step.function).ordinals)
         return tuple(found)
 
@@ -141,7 +140,7 @@ class StepRunner:
             self._client_runs.start(step, unit, values, function, arguments, stream, holds, self.on_outcome)
             return
         if step.donated:
-            copied = self._copy_what_others_have(step.donated, buffers, arguments)
+            copied = self._copy_shared_memory(step.donated, buffers, arguments)
             with self.deletions.lock:
                 outputs, token = function.loaded.execute(arguments, unit.sequence, stream)
             for buffer in copied:
@@ -161,12 +160,12 @@ class StepRunner:
                 completions.pop()
         completions.append(RunCompletion(token, outputs, self.deletions, function.ordinals))
 
-    def _copy_what_others_have(
+    def _copy_shared_memory(
         self, donated: tuple[int, ...], buffers: list[Buffer], arguments: list[Any]
     ) -> list[Buffer]:
-        """Replaces donated arguments whose memory is read, or is another buffer's too; returns their buffers.
+        """Copy donated arguments whose memory is being read or shared with other buffers, and return their buffers.
 
-        Raises INVALID_ARGUMENT where one is passed a second time.
+        Raise INVALID_ARGUMENT if a donated argument is passed a second time.
         """
         copied = []
         for position in donated:
@@ -179,13 +178,13 @@ class StepRunner:
         return copied
 
     def _check_arguments(self, function: Function, buffers: list[Buffer]) -> None:
-        """Raises INVALID_ARGUMENT that says which argument is wrong, unless all differ in tokens alone."""
+        """Raise INVALID_ARGUMENT that names the first wrong argument. Tokens may have any type."""
         wanted = function.input_keys
         if len(wanted) != len(buffers):
             raise invalid(f"expected {len(wanted)} arguments, got {len(buffers)}")
         for position, (key, buffer) in enumerate(zip(wanted, buffers, strict=True)):
             if position in function.token_positions and buffer.key >= 0:
-                continue  # JAX stands an empty array in for a token
+                continue  # JAX passes an empty array for a token
             if key != buffer.key:
                 got = "no array" if buffer.key < 0 else self._keys.describe(buffer.key)
                 raise invalid(f"argument {position}: expected {self._keys.describe(key)}, got {got}")
@@ -219,13 +218,13 @@ class StepRunner:
             values[step.completion] = Buffer(NO_ARRAY, -1, None)
 
     def _python_input(self, position: int, buffer: Buffer) -> Input:
-        """The argument stays as it is until it has been read, on another thread."""
+        """Return an input whose memory is protected until another thread has read it."""
         array = alive(buffer)
         dtype, shapes = self._keys.shards(buffer.key)
         releases = [self.readers.hold(buffer, len(shapes))]
 
         def release() -> None:
-            with suppress(IndexError):  # it has been called
+            with suppress(IndexError):  # already released
                 releases.pop()()
 
         is_future = isinstance(array, FutureArray)
@@ -258,9 +257,7 @@ class StepRunner:
         return self._made(array, step.array)
 
     def _host_shards(self, step: p.Put, contents: list[Any]) -> list[np.ndarray[Any, Any]]:
-        """What each local shard is to hold, by the contents of each piece. Raises INVALID_ARGUMENT where these do not
-        fit.
-        """
+        """Cut the contents of the pieces into local shards. Raise INVALID_ARGUMENT if they do not fit."""
         shards = []
         for piece, content in zip(step.pieces, contents, strict=True):
             whole = host_data.view(content, step.array.dtype, piece.shape, piece.strides)
@@ -269,7 +266,7 @@ class StepRunner:
             if shard.shape != shape:
                 raise invalid(f"a shard of shape {list(shape)} was given contents of shape {list(shard.shape)}")
         if any(isinstance(content, memoryview) for content in contents):
-            shards = [host_data.copied(shard) for shard in shards]  # the sender takes its memory back
+            shards = [host_data.copied(shard) for shard in shards]  # the sender will reuse its memory
         return shards
 
     # ---- from device to device
@@ -369,6 +366,30 @@ class StepRunner:
             release()
             raise
 
+    def _send_rows(self, step: p.SendRows, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        buffers = [values[value] for value in step.inputs]
+        arrays = [alive(buffer) for buffer in buffers]
+        releases = [self._hold_all(buffer) for buffer in buffers]
+
+        def release() -> None:
+            for each in releases:
+                each()
+
+        try:
+            self._network.send_rows(step, unit, arrays, release)
+        except Exception:
+            release()
+            raise
+
+    def _receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        array, spans = self._network.receive_rows(step, unit)
+        values[step.output] = self._made(array, step.array)
+        unit.completions.append(ArrayCompletion(array, self.deletions))
+        if spans is not None:
+            assert step.spans_array is not None
+            values[step.spans] = self._made(spans, step.spans_array)
+            unit.completions.append(ArrayCompletion(spans, self.deletions))
+
     def _hold_all(self, buffer: Buffer) -> Callable[[], None]:
         return self.readers.hold(buffer, len(self._backend.shards(buffer.array)))
 
@@ -381,14 +402,14 @@ def _shard(dtype: str, shape: tuple[int, ...], device: int) -> str:
 
 
 def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
-    """The layout that `DeviceBackend.put` makes the array with; None for the default."""
+    """Return the layout of the array that `DeviceBackend.put` makes, or None for the default."""
     layout = array.layout
     return None if layout is None or layout == tuple(range(len(layout))) else layout
 
 
 def alive(buffer: Buffer) -> Any:
     if buffer.spec is None:
-        raise invalid("a call's completion is no array")
+        raise invalid("the completion of a call is not an array")
     if buffer.array.is_deleted():
         raise_failure(buffer.array)
         raise invalid("the array has been deleted or donated")

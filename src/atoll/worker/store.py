@@ -1,11 +1,11 @@
-"""The object store: the local shards of every session's logical buffers.
+"""The object store, which holds the local shards of all sessions' logical buffers, and numbers their types.
 
-One record a logical buffer. Only the executor's thread adds and removes; other threads keep what they read alive by an
-ordinary reference, so memory is freed when the last reader is done.
+There is one record per logical buffer. Only the executor's thread adds and removes records. Other threads hold an
+ordinary reference to what they read, so memory is freed when the last reader is done.
 
-Buffers may share memory: a part and the whole that it was taken from, an array and the parts that it was assembled
-from. Memory is donated or deleted only by a buffer that is the only one to have it, with no thread reading it. One that
-shares its memory gives up its own reference instead, and the memory is freed with the last of the others.
+Buffers may share memory: an array shares it with its parts, whether the parts were taken from the array or the array
+was assembled from them. A buffer's memory is donated or deleted only if no other buffer shares it and no thread reads
+it. Otherwise the buffer gives up its reference, and the memory is freed with the last of the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.ir.plan import LocalArray
 
 
 class ShardMemory:
-    """The memory of one shard: which buffers have it, once several do, and how many threads read it."""
+    """The memory of one shard: the number of threads that read it, and the buffers that share it."""
 
     __slots__ = ("_buffers", "readers")
 
@@ -30,7 +30,7 @@ class ShardMemory:
         self._buffers: list[weakref.ref[Buffer]] = []
 
     def add(self, buffer: Buffer) -> None:
-        """The buffer has this memory, as others do."""
+        """Record that the buffer shares this memory."""
         holders = [other for other in self._buffers if other() is not None]
         if all(other() is not buffer for other in holders):
             holders.append(weakref.ref(buffer))
@@ -45,7 +45,7 @@ class ShardMemory:
 
 
 class Deleted:
-    """Stands for the array of a buffer that gave it up."""
+    """Replaces the array of a buffer that gave it up."""
 
     nbytes = 0
 
@@ -67,58 +67,53 @@ _DELETED = Deleted()
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Buffer:
-    """A `DeviceArray` and the key of its type: equal keys may be given to the same function.
-
-    `spec` is None for the completion of a call, which has no memory. `shards` is None until somebody reads the buffer
-    or shares its memory: most are only computed with.
-    """
+    """A logical buffer's local part: a `DeviceArray` and its type."""
 
     array: Any
-    key: int
-    spec: LocalArray | None
-    shards: tuple[ShardMemory, ...] | None = None
+    key: int  # of its type; a function takes all buffers with the same key
+    spec: LocalArray | None  # None for the completion of a call, which has no memory
+    shards: tuple[ShardMemory, ...] | None = None  # None until the buffer is read or shared; most never are
 
     def shard_memory(self, count: int) -> tuple[ShardMemory, ...]:
-        """The memory of its `count` shards, in order."""
+        """Return the memory of the buffer's `count` shards, in order."""
         if self.shards is None:
             self.shards = tuple(ShardMemory() for _ in range(count))
         return self.shards
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether nobody reads its memory and no other live buffer has it, so that it may be donated or deleted."""
+        """Whether no thread reads the memory and no other live buffer shares it, so it may be donated or deleted."""
         if self.shards is None:
             return True
         return not any(shard.readers or shard.is_shared_with_others(self) for shard in self.shards)
 
     def delete(self) -> None:
-        """Frees its memory, or gives up what others still have. It is deleted for its owner in either case."""
+        """Delete the buffer: free its memory, or give up memory that others read or share."""
         if self.is_exclusive:
             self.array.delete()
         else:
             self.give_up()
 
     def give_up(self) -> None:
-        """Leaves the memory to the others that have it; this buffer is as good as deleted."""
+        """Mark the buffer as deleted, and leave its memory to the other users."""
         self.array = _DELETED
         self.shards = None
 
 
 class _NoArray(Deleted):
-    """The completion of a call or of a read, for a caller that asked for its status, is a value without an array."""
+    """The array of a completion, which is the result of a call or of a read whose caller requested its status."""
 
     def is_deleted(self) -> bool:
         return False
 
 
 NO_ARRAY = _NoArray()
-
-# What a computed buffer is made of is known to its function, not kept with each buffer.
+# The spec of computed buffers, whose types are in their functions.
 COMPUTED = LocalArray("", (), (), (), ())
 
 
 def share(buffer: Buffer, sources: list[tuple[Buffer, int, int]]) -> None:
-    """The buffer's shards are those of `sources`: (another buffer, which of its shards, how many it has)."""
+    """Let a buffer share the memory of `sources`: (buffer, index of the shard, number of the buffer's shards)."""
     taken = []
     for source, position, count in sources:
         shard = source.shard_memory(count)[position]
@@ -130,19 +125,19 @@ def share(buffer: Buffer, sources: list[tuple[Buffer, int, int]]) -> None:
 
 @dataclass(slots=True)
 class _Expected:
-    """In the place of a buffer whose bytes come from another host."""
+    """Replaces a buffer whose bytes have not arrived from another host."""
 
     is_deleted: bool = False
 
 
 class Readers:
-    """Counts who reads the memory of shards."""
+    """Counts the readers of shards' memory. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
-        """Its memory is neither donated nor deleted until the result is called, on any thread."""
+        """Protect a buffer's memory from being donated or deleted until the result is called, on any thread."""
         shards = buffer.shard_memory(count)
         self._count(shards, 1)
         return lambda: self._count(shards, -1)
@@ -154,7 +149,7 @@ class Readers:
 
 
 class Store:
-    """The buffers of one session, or what stands in a buffer's place: an error, or that it is expected."""
+    """The records of one session: buffers, errors, and markers of expected buffers."""
 
     def __init__(self) -> None:
         self._records: dict[int, Buffer | Status | _Expected] = {}
@@ -163,14 +158,14 @@ class Store:
         self._records[handle] = record
 
     def expect(self, handle: int) -> None:
-        """What is to be here comes later, by `arrive`."""
+        """Mark a buffer as expected until `arrive`."""
         self._records[handle] = _Expected()
 
     def is_expected(self, handle: int) -> bool:
         return type(self._records.get(handle)) is _Expected
 
     def arrive(self, handle: int, record: Buffer | Status) -> None:
-        """What was expected is here. It may have been freed or deleted meanwhile."""
+        """Store an expected buffer or its error, unless it was freed or deleted meanwhile."""
         expected = self._records.get(handle)
         if type(expected) is not _Expected:
             return
@@ -179,7 +174,7 @@ class Store:
             record.delete()
 
     def get(self, handle: int) -> Buffer:
-        """The buffer; raises its error, or NOT_FOUND."""
+        """Return a buffer. Raise its error, or NOT_FOUND."""
         record = self._records.get(handle)
         if type(record) is Buffer:
             return record
@@ -188,7 +183,7 @@ class Store:
         raise StatusError(Code.NOT_FOUND, f"array {handle} is not on this host")
 
     def free(self, handle: int, delete: bool) -> None:
-        """Forgets the handle; with `delete`, deletes its memory and keeps the handle until it is freed."""
+        """Forget the handle. With `delete`, delete its memory instead, and keep the handle until it is freed."""
         if not delete:
             self._records.pop(handle, None)
             return
@@ -199,7 +194,7 @@ class Store:
             record.is_deleted = True
 
     def fail(self, buffer: Buffer, status: Status) -> None:
-        """What stands for the buffer is the error from now on."""
+        """Replace the buffer with an error."""
         for handle, record in self._records.items():
             if record is buffer:
                 self._records[handle] = status
@@ -209,3 +204,56 @@ class Store:
 
     def __len__(self) -> int:
         return len(self._records)
+
+
+class TypeKeys:
+    """Numbers for types, so that one comparison of integers checks an argument of a launch.
+
+    A type is (dtype, shard shapes, devices, layout). A layout is major-to-minor, or None for the default. Safe to use
+    from any thread: the executor's thread asks for arrays, and the threads that compile for functions.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[Any, int] = {}
+        self._types: list[Any] = []
+        self._lock = threading.Lock()  # held to add a type
+
+    def of(
+        self,
+        dtype: str,
+        shard_shapes: tuple[tuple[int, ...], ...],
+        devices: tuple[int, ...],
+        layout: tuple[int, ...] | None = None,
+    ) -> int:
+        description = (dtype, shard_shapes, devices, layout)
+        key = self._keys.get(description)
+        return self._add(description) if key is None else key
+
+    def _add(self, description: Any) -> int:
+        with self._lock:
+            key: int | None = self._keys.get(description)
+            if key is None:
+                key = len(self._types)
+                self._types.append(description)
+                self._keys[description] = key  # last, because other threads read it without the lock
+            return key
+
+    def layout(self, key: int) -> tuple[int, ...] | None:
+        layout: tuple[int, ...] | None = self._types[key][3]
+        return layout
+
+    def shards(self, key: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
+        """Return the dtype, and the shape of each shard."""
+        dtype, shapes, _, _ = self._types[key]
+        return dtype, shapes
+
+    def shard(self, key: int, number: int) -> tuple[str, tuple[int, ...], int]:
+        """Return the dtype of a shard, its shape and its device."""
+        dtype, shapes, devices, _ = self._types[key]
+        return dtype, shapes[number], devices[number]
+
+    def describe(self, key: int) -> str:
+        dtype, shapes, devices, layout = self._types[key]
+        shape = shapes[0] if len(set(shapes)) == 1 else shapes
+        order = "" if layout is None else f" with dimensions in the order {list(layout)}"
+        return f"{dtype}{list(shape)}{order} on local devices {list(devices)}"

@@ -1,4 +1,4 @@
-"""The worker process: one a host. The main thread reads control messages; everything else is done by other threads."""
+"""The worker process, one per host. Its main thread reads control messages, and other threads do everything else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from atoll.worker.host_network import DataPortNetwork, feeds_lost
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.type_keys import TypeKeys
+from atoll.worker.store import TypeKeys
 from atoll.worker.worker_options import WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -57,16 +57,16 @@ CONNECT_SECONDS = 60.0
 
 
 def open_devices(options: WorkerOptions, signs: StartupHeartbeat) -> DeviceBackend:
-    """This host's devices, of the kind that its platform names."""
+    """Open this host's devices, of the kind that its platform selects."""
     signs.say("imported what runs its devices")
     open_backend = resolve_name(kind_of(options.platform).backend)
-    with signs.waiting("opened its devices"):  # once the other hosts of the island are there
+    with signs.waiting("opened its devices"):  # which waits for the other hosts of the island
         backend: DeviceBackend = open_backend(options.devices, options.cache_directory, options.membership)
     return backend
 
 
 class Worker:
-    """Carries messages between the control connection and the threads that do the work."""
+    """The parts of a worker, and the messages between them and the control connection."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Serves the controller until it says stop, or its connection is lost."""
+        """Handle the controller's messages until it sends Stop, or its connection is lost."""
         freeze_gc()
         for message in self.connection.receive():
             if not self._group.take(message):
@@ -141,19 +141,19 @@ class Worker:
     def _handle(self, message: Any) -> bool:
         try:
             return self._handler.handle(message)
-        except Exception as error:  # on whichever thread it came: this host has lost the order
+        except Exception as error:  # on any thread, because this host may have lost the order of messages
             self._bugs.end(error)
             raise
 
     def _lapsed(self) -> None:
-        if self.connection.can_resume:  # it waits for the controller by itself, for as long as that has granted
+        if self.connection.can_resume:  # the connection itself waits for the controller, as long as that allows
             return
         _log.error("the controller is silent: this worker ends")
         os._exit(LAPSED_STATUS)
 
 
 def compilers_of(backend: DeviceBackend) -> Compilers | None:
-    """Return the compilers of tenants' programs for these devices. Raises SettingsError."""
+    """Return the compilers of tenants' programs for these devices, if they need any. Raise SettingsError."""
     loader = backend.loader
     if loader is None:
         return None
@@ -165,7 +165,7 @@ def rank_of(options: WorkerOptions) -> int:
 
 
 def neighbours_of(options: WorkerOptions) -> frozenset[int]:
-    """The hosts of its island that the worker watches."""
+    """Return the hosts of its island that the worker watches."""
     if options.membership is None:
         return frozenset()
     first = options.host - options.membership.rank
@@ -180,7 +180,7 @@ def report_lost(
     links: HostLinks,
     report: Callable[..., None],
 ) -> None:
-    """What may not have reached another host, since the channel to it has broken: feeds, and control messages."""
+    """Report feeds and control messages that may not have reached another host, because the channel to it broke."""
     feeds = [(session, feed) for session, feed in lost if session]
     if feeds:
         report(feeds_lost(host, other, feeds, why))
@@ -189,7 +189,7 @@ def report_lost(
 
 
 def advertised(address: Address, host: str) -> str:
-    """Where others reach what listens at `address`: at `host` where that is given."""
+    """Return the address under which others reach a port at `address`, with `host` in it if that is given."""
     return str(replace(address, host=host) if host and not address.is_unix else address)
 
 
@@ -202,7 +202,7 @@ def introduction(
     token: str = "",
     sandbox: Mechanisms | None = None,
 ) -> tuple[m.Hello, m.WorkerReady]:
-    """What a worker says first."""
+    """Return the first messages of a worker."""
     pid = os.getpid()
     return (
         m.Hello(m.PROTOCOL, "worker", token, pid, __version__, host=host, incarnation=incarnation, resumes=True),
@@ -220,7 +220,7 @@ def introduction(
 
 
 def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConnection:
-    """The controller starts at the same time as its workers: tries until it listens."""
+    """Connect to the controller. It starts at the same time as its workers, so retry until it listens."""
     deadline = time.monotonic() + CONNECT_SECONDS
     address = parse_address(options.controller)
     while True:
@@ -235,7 +235,7 @@ def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConne
 
 
 def _orphaned(directory: str) -> None:
-    """What has started this worker has ended, and cannot remove the worker's directory."""
+    """Remove the worker's directory and exit, because the process that started this worker has ended."""
     sweep(Path(directory).parent, HOST_DIRECTORIES)
     os._exit(0)
 
@@ -244,9 +244,9 @@ def main() -> None:
     options = read_options(WorkerOptions)
     signs = StartupHeartbeat.of_arguments()
     start_logging("worker")
-    # XLA may hang or compute for long inside a call: nothing in this process can keep it from ending with its parent.
+    # A thread ends this process with its parent even if XLA hangs or computes for long inside a call.
     watch_in_thread(options.parent, lambda: _orphaned(options.directory))
-    # Several threads share the interpreter's lock here; the default of 5 ms would be most of a launch's latency.
+    # Several threads share the interpreter lock, and the default of 5 ms would be most of a launch's latency.
     sys.setswitchinterval(5e-4)
     try:
         with starting():
@@ -269,7 +269,7 @@ def main() -> None:
         os._exit(1)
     except Exception as error:
         bugs.end(error)
-    # Threads may still be inside XLA; what they hold goes with the process.
+    # Threads may still be inside XLA. The system frees what they hold.
     os._exit(0)
 
 

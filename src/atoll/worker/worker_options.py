@@ -1,4 +1,4 @@
-"""How the processes of workers are started."""
+"""The options of worker processes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from atoll.devices.device_kinds import Membership
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
-    """How to start the worker of one host. `parent` is the process that it must not outlive.
+    """The options of the worker of one host.
 
-    `advertise` is the host name or address under which others reach its data port, where that is not the one it listens
-    at. `incarnation` is that of its island.
+    `directory` belongs to this user, and holds the files that sessions' Python processes need. The process that starts
+    the worker removes it. Python processes cannot see the paths in `hidden`.
 
-    `directory` is this user's alone, and whoever starts the worker removes it: what sessions' Python processes need is
-    in it. Those do not see what is `hidden`.
-
-    `has_one_client`: no other client's work is on this host. The worker then maps the files of the client's large
-    transfers, which is quicker than reading them; a client that shortens one of its files ends the worker.
+    If `has_one_client` is set, only one client uses this host. The worker then maps the files of the client's large
+    transfers, which is faster than reading them. If the client shortens such a file, the worker dies.
     """
 
     controller: str
@@ -26,30 +23,27 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     island: int
     host: int
     devices: int
-    parent: int
+    parent: int  # pid; the worker ends with this process
     cache_directory: str = ""
-    membership: Membership | None = None  # None: the island has no other host
-    platform: str = "cpu"  # names the kind of its devices: see `devices.device_kinds`
+    membership: Membership | None = None  # None if the island has no other host
+    platform: str = "cpu"  # selects the kind of devices: see `devices.device_kinds`
     has_one_client: bool = False
-    advertise: str = ""
-    incarnation: int = 0
+    advertise: str = ""  # host name or address of the data port for others, if it differs from `data_address`
+    incarnation: int = 0  # of the island
     directory: str = ""
     hidden: tuple[str, ...] = ()
-    sandbox: Mechanisms | None = None  # of this machine; None: not known
+    sandbox: Mechanisms | None = None  # of this machine; None if unknown
 
 
 class IslandOptions(msgspec.Struct, frozen=True):
-    """How to start one process for all hosts of an island, numbers `first` and on.
-
-    `data_address` has {host} for a host's number.
-    """
+    """The options of one process for all hosts of an island."""
 
     controller: str
-    data_address: str
+    data_address: str  # with {host} in place of a host's number
     island: int
-    first: int
+    first: int  # the number of its first host
     hosts: int
-    devices: int  # of each host
+    devices: int  # per host
     parent: int
     advertise: str = ""
     incarnation: int = 0

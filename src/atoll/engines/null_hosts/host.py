@@ -15,18 +15,17 @@ from atoll.engines.null_hosts.network import NullNetwork
 from atoll.host_services.profiles.profile_recorder import Recorder
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.worker.completion_reporter import Occupancy
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, UnitsEnded
-from atoll.worker.group_relay import SendToHost
+from atoll.worker.executor_thread import Units
 from atoll.worker.host_functions import Functions
-from atoll.worker.host_group import HostGroup
+from atoll.worker.host_group import HostGroup, SendToHost
 from atoll.worker.message_handler import MessageHandler
-from atoll.worker.occupancy import Occupancy
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.type_keys import TypeKeys
-from atoll.worker.units import Units
+from atoll.worker.store import TypeKeys
 
 
 class AtOnce(Pool):
