@@ -13,7 +13,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import CHARGED, FAILED, RUNS, ControllerOptions
 from atoll.engines import controller_child
 from atoll.engines.controller_child import ControllerChild
-from atoll.engines.restarts import MAX_RESTARTS
+from atoll.engines.island_processes import MAX_RESTARTS
 
 STARTS = MAX_RESTARTS + 4
 _CONTROLLER = """

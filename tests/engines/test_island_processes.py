@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.engines.engine_interface import HostEnd, HostStart
-from atoll.engines.island_processes import Island, State
-from atoll.engines.restarts import MAX_RESTARTS, RESTART_SPAN_SECONDS, RestartPolicy
+from atoll.engines.island_processes import MAX_RESTARTS, RESTART_SPAN_SECONDS, Island, RestartPolicy, State
 from atoll.wire.address import Address
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cluster.cluster_file import settings_from_environment
-from atoll.cluster.directories import default_cache_directory
+from atoll.cluster.directories import default_cache_directory, make_directory
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_directories import (
     claim,
@@ -30,7 +30,7 @@ from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process_runtime import PYTHON_ENVIRONMENT_VARIABLE
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.engine_options import EngineOptions, make_directory
+from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.ifrt.proxy_options import ProxyOptions, Ready

@@ -1,8 +1,9 @@
-"""Find the directories of files that outlive a cluster: compiled programs, usage, and suspended sessions."""
+"""Find the directories of clusters: for their sockets, and for files that outlive them, such as compiled programs."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 OFF = "off"
@@ -48,3 +49,22 @@ def state_directory() -> Path:
     chosen = os.environ.get("ATOLL_STATE_DIR", "")
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return Path(chosen if chosen and chosen != OFF else base / "atoll")
+
+
+def sockets_base() -> Path:
+    """Return $XDG_RUNTIME_DIR, or the system's temporary directory if that is not set or not writable."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def registry_directory() -> Path:
+    """Return the directory of the registry of this user's standing clusters: see `operate.cluster_registry`."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if base and os.access(base, os.W_OK):
+        return Path(base) / "atoll"
+    return Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
+
+
+def make_directory(kind: str) -> Path:
+    """Make a private directory for sockets of a cluster, and return its path."""
+    return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))

@@ -1,1 +1,1 @@
-"""What starts, watches and ends the processes of a cluster. The seam for new engines is `engine`."""
+"""Start, watch and end the processes of a cluster. `engine_interface` is the interface of engines."""

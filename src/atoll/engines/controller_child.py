@@ -1,4 +1,4 @@
-"""The controller's process as the engine has it: a child that is started again where it is killed and has a journal."""
+"""The controller as a child of the engine process, which restarts it from its journal."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from atoll.controller_process.controller_options import (
     SUPERSEDED,
     ControllerOptions,
 )
-from atoll.engines.restarts import RestartPolicy
+from atoll.engines.island_processes import RestartPolicy
 
 _log = logging.getLogger(__name__)
 
 _END_SECONDS = 1.0
-# Starts one after the other that came to nothing: the next would not come to more.
-_MOST_FAILURES = 3
+_MOST_FAILURES = 3  # consecutive starts that failed, after which the controller is not restarted
 
 
 class ControllerChild:
-    """Runs the controller. `on_ready()` is called when all hosts have joined, `on_end(text)` when it has ended, and
-    `on_replaced(text)` where another controller goes on, elsewhere.
+    """Runs the controller, and restarts it if it ends unexpectedly after it has begun its journal.
 
-    It is started again where it has run, and so has begun its journal, and its end was nobody's wish.
+    `on_ready()` is called when all hosts have joined, `on_end(text)` when the controller has ended, and
+    `on_replaced(text)` when it has ended because another controller has taken over.
     """
 
     def __init__(
@@ -52,16 +51,16 @@ class ControllerChild:
         self._on_replaced = on_replaced
         self._process: LocalProcess | None = None
         self._readable = -1
-        self._failures = 0  # since one has run
-        self._bug = ""  # that has ended it, by its own word
-        self._is_charged = False  # a tenant is charged for that
-        self._policy = RestartPolicy("the controller")  # after bugs
-        self._is_followed = False  # by a standby, which goes on where it ends
+        self._failures = 0  # failed starts since a controller has run
+        self._bug = ""  # the bug that the controller reports before it exits
+        self._is_charged = False  # whether a tenant is charged for the bug
+        self._policy = RestartPolicy("the controller")  # for restarts after bugs
+        self._is_followed = False  # whether a standby takes over if it ends
         self._is_ending = False
         self._has_ended = asyncio.Event()
 
     def start(self) -> None:
-        """Raises OSError where there is no process to be had."""
+        """Start the controller. Raise OSError if the process cannot be started."""
         readable, writable = os.pipe()
         os.set_blocking(readable, False)
         try:
@@ -78,7 +77,7 @@ class ControllerChild:
         asyncio.get_running_loop().add_reader(readable, self._read)
 
     def _read(self) -> None:
-        """What the controller says of itself; the pipe ends with it at the latest."""
+        """Read the controller's state from its pipe, which ends with the process at the latest."""
         try:
             said = os.read(self._readable, 4096)
         except BlockingIOError:
@@ -113,8 +112,8 @@ class ControllerChild:
         if bug:
             text = f"the controller failed: {bug}" + (" (charged to a tenant)" if is_charged else "")
         if not self._is_ending and (status == SUPERSEDED or (status and self._is_followed)):
-            # Whoever is linked to the other one goes on with that, or finds it within the time that there is.
-            _log.warning("%s; another one goes on", text)
+            # Peers are connected to the other controller already, or find it within their grace time.
+            _log.warning("%s; another controller takes over", text)
             self._has_ended.set()
             self._on_replaced(text)
             return
@@ -124,11 +123,11 @@ class ControllerChild:
             text, may_restart = f"{text}; {self._policy.reason}", False
         if status and self._options.restarts and not self._is_ending and may_restart:
             self._failures += 1
-            _log.warning("%s; it is started again", text)
+            _log.warning("%s; restarting it", text)
             try:
                 self.start()
             except OSError as error:
-                text = f"{text}, and cannot be started again: {error}"
+                text = f"{text}, and cannot be restarted: {error}"
             else:
                 return
         if bug or (status and not self._is_ending):
@@ -137,7 +136,7 @@ class ControllerChild:
         self._on_end(text)
 
     async def end(self) -> None:
-        """Asks it to end, and makes it. It asks its workers to end, so that none looks lost."""
+        """End the controller, by force after a second. It first asks its workers to end, so that none looks lost."""
         self._is_ending = True
         if self._process is None:
             return

@@ -1,24 +1,22 @@
-"""The seam to whatever starts the hosts of a cluster: this machine, other machines, a job scheduler.
+"""The interface of engines, which start the hosts of a cluster, and the table of the known engines.
 
-An engine finds the machines for an island, starts the worker process of each of its hosts, reports its end, and ends
-it. Everything else is the same for every engine and is in `atoll.engines.supervisor` and
-`atoll.engines.island_processes`: the controller, the connection to it, which hosts there are, and when an island is
-restarted. `atoll.engines.local` is the simplest engine. `atoll.engines.hosts` is the one for machines that have an
-agent each; `atoll.engines.ray` starts these agents by Ray, on top of it.
+An engine finds machines for an island, starts a worker process per host, reports the end of workers, and ends them.
+`atoll.engines.supervisor` and `atoll.engines.island_processes` do the rest for all engines. `atoll.engines.local` is
+the simplest engine. `atoll.engines.hosts` is the engine for machines with host agents, and `atoll.engines.ray` starts
+such agents with Ray. A new engine is one new file in this directory and one line in `ENGINES`.
 
-A new engine is one new file in this directory and one line in `atoll.engines.engine_kinds`.
-
-The methods below are called by the engine process, on the thread of its event loop. None of them may block. An engine
-calls back on that thread, too.
+The engine process calls the methods on its event loop, and engines make their callbacks there. No method may block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Protocol
 
-from atoll.cluster.settings import DEFAULT_PLATFORM
+from atoll.cluster.settings import DEFAULT_PLATFORM, check_known
+from atoll.engines.engine_options import EngineOptions
 from atoll.errors import Status
 from atoll.protocol.messages import Message
 from atoll.wire.address import Address
@@ -26,126 +24,140 @@ from atoll.wire.address import Address
 
 @dataclass(frozen=True)
 class HostStart:
-    """One start of the process that serves a host.
+    """The description of a worker process to start.
 
-    `host` counts through the whole cluster, `rank` within the island, which has so many `hosts` of so many `devices`
-    each, of a `platform`. `incarnation` rises with each start of the island, so names that carry it never clash with
-    those of a process that is still ending. One process serves all `hosts` of an island where the kind of its devices
-    says so (`atoll.devices.device_kinds`); `host` is then the first of them.
+    One process serves a host, or all hosts of an island for some kinds of devices
+    (`atoll.devices.device_kinds`); `host` is then the first of them.
     """
 
     island: int
-    host: int
-    rank: int
-    hosts: int
-    devices: int
-    incarnation: int
+    host: int  # number within the cluster
+    rank: int  # number within the island
+    hosts: int  # of the island
+    devices: int  # per host
+    incarnation: int  # rises with each start of the island, so names that contain it are unique
     platform: str = DEFAULT_PLATFORM
 
 
 @dataclass(frozen=True)
 class HostEnd:
-    """How a host's worker process has ended: its exit status, or the negative number of the signal that ended it.
+    """The end of a host's worker process."""
 
-    None where its machine is lost, so that nobody knows. `text` says it to a person. `hung`: it was killed since it
-    gave no sign of life while it started; the next one may well come through.
-    """
-
-    status: int | None
-    text: str
-    hung: bool = False
+    status: int | None  # the exit status or the negative signal number; None if its machine is lost
+    text: str  # for messages
+    hung: bool = False  # whether it was killed because it hung while it started; the next start may succeed
 
 
 class HostProcess(Protocol):
-    """A host's worker process, from its start on."""
+    """The worker process of a host.
+
+    Both methods may be called at any time and repeatedly, even after the process has ended.
+    """
 
     def terminate(self) -> None:
-        """Asks it to end. May be called at any time and repeatedly, also when the process has ended."""
+        """Ask the process to end."""
 
     def kill(self) -> None:
-        """Ends it by force. May be called at any time and repeatedly, also when the process has ended.
+        """End the process by force.
 
-        The end has to be reported soon: until it is, the island is not started again. Where the machine cannot be
-        reached it is reported when the machine's lease is over, since the process ends by itself then.
+        The engine must report the end soon, since the island is not restarted before. If the machine cannot be reached,
+        the engine reports the end when the machine's lease expires, since the worker then ends by itself.
         """
 
 
 class Engine(Protocol):
-    """Starts the worker processes of one cluster's hosts.
+    """Starts the worker processes of a cluster.
 
-    The class is called with the cluster's `EngineOptions` and raises ClusterError where it cannot serve that cluster.
+    The class is called with the cluster's `EngineOptions`, and raises ClusterError if it cannot serve the cluster.
     """
 
     @property
     def agents(self) -> AgentHandler | None:
-        """What takes the host agents that connect; None where the engine has none, and starts workers itself."""
+        """Return the handler of host agents, None if the engine starts workers without agents."""
 
     def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
-        """Finds a machine for each of the island's processes, all or none; `starts` says what they are to be, by rank.
+        """Find a machine for each of the island's processes, all or none. `starts` describes them, by rank.
 
-        Calls `then` once it has them, perhaps at once, with their names by rank (() where they need none). The starts
-        that follow, within `then`, are on these machines; they differ from `starts` in their incarnation.
+        Call `then`, now or later, with the names of the machines by rank, () if they have none. Within `then`, the
+        processes are started on these machines; their incarnation differs from that of `starts`.
         """
 
     def cancel(self, island: int) -> None:
-        """The island does not wait for machines any more. Does nothing where it does not wait."""
+        """Stop the search for machines of the island. Do nothing if there is no search."""
 
     def release(self, island: int) -> None:
-        """The island has ended for good, and none of its processes runs: its machines are free for others."""
+        """Free the machines of an island that will not be restarted and has no processes."""
 
     def controller_at(self, address: Address) -> None:
-        """The controller is another one, at this address: workers that start from now on are to connect to it."""
+        """Connect workers that start from now on to the new controller at this address."""
 
     async def close(self) -> None:
-        """The cluster has ended. Returns when nothing is left of what the engine has elsewhere, or that cannot be."""
+        """Remove what the engine has elsewhere when the cluster has ended. Return when that is done or fails."""
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
-        """Starts a host's worker process and returns at once.
+        """Start a worker process and return at once. Raise OSError if it cannot be started.
 
-        `on_end(end)` is to be called once, on the event loop and never before this method has returned, when the
-        process has ended for whatever reason. The worker connects to the controller on its own. It must end when the
-        engine process ends, however that ends.
-
-        Raises OSError where the process cannot be started.
+        The engine must call `on_end(end)` once on the event loop when the process has ended for any reason, but not
+        before this method has returned. The worker connects to the controller by itself. It must end when the engine
+        process ends for any reason.
         """
 
 
 class AgentHandler(Protocol):
-    """What an engine does with host agents. All methods are called on the event loop, and none may block."""
+    """Handles the host agents of an engine. All methods are called on the event loop, and none may block."""
 
     def begin(self, send: Callable[[Message], None]) -> None:
-        """A controller can be reached: `send` takes what is for it, and for the agents by way of it.
+        """Begin to use a controller. `send` sends to it, and through it to the agents.
 
-        Once more where that is another one, which knows nothing of this engine: agents come to it anew.
+        This is called again for a controller that does not know this engine. Agents then introduce themselves again.
         """
 
     def agent_said(self, agent: int, content: bytes) -> None:
-        """A message of the agent at this connection (of `protocol.messages.engine_messages`)."""
+        """Handle a message (of `protocol.messages.engine_messages`) of the agent with this connection number."""
 
     def agent_lost(self, agent: int, reason: str) -> None:
-        """Its connection has ended. It may come back on another."""
+        """Handle the end of an agent's connection. The agent may reconnect."""
 
     def cut_off(self, is_cut_off: bool) -> None:
-        """The controller cannot be reached for now, or can be reached again: who was silent meanwhile is not lost."""
+        """Handle the loss of the connection to the controller, or its return. Meanwhile, silent agents are not lost."""
 
     def avoid(self, host: int) -> None:
-        """A spare is to replace the machine of this host when its island starts again, if there is one."""
+        """Prefer a spare, if there is one, to the machine of this host when its island restarts."""
 
     def missing(self) -> str:
-        """What the islands wait for, in sentences; "" where none waits."""
+        """Return what the islands wait for, in sentences; "" if no island waits."""
 
     def drained(self, status: Status, text: str) -> None:
-        """The controller's answer to a DrainRequest of the engine's."""
+        """Handle the controller's answer to a DrainRequest."""
 
 
 class Reports(Protocol):
-    """What the controller learns about hosts. `Island` calls it on the event loop, for any engine."""
+    """Reports from an `Island` to the controller. The methods are called on the event loop."""
 
     def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
-        """Its workers are about to start, on these machines. What is of an earlier incarnation is over."""
+        """Report that the workers of an incarnation are about to start on these machines."""
 
     def worker_ended(self, host: int, incarnation: int, end: HostEnd) -> None:
-        """A worker has ended unasked. Its island's other processes have ended, too; the island is started next."""
+        """Report that a worker has ended unexpectedly. All processes of its island have ended by then."""
 
     def island_removed(self, island: int, reason: str) -> None:
-        """The island is not started again."""
+        """Report that the island will not be restarted."""
+
+
+ENGINES = {
+    "local": "atoll.engines.local:LocalEngine",
+    "hosts": "atoll.engines.hosts.hosts_engine:HostsEngine",
+    "ray": "atoll.engines.ray.ray_engine:RayEngine",
+}
+
+
+def check_engine(name: str) -> None:
+    """Raise SettingsError if there is no engine with this name."""
+    check_known("engine", name, ENGINES)
+
+
+def make_engine(options: EngineOptions) -> Engine:
+    """Return the engine of the settings. Raise SettingsError, or ClusterError if it cannot serve the cluster."""
+    check_engine(options.settings.engine)
+    engine: Engine = resolve_name(ENGINES[options.settings.engine])(options)
+    return engine

@@ -1,7 +1,7 @@
-"""The engine process: it runs a cluster, and ends with everything that it started or made.
+"""The engine process, which runs a cluster.
 
-It ends when it is asked to (SIGTERM), when a process ends that it must not outlive, or when the controller ends. It
-takes everything with it: processes, sockets, directories.
+It ends at SIGTERM, when its parent ends, or when the controller ends. It removes everything that it started or made:
+processes, sockets and directories.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.settings import DEFAULT_ENGINE
 from atoll.cluster.tenant_settings import persisted_tenants
-from atoll.engines.engine_kinds import make_engine
+from atoll.engines.engine_interface import make_engine
 from atoll.engines.engine_options import EngineOptions, Started
-from atoll.engines.standby_supervisor import StandbySupervisor
-from atoll.engines.supervisor import Supervisor
+from atoll.engines.supervisor import StandbySupervisor, Supervisor
 from atoll.errors import AtollError, ClusterError
 from atoll.security.start_security import start_security
 from atoll.wire.address import parse_address
 
 
 async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
-    """Runs the cluster until `stop` is set. Reports over `ready_fd` that it is up, or why it is not."""
+    """Run the cluster until `stop` is set. Report to `ready_fd` that it is up, or why it is not."""
     if options.note:
         watch_holder(options.parent, Path(options.note), options.settings.grace_seconds, stop.set)
     elif options.parent:
@@ -61,7 +60,7 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
 
 
 def _check_sandbox() -> None:
-    """Raises ClusterError if this machine cannot confine the Python of tenants."""
+    """Raise ClusterError if this machine cannot confine the Python of tenants."""
     reason = why_not_confined(mechanisms_here())
     if reason:
         raise ClusterError(reason)

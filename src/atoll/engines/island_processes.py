@@ -1,7 +1,7 @@
-"""The worker processes of one island: started together, and restarted together once one of them has ended.
+"""The worker processes of an island, which are started together and restarted together when one of them ends.
 
-XLA's collectives do not survive the loss of a process, so an island lives and dies as a whole (see
-docs/how-it-works/failures.md). Invariant: no process of an island is started while one of an earlier incarnation runs.
+XLA's collectives do not survive the loss of a process (see docs/how-it-works/failures.md). Invariant: no process of an
+island is started while a process of an earlier incarnation runs.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from atoll.engines.engine_interface import Engine, HostEnd, HostProcess, HostStart, Reports
-from atoll.engines.restarts import RestartPolicy
 
 _log = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
-    """What an island's processes do."""
+    """The state of an island's processes."""
 
     WAITING = enum.auto()  # for machines, all or none
     RUNNING = enum.auto()
-    STOPPING = enum.auto()  # they are being killed, and are started again when the last has ended
+    STOPPING = enum.auto()  # being killed, and restarted when the last one has ended
     ENDING = enum.auto()
-    STOPPED = enum.auto()  # nothing runs: not started yet, ended, or given up
+    STOPPED = enum.auto()  # no process runs: not started yet, ended, or removed
 
 
 class Island:
     """Keeps an island's worker processes running. All methods are called on the event loop, and none blocks.
 
-    `starts(incarnation)` gives the processes of one start of the island; the first has the number after `incarnation`.
-    With `restarts` False, as before the cluster is up for the first time, an island whose worker ends is not started
-    again, but where that hung while it started.
+    `starts(incarnation)` returns the processes of one incarnation; the first one has the number `incarnation + 1`.
+    While `restarts` is False, as before the cluster is up, the island is only restarted if a worker hung while it
+    started.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Island:
         self._policy = RestartPolicy()
         self._incarnation = incarnation
         self._machines: Sequence[str] = ()
-        self._processes: dict[int, HostProcess] = {}  # those that run, by host
-        self._cause: tuple[int, HostEnd] | None = None  # of this incarnation's end: a host, and its end
-        self._last_end: tuple[int, int, HostEnd] | None = None  # with the incarnation
+        self._processes: dict[int, HostProcess] = {}  # running processes, by host
+        self._cause: tuple[int, HostEnd] | None = None  # of the end of this incarnation: a host and its end
+        self._last_end: tuple[int, int, HostEnd] | None = None  # host, incarnation, end
         self._nothing_runs = asyncio.Event()
 
     def start(self) -> None:
-        """Starts all its processes, once there are machines for them.
+        """Start all processes when there are machines for them.
 
-        Raises OSError where one cannot be started; `end` then ends the others.
+        Raise OSError if a process cannot be started; `end` then ends the others.
         """
         self.state = State.WAITING
         self._engine.place(self.number, self._starts(self._incarnation), self._placed)
@@ -79,7 +79,7 @@ class Island:
             self._processes[start.host] = self._engine.start_host(start, partial(self._process_ended, start.host))
 
     def report(self) -> None:
-        """Says what has ended and what runs, to a controller that may not know it."""
+        """Report the last end and the running incarnation to a controller that may not know them."""
         if self._last_end is not None:
             self._reports.worker_ended(*self._last_end)
         if self.state is State.RUNNING:
@@ -90,21 +90,21 @@ class Island:
         self._policy.excuse()
 
     def restart(self) -> None:
-        """Kills the processes that run, and starts all again when they have ended. Does nothing while it ends."""
+        """Kill the processes, and start the island again when they have ended. Do nothing while the island ends."""
         if self.state is State.RUNNING:
             self._stop()
         elif self.state is State.STOPPED and self.restarts:
             self._start_again()
 
     def expect_end(self) -> None:
-        """The processes are about to be ended by the controller: their ends are in order, and nothing is restarted."""
+        """Treat ends of processes as intended from now on, since the controller is about to end them."""
         self.restarts = False
         self._stop_waiting()
         if self.state in (State.RUNNING, State.STOPPING):
             self.state = State.ENDING
 
     async def end(self, seconds: float) -> None:
-        """Ends the processes, by force after `seconds`; returns when none runs. They are not started again."""
+        """End the processes, by force after `seconds`, and do not restart them. Return when no process runs."""
         self.restarts = False
         self._stop_waiting()
         if not self._processes:
@@ -134,7 +134,7 @@ class Island:
             self._stop()
             return
         if self._cause is not None and end.status is None:
-            # A lost machine is noticed late. What the others did without it is no cause.
+            # A lost machine is detected late, and is the cause of the other hosts' ends.
             self._cause = host, end
         if not self._processes:
             self._all_ended()
@@ -164,15 +164,47 @@ class Island:
 
     def _start_again(self) -> None:
         if not self._policy.allow(asyncio.get_running_loop().time()):
-            self._give_up(self._policy.reason)
+            self._remove(self._policy.reason)
             return
         try:
             self.start()
         except OSError as error:
             self.state = State.ENDING if self._processes else State.STOPPED
             self._kill()
-            self._give_up(f"its workers cannot be started: {error}")
+            self._remove(f"its workers cannot be started: {error}")
 
-    def _give_up(self, reason: str) -> None:
-        _log.error("island %d is not started again: %s", self.number, reason)
+    def _remove(self, reason: str) -> None:
+        _log.error("island %d is not restarted: %s", self.number, reason)
         self._reports.island_removed(self.number, reason)
+
+
+MAX_RESTARTS = 8
+RESTART_SPAN_SECONDS = 60.0
+
+
+class RestartPolicy:
+    """Allows `MAX_RESTARTS` restarts in any `RESTART_SPAN_SECONDS`. Pure: the caller passes the time.
+
+    More restarts than that do not help: they mean a permanent fault.
+    """
+
+    def __init__(self, subject: str = "its workers") -> None:
+        self._subject = subject
+        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+
+    def allow(self, now: float) -> bool:
+        """Return whether a restart is allowed at `now`, in seconds of any clock. If so, count it."""
+        if len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTART_SPAN_SECONDS:
+            return False
+        self._restarts.append(now)
+        return True
+
+    def excuse(self) -> None:
+        """Do not count the newest restart: a program caused it, not the island."""
+        if self._restarts:
+            self._restarts.pop()
+
+    @property
+    def reason(self) -> str:
+        """Return why a restart is not allowed."""
+        return f"{self._subject} ended {MAX_RESTARTS + 1} times within {RESTART_SPAN_SECONDS:.0f} s"

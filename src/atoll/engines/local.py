@@ -1,4 +1,4 @@
-"""The local engine: all hosts are processes on this machine, children of the engine process."""
+"""The local engine, whose hosts are child processes of the engine process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll.wire.address import Address, parse_address
 
 
 class LocalEngine:
-    """The engine that starts workers as child processes. Workers watch the engine's pid."""
+    """The engine that starts workers as child processes."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
@@ -35,16 +35,16 @@ class LocalEngine:
         then(())
 
     def cancel(self, island: int) -> None:
-        """Nothing waits."""
+        """Do nothing: no island waits for machines."""
 
     def release(self, island: int) -> None:
-        """No machine is held."""
+        """Do nothing: islands hold no machines."""
 
     def controller_at(self, address: Address) -> None:
         self._controller = address
 
     async def close(self) -> None:
-        """All is on this machine, and has ended."""
+        """Do nothing: all processes have ended."""
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         names = self._shares.take(start.platform, start.devices)
@@ -61,7 +61,7 @@ class LocalEngine:
             raise
 
     def command(self, start: HostStart) -> list[str]:
-        """The command line of a host's worker."""
+        """Return the command line of a host's worker."""
         place = WorkerPlace(
             str(self._controller),
             self._data_address(),
@@ -75,7 +75,7 @@ class LocalEngine:
         return worker_command(start, place)
 
     def _data_address(self) -> str:
-        """Where a worker's data port listens: wherever the controller's clients can come from."""
+        """Return the address for data ports, which clients of the controller must be able to reach."""
         if self._address.is_local:
             return f"unix:{self._options.directory}/data-{{host}}.sock"
         bulk = Address(host=self._address.host)

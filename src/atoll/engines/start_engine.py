@@ -1,4 +1,4 @@
-"""Starts the engine process of a cluster. Everything that starts a cluster does it here."""
+"""Start the engine process of a cluster, in whatever way the cluster is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import keep_tenants
 from atoll.devices.device_kinds import check_platform
-from atoll.engines.engine_kinds import check_engine
+from atoll.engines.engine_interface import check_engine
 from atoll.engines.engine_options import EngineOptions, Started
 from atoll.engines.ray.bundles import demand_of
 from atoll.errors import ClusterError, SettingsError
@@ -21,14 +21,13 @@ from atoll.security.join_token import JoinToken, read_join
 from atoll.security.roles import Role
 from atoll.security.start_security import host_join_file, join_file
 
-# For the engine to give up by itself, and say why.
-START_GRACE_SECONDS = 30.0
+START_GRACE_SECONDS = 30.0  # beyond the time to start, for the engine to report why the cluster is not up
 _JOIN_SECONDS = 30.0  # for the engine to make its join tokens, which it does first
 _POLL_SECONDS = 0.02
 
 
 def check_settings(settings: ClusterSettings) -> None:
-    """Raises SettingsError for settings that no cluster can have: what is known without starting a process."""
+    """Raise SettingsError for settings that no cluster can have, as far as known without starting a process."""
     for platform in settings.topology.platforms:
         check_platform(platform)
     check_engine(settings.engine)
@@ -39,15 +38,15 @@ def check_settings(settings: ClusterSettings) -> None:
     if settings.lease_seconds < LEAST_LEASE_SECONDS:
         raise SettingsError(
             f"a lease of {settings.lease_seconds:g} s is too short: expected {LEAST_LEASE_SECONDS:g} s or more, since "
-            "signs of life come once a second"
+            "heartbeats are sent once per second"
         )
 
 
 class EngineProcess(Child):
-    """The engine process of one cluster, as a child of this process. `address` is where the controller listens.
+    """The engine process of a cluster, as a child of this process. `address` is the address of the controller.
 
-    `who` names the cluster in errors. What its processes print goes to the descriptor `output`. `environment` is added
-    to that of this process. Raises SettingsError for settings that no cluster can have, before anything is started.
+    `who` names the cluster in errors. Its processes print to the descriptor `output`. `environment` is added to that
+    of this process. The constructor raises SettingsError before it starts a process.
     """
 
     def __init__(
@@ -67,15 +66,15 @@ class EngineProcess(Child):
         self._seconds = options.settings.start_seconds + START_GRACE_SECONDS
 
     def wait_until_up(self) -> None:
-        """Returns once the cluster is up. Raises ClusterError where it does not start, with the reason."""
+        """Return when the cluster is up. Raise ClusterError with the reason if it does not start."""
         started = self.read(Started, self._seconds)
         if started.error:
             raise ClusterError(started.error)
 
     def join_token(self, role: Role) -> JoinToken:
-        """By which others join a cluster with TLS in that role, a host's or a client's, once the engine has made it.
+        """Wait for the engine to make the join token of a role (host or client), and return it. Requires TLS.
 
-        Raises ClusterError where the cluster does not start, with the reason.
+        Raise ClusterError with the reason if the cluster does not start.
         """
         file = host_join_file(self._directory) if role is Role.HOST else join_file(self._directory)
         deadline = time.monotonic() + _JOIN_SECONDS
@@ -83,6 +82,6 @@ class EngineProcess(Child):
             if self.process.poll() is not None:
                 self.wait_until_up()
             if time.monotonic() > deadline:
-                raise ClusterError(f"{self.who} has made no join token within {_JOIN_SECONDS:.0f} s")
+                raise ClusterError(f"{self.who} made no join token within {_JOIN_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
         return read_join(str(file))

@@ -1,6 +1,6 @@
-"""What every engine process does, whatever starts its hosts: the controller, the islands, and the link between them.
+"""The supervisors of engine processes: of a cluster, with its controller and islands, or of a standby controller.
 
-The controller decides that an island is restarted, added or ended, and learns here that a worker has ended.
+The controller decides to restart, add or end islands. The supervisor does that, and reports the ends of workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from atoll.protocol.messages import (
 )
 from atoll.security.access import token_for
 from atoll.security.roles import Role
-from atoll.security.start_security import load_authority
+from atoll.security.start_security import advertised, load_authority
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
@@ -56,21 +56,21 @@ _log = logging.getLogger(__name__)
 
 _END_SECONDS = 1.0
 _RETRY_SECONDS = 0.02
-_LISTEN_SECONDS = 20.0  # less than who starts this process has patience beyond the cluster's own
+_LISTEN_SECONDS = 20.0  # less than `start_engine.START_GRACE_SECONDS`
 
 
 class Supervisor:
-    """Runs one cluster with an engine: `start`, then until `stop` is set, then `end`.
+    """Runs a cluster with an engine.
 
-    It sets `stop` itself when the controller ends or its connection does. Raises ClusterError for settings that no
-    cluster can have.
+    Call `start`, wait until `stop` is set, then call `end`. The supervisor sets `stop` itself when the controller or
+    the connection to it ends. The constructor raises ClusterError for invalid settings.
     """
 
     def __init__(self, options: EngineOptions, engine: Engine, stop: asyncio.Event) -> None:
         self._options = options
         self._engine = engine
         self._stop = stop
-        # Rises from one cluster to the next at the same address, where others may still have workers of an earlier one.
+        # Higher than that of an earlier cluster at this address, since agents may still have workers of that cluster.
         self._first_incarnation = int(time.time()) if engine.agents is not None else 0
         self._topology = options.settings.topology
         self._address = parse_address(options.controller_address)
@@ -79,12 +79,12 @@ class Supervisor:
         self._link: DialedConnection | None = None
         self._is_up = False
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
+        self._tasks: set[asyncio.Task[None]] = set()  # keeps tasks alive: the event loop has only weak references
 
     # ---- start and end
 
     async def start(self) -> None:
-        """Returns once the cluster is up, or `stop` is set. Raises ClusterError and its kin where it does not start."""
+        """Return when the cluster is up or `stop` is set. Raise ClusterError or AccessError if it does not start."""
         check_may_listen(self._address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
         linking = asyncio.get_running_loop().create_task(self._connect())
         try:
@@ -103,14 +103,16 @@ class Supervisor:
             island.restarts = not self._stop.is_set()
 
     async def _connect(self) -> None:
-        """The controller starts at the same time: tries until it listens."""
         await self._dial(self._address, math.inf)
         if self._engine.agents is not None:
             for island in self._islands:
                 island.start()
 
     async def _dial(self, address: Address, seconds: float) -> None:
-        """The controller there, which has no engine. Raises AccessError, and ConnectError after so many seconds."""
+        """Connect to the controller at `address` as its engine. Retry for `seconds`, since it may be starting.
+
+        Raise AccessError, or ConnectError after that time.
+        """
         loop = asyncio.get_running_loop()
         identity, deadline = self._identity(), loop.time() + seconds
         while True:
@@ -128,7 +130,7 @@ class Supervisor:
         self._link = link
         link.on_away = partial(self._cut_off, True)
         link.on_back = partial(self._cut_off, False)
-        link.on_silence = self._cut_off  # what agents say comes by way of the controller, too
+        link.on_silence = self._cut_off  # messages of agents pass through the controller
         token = token_for(self._address, Role.ENGINE)
         engine = self._options.settings.engine
         link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))
@@ -136,27 +138,27 @@ class Supervisor:
             self._engine.agents.begin(link.send)
 
     def _cut_off(self, is_cut_off: bool) -> None:
-        """From the controller, or no more: which may be another one, elsewhere."""
+        """Handle the loss of the controller's connection, or its return, which may be to another controller."""
         if self._link is not None and not is_cut_off and self._link.where != self._address:
             self._engine.controller_at(self._link.where)
         if self._engine.agents is not None:
             self._engine.agents.cut_off(is_cut_off)
 
     def _link_lost(self, reason: str) -> None:
-        if not self._is_up:  # the controller's end is noticed by itself
+        if not self._is_up:  # `_controller_ended` handles the end of the controller
             return
         where = self._link.refused_at if self._link is not None else None
         if self._engine.agents is None or where in (None, self._address) or self._stop.is_set():
             self._stop.set()
             return
-        _log.warning("%s: this engine begins anew there", reason)
-        self._do(self._begin_anew(where))
+        _log.warning("%s: this engine registers there", reason)
+        self._do(self._register_at(where))
 
-    async def _begin_anew(self, where: Address) -> None:
-        """A standby has taken over that lacks what the earlier controller, cut off from it, has said here.
+    async def _register_at(self, where: Address) -> None:
+        """Register as a new engine at a standby that has taken over without the latest state of the controller.
 
-        Nothing is known there of what this engine did since then, and what it sent may be lost. So it comes as a new
-        one does, and says what runs. Agents come anew, too, with what they hold.
+        The standby does not know what this engine did since it was cut off, and messages to it may be lost. So this
+        engine reports what runs, and agents introduce themselves again.
         """
         try:
             await self._dial(where, self._options.settings.grace_seconds)
@@ -164,25 +166,25 @@ class Supervisor:
             _log.error("%s", error)
             self._stop.set()
             return
-        _log.warning("this engine has begun anew at %s", where)
+        _log.warning("this engine has registered at %s", where)
         self._engine.controller_at(where)
         for island in self._islands:
             island.report()
 
     def _identity(self) -> Identity | None:
-        """By the cluster's authority, which this process has itself: nobody can join as an engine."""
+        """Return an identity that the cluster's own authority issues. There is no join token for engines."""
         if not self._address.tls:
             return None
         return Identity(load_authority(self._options.directory).certificate_for(Role.ENGINE, "the engine"))
 
     async def end(self) -> None:
-        """Ends all processes. The controller goes first: so no worker looks lost."""
+        """End all processes, the controller first, so that no worker looks lost."""
         if self._link is not None:
             self._link.close()
         for island in self._islands:
             island.expect_end()
         await self._controller.end()
-        if self._engine.agents is None:  # else nothing is heard of the hosts any more: their agents see to the rest
+        if self._engine.agents is None:  # otherwise the agents end their workers
             await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
         await self._engine.close()
 
@@ -203,7 +205,7 @@ class Supervisor:
         stopped = loop.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {self._up, stopped}
         try:
-            if self._engine.agents is not None:  # hosts can come once the controller listens: the time is theirs
+            if self._engine.agents is not None:  # hosts have all of `seconds`, from when the controller listens
                 await asyncio.wait({*either, linking}, timeout=_LISTEN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -226,7 +228,7 @@ class Supervisor:
             self._up.set_result(None)
 
     def _fail(self, text: str) -> None:
-        """Something ended. That counts until the cluster is up."""
+        """Fail the start of the cluster. Do nothing when it is up."""
         if not self._up.done():
             self._up.set_exception(ClusterError(f"the cluster did not start: {text}; its messages are above"))
 
@@ -242,7 +244,7 @@ class Supervisor:
             partial(self._starts, number),
             self._engine,
             self,
-            # Machines come and go while others are still waited for.
+            # Machines may leave before the cluster is up.
             restarts=restarts or self._engine.agents is not None,
             incarnation=self._first_incarnation,
         )
@@ -266,18 +268,18 @@ class Supervisor:
             self._link.send(WorkerEnded(host, incarnation, end.status, end.text))
 
     def island_removed(self, island: int, reason: str) -> None:
-        self._fail(f"island {island} is not started again: {reason}")
+        self._fail(f"island {island} is not restarted: {reason}")
         if self._link is not None:
             self._link.send(IslandRemoved(island, reason))
 
-    # ---- what the controller asks
+    # ---- messages of the controller
 
     def _handle(self, message: Any) -> None:
         match message:
             case Refused(status=status):  # the connection ends next
                 _log.error("the controller refuses this engine: %s", status.message)
             case RestartIsland(island=island, reason=reason, avoid=avoid):
-                _log.warning("island %d is restarted: %s", island, reason)
+                _log.warning("restarting island %d: %s", island, reason)
                 if avoid >= 0 and self._engine.agents is not None:
                     self._engine.agents.avoid(avoid)
                 self._islands[island].restart()
@@ -305,7 +307,7 @@ class Supervisor:
                 agents.drained(status, text)
 
     def _start_island(self, number: int, shape: IslandShape | None) -> None:
-        """One more, or one that was ended and is to come back."""
+        """Start an additional island, or one that was ended if `shape` is None."""
         if shape is None:
             self._do(self._return_island(self._islands[number]))
         elif number == len(self._islands):
@@ -326,7 +328,7 @@ class Supervisor:
             self.island_removed(island.number, f"its workers cannot be started: {error}")
 
     async def _return_island(self, island: Island) -> None:
-        await island.end(_END_SECONDS)  # where something of it still runs
+        await island.end(_END_SECONDS)  # in case a process still runs
         island.restarts = True
         self._start_added(island)
 
@@ -339,3 +341,59 @@ class Supervisor:
         await island.end(_END_SECONDS)
         if self._link is not None:
             self._link.send(IslandEnded(island.number))
+
+
+class StandbySupervisor:
+    """Runs a standby controller, and restarts it after it has taken over.
+
+    Call `start`, wait until `stop` is set, then call `end`. It sets `stop` itself when the controller ends, or when
+    another controller takes over. The hosts remain those of the cluster's own engine, which follows the standby.
+    """
+
+    def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
+        self._standby = options.standby
+        self._stop = stop
+        self._seconds = options.settings.start_seconds
+        self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        listen = parse_address(options.controller_address)
+        self._controller = ControllerChild(
+            ControllerOptions(
+                str(listen),
+                options.settings,
+                os.getpid(),
+                directory=options.directory,
+                usage_file=options.usage_file,
+                cache_directory=options.cache_directory,
+                journal=options.journal,
+                standby=options.standby,
+                advertise=str(advertised(listen, options.advertise)),
+            ),
+            self._follows,
+            self._ended,
+            self._ended,
+        )
+
+    async def start(self) -> None:
+        """Return when the standby has a copy of the controller's state. Raise ClusterError if that fails."""
+        try:
+            self._controller.start()
+        except OSError as error:
+            raise ClusterError(f"the standby did not start: {error}") from None
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._up
+        except TimeoutError:
+            text = f"the controller at {self._standby} sent no snapshot within {self._seconds:.0f} s"
+            raise ClusterError(f"the standby did not start: {text}") from None
+
+    async def end(self) -> None:
+        await self._controller.end()
+
+    def _follows(self) -> None:
+        if not self._up.done():
+            self._up.set_result(None)
+
+    def _ended(self, text: str) -> None:
+        if not self._up.done():
+            self._up.set_exception(ClusterError(f"the standby did not start: {text}; its messages are above"))
+        self._stop.set()

@@ -1,4 +1,4 @@
-"""The command line of a host's worker, and its environment: the same on whichever machine, whatever has started it."""
+"""The command line and the environment of a host's worker, for all engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
-from atoll.cluster.directories import key_file, state_directory
+from atoll.cluster.directories import key_file, registry_directory, state_directory
 from atoll.cluster.processes.process_runtime import command, with_malloc_tuning
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
@@ -16,34 +16,28 @@ from atoll.devices.accelerators import visible
 from atoll.devices.device_kinds import XLA, Membership, kind_of
 from atoll.devices.xla.time_limits import flags_without_limits
 from atoll.engines.engine_interface import HostStart
-from atoll.engines.engine_options import registry_directory
 from atoll.security.join_token import JOIN_VARIABLE
 from atoll.worker.worker_options import IslandOptions, WorkerOptions
 
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What depends on the machine: how to reach the controller from there, and where the worker listens.
+    """The options of a worker that depend on its machine."""
 
-    `data_address` has {host} where the number of the host goes, and `advertise` is the host name under which others
-    reach it, "" for the same. `coordinator_address` is the address of the island's coordination service, and `hostname`
-    where the hosts of the island reach one another. `directory` is a directory for the worker.
-    """
-
-    controller: str
-    data_address: str
+    controller: str  # address of the controller, as seen from the machine
+    data_address: str  # address of the data port; {host} stands for the number of the host
     cache_directory: str
-    advertise: str = ""
-    coordinator_address: str = ""
-    hostname: str = "127.0.0.1"
+    advertise: str = ""  # host name at which others reach the data port; "" for that of `data_address`
+    coordinator_address: str = ""  # of the island's coordination service
+    hostname: str = "127.0.0.1"  # address at which the hosts of the island reach this one
     has_one_client: bool = False
-    directory: str = ""
-    hidden: tuple[str, ...] = ()  # files of the cluster on this machine, beside those of its user
+    directory: str = ""  # for the worker's files
+    hidden: tuple[str, ...] = ()  # files of the cluster that users' Python must not see, besides those of `_state`
     sandbox: Mechanisms | None = None  # for users' Python on this machine
 
 
 def check_kinds(settings: ClusterSettings) -> None:
-    """Raises SettingsError where the environment asks for what a kind of devices of this cluster does not have."""
+    """Raise SettingsError if the environment asks for a feature that a kind of devices of the cluster lacks."""
     for platform in settings.topology.platforms:
         check_kind(platform)
 
@@ -55,7 +49,7 @@ def check_kind(platform: str) -> None:
 
 
 def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
-    """Starts the worker as a child of this process, which it does not outlive."""
+    """Return the command line of a worker that is a child of this process and does not outlive it."""
     kind = kind_of(start.platform)
     if kind.process_per_island:
         return command(
@@ -98,10 +92,10 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
 
 
 def _state(place: WorkerPlace) -> tuple[str, ...]:
-    """Return the files and directories of Atoll, which no Python of users may see whatever else it sees.
+    """Return the files and directories of Atoll on this machine, which users' Python must never see.
 
     These are the registry of this user's clusters, the compiled programs with their key, usage, sessions on disk, the
-    join token of this host, the file of tenants, and what the engine knows.
+    join token of this host, the file of tenants, and the files in `hidden`.
     """
     paths = (
         str(registry_directory()),
@@ -116,9 +110,9 @@ def _state(place: WorkerPlace) -> tuple[str, ...]:
 
 
 def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0) -> dict[str, str]:
-    """A worker's environment: the user's, without what was meant for the user's own JAX.
+    """Return a worker's environment: that of this process, without the settings for the user's own JAX.
 
-    It sees the first `count` of the devices of these names, where such are known.
+    The worker sees the first `count` devices of `names`, if any.
     """
     env = {
         name: value

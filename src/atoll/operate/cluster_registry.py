@@ -25,8 +25,8 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.cluster.directories import registry_directory, sockets_base
 from atoll.cluster.processes.process_table import began, session_of, this_machine
-from atoll.engines.engine_options import registry_directory, sockets_base
 from atoll.errors import ClusterError
 from atoll.wire.address import parse_address
 

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.cluster.directories import default_cache_directory
+from atoll.cluster.directories import default_cache_directory, make_directory
 from atoll.cluster.processes.child import Child, wait_for_any
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.engine_options import EngineOptions, make_directory
+from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.ifrt.proxy_options import ProxyOptions, Ready

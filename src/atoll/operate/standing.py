@@ -12,11 +12,11 @@ from typing import BinaryIO
 
 from msgspec.structs import replace
 
-from atoll.cluster.directories import default_cache_directory, usage_file
+from atoll.cluster.directories import default_cache_directory, sockets_base, usage_file
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
-from atoll.engines.engine_options import EngineOptions, sockets_base
+from atoll.engines.engine_options import EngineOptions
 from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.ray_cluster import RayCluster, end_cluster
 from atoll.engines.start_engine import EngineProcess, check_settings

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
+from atoll.cluster.directories import sockets_base
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
@@ -24,7 +25,6 @@ from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process_runtime import StopEvent
 from atoll.engines.agent.agent_options import AgentOptions
 from atoll.engines.agent.local_worker import LocalWorker
-from atoll.engines.engine_options import sockets_base
 from atoll.engines.worker_command import WorkerPlace
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m

@@ -21,12 +21,12 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from atoll.cluster.directories import default_cache_directory, usage_file
+from atoll.cluster.directories import default_cache_directory, make_directory, usage_file
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
 from atoll.cluster.processes.process_table import cpu_ticks, switches
 from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, StartWatch
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.engine_options import EngineOptions, make_directory
+from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError
 from atoll.journal.persisted_state import check_persisted

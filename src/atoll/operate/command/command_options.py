@@ -48,7 +48,7 @@ def _check_platform(text: str | None) -> str | None:
 
 
 def _check_engine(text: str | None) -> str | None:
-    from atoll.engines.engine_kinds import check_engine
+    from atoll.engines.engine_interface import check_engine
 
     return _checked(check_engine, text)
 

@@ -10,8 +10,7 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.devices.device_kinds import KNOWN_PLATFORMS, check_platform
-from atoll.engines.engine_interface import HostStart
-from atoll.engines.engine_kinds import ENGINES, check_engine, make_engine
+from atoll.engines.engine_interface import ENGINES, HostStart, check_engine, make_engine
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.local import LocalEngine
 from atoll.engines.start_engine import EngineProcess
