@@ -17,7 +17,7 @@ from pathlib import Path
 
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
-from atoll.cluster.processes.child import Child
+from atoll.cluster.processes.child import Child, describe_exit
 from atoll.cluster.processes.client_directories import (
     claim,
     make_transfer_directory,
@@ -27,7 +27,6 @@ from atoll.cluster.processes.client_directories import (
     transfer_directory,
 )
 from atoll.cluster.processes.lifeline import watch_in_thread
-from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process_runtime import PYTHON_ENVIRONMENT_VARIABLE
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions

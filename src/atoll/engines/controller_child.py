@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from atoll.cluster.processes.child import LocalProcess, describe_exit
 from atoll.cluster.processes.leases import FAILED_STATUS
-from atoll.cluster.processes.local_process import LocalProcess, describe_exit
 from atoll.cluster.processes.process_runtime import command
 from atoll.controller_process.controller_options import (
     ALONE,

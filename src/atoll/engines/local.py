@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from atoll.cluster.processes.local_process import describe_exit
+from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.settings import OnOff

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
-from atoll.cluster.processes.forking import fork_quietly
+from atoll.cluster.processes.process_runtime import fork_quietly
 
 _PR_SET_PDEATHSIG = 1
 _MOST_DEPTH = 1_000_000  # of Python calls

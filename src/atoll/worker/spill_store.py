@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from atoll.cluster.processes.bugs import start_in
-from atoll.cluster.processes.memory import has_memory_for
+from atoll.cluster.processes.process_table import has_memory_for
 from atoll.devices.device import DeviceBackend
 from atoll.errors import OK, Code, Status, StatusError, status_of
 from atoll.host_services import host_data

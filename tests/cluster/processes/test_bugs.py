@@ -9,8 +9,8 @@ import textwrap
 import pytest
 
 from atoll.cluster.processes.bugs import described
+from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.leases import FAILED_STATUS
-from atoll.cluster.processes.local_process import describe_exit
 
 CASES = {
     "a thread": "threading.Thread(target=fail).start()",
@@ -91,7 +91,7 @@ def test_the_place_is_the_innermost_in_atoll_and_the_text_is_one_bounded_line():
     except TypeError as error:
         text = described(error)
     assert text.startswith("TypeError: '>=' not supported between instances of 'str' and 'int' ")
-    assert "(cluster/processes/local_process.py:" in text
+    assert "(cluster/processes/child.py:" in text
     assert described(ValueError("a\nb" + 10_000 * "c")).startswith("ValueError: a b" + 300 * "c")
     assert len(described(ValueError("a\nb" + 10_000 * "c"))) < 500
     assert described(KeyError()) == "KeyError"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.cluster.processes.exit_message import how_it_ended
+from atoll.cluster.processes.child import how_it_ended
 from atoll.errors import FrameError
 from atoll.host_services.python import python_process as module
 from atoll.host_services.python.python_process import PythonProcess

@@ -1,6 +1,6 @@
-"""A process that goes on, for a while, when the one that holds it has ended: another may take its place.
+"""A process that outlives its holder for a while, so that another process can adopt it.
 
-Who holds a process says so in a note, a file of which the held one knows. Holders have no need to be related.
+The holder of a process is named in a file that both know. Holders need not be related.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 class PidFile(msgspec.Struct, frozen=True):
-    """A file with a process, its holder, and the `directory` of the process."""
+    """The content of the file that names a process, its holder, and the `directory` of the process."""
 
     held: ProcessId
     holder: ProcessId
@@ -60,9 +60,9 @@ class PidFile(msgspec.Struct, frozen=True):
 
 
 def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None]) -> None:
-    """Calls `on_end` on the running loop once process `pid` has ended and the note has named no other for `seconds`.
+    """Call `on_end` on the running loop if process `pid` ends and the file names no other holder within `seconds`.
 
-    Where it does, that one is watched from then on.
+    If the file names another holder, watch that one from then on.
     """
     loop = asyncio.get_running_loop()
 
@@ -79,13 +79,13 @@ def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None
 
 
 class AdoptedProcess:
-    """A process that another one has started, and that this one holds now. Any thread may wait for its end."""
+    """A process that another process has started and that this one now holds. Methods may be called on any thread."""
 
     def __init__(self, process: ProcessId) -> None:
         self._process = process
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Blocks until it has ended, or for so many seconds: whether it has."""
+        """Block until the process has ended, or for `seconds`. Return whether it has ended."""
         descriptor = open_pid(self._process.pid) if self._process.runs else None
         if descriptor is None:
             return True
@@ -97,7 +97,7 @@ class AdoptedProcess:
             os.close(descriptor)
 
     def end(self) -> None:
-        """Ends it, by SIGKILL where it does not end within a few seconds."""
+        """End the process, with SIGKILL if it does not end within a few seconds."""
         with contextlib.suppress(ProcessLookupError):
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if self._process.runs:

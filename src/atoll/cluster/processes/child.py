@@ -1,16 +1,23 @@
-"""A child process of Atoll: it writes one line once it is up, or says why it is not."""
+"""Child processes: `Child` is waited for, `LocalProcess` is watched by the event loop."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
 import select
+import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, TypeVar
 
 import msgspec
 
+from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
+from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_runtime import command, end, own_environment
 from atoll.errors import ClusterError
 
@@ -21,10 +28,11 @@ END_SECONDS = 5.0
 
 
 class Child:
-    """A process in a session of its own, so that Ctrl-C reaches the command and not the process.
+    """A process of Atoll that writes one line when it is up or when its start has failed.
 
-    `options` has a field `ready_fd`. `who` names the process in errors; what it prints goes to the descriptor `output`;
-    `environment` is added to this process's own.
+    It has its own session, so Ctrl-C reaches the command but not the process. `options` has a field `ready_fd`. `who`
+    names the process in errors. The process prints to the descriptor `output`. `environment` is added to that of this
+    process.
     """
 
     def __init__(
@@ -37,7 +45,7 @@ class Child:
     ) -> None:
         self.who = who
         self._readable, writable = os.pipe()
-        # The user's choice of JAX platforms is for the user's own scripts.
+        # The user's choice of JAX platforms is only for the user's scripts.
         env = {**own_environment(), **(environment or {})}
         env.pop("JAX_PLATFORMS", None)
         try:
@@ -54,7 +62,7 @@ class Child:
             os.close(writable)
 
     def read(self, kind: type[Message], seconds: float = START_SECONDS) -> Message:
-        """The line that the process writes once it is up. Raises ClusterError where none comes."""
+        """Return the line that the process writes when it is up. Raise ClusterError if it writes none in time."""
         deadline = time.monotonic() + seconds
         line = b""
         try:
@@ -71,20 +79,20 @@ class Child:
         return msgspec.json.decode(line, type=kind)
 
     def leave(self) -> None:
-        """Leaves the process running: this process will end first, and does not wait for it."""
-        self.process.returncode = 0  # or Popen warns that it still runs
+        """Leave the process running when this process ends."""
+        self.process.returncode = 0  # otherwise Popen warns that it still runs
 
     def wait(self) -> None:
-        """Blocks until it has ended."""
+        """Block until the process has ended."""
         self.process.wait()
 
     def end(self) -> None:
-        """Ends the process, by SIGKILL where it does not end within a few seconds."""
+        """End the process, with SIGKILL if it does not end within a few seconds."""
         end(self.process, END_SECONDS)
 
 
 def wait_for_any(children: Sequence[Child]) -> Child:
-    """Blocks until one of them has ended, and returns it. A signal handler's exception ends the wait."""
+    """Block until one of the children has ended, and return it. An exception of a signal handler ends the wait."""
     poller = select.poll()
     descriptors = {os.pidfd_open(child.process.pid): child for child in children}
     try:
@@ -94,3 +102,85 @@ def wait_for_any(children: Sequence[Child]) -> Child:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+_LINES, _BYTES = 20, 4096
+
+
+class ExitMessage:
+    """Copies the `output` of a child process to standard error, on a thread, and keeps its last lines."""
+
+    def __init__(self, output: IO[bytes], name: str) -> None:
+        self._output = output
+        self._lines: collections.deque[bytes] = collections.deque(maxlen=_LINES)
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while line := self._output.readline(_BYTES):  # bounded, since the output may have no line breaks
+            self._lines.append(line)
+            with contextlib.suppress(OSError):
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+
+    def text(self, seconds: float) -> str:
+        """Return the last lines of a process that has ended. Wait up to `seconds` for output that is not read yet."""
+        self._thread.join(seconds)
+        return b"".join(self._lines)[-_BYTES:].decode(errors="replace").rstrip()
+
+
+def how_it_ended(process: subprocess.Popen[bytes], words: ExitMessage, seconds: float) -> str:
+    """Wait for the process, and describe its end, such as "exited with 3; its last lines: ..."."""
+    status = process.wait()
+    how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+    said = words.text(seconds)
+    return how + (f"; its last lines:\n{said}" if said else "")
+
+
+class LocalProcess:
+    """A child process whose end is reported on the running loop by one call of `on_end(status)`.
+
+    Its standard output is dropped: libraries print there, and users of scripts should not see that. The constructor
+    raises OSError.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_end: Callable[[int], None],
+        descriptors: tuple[int, ...] = (),
+    ) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=descriptors,
+        )
+        watch_in_loop(self._process.pid, lambda: on_end(self._process.wait()))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def terminate(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+
+def describe_exit(status: int) -> str:
+    """Describe an exit status, such as "exit status 1" or "killed by SIGSEGV"."""
+    if status == LAPSED_STATUS:
+        return "it received nothing from the controller for its lease"
+    if status == FAILED_STATUS:
+        return "a bug ended it: see its log"
+    if status >= 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-status).name}"
+    return f"killed by signal {-status}"

@@ -1,6 +1,6 @@
-"""A client's directories, and the removal of those whose client has died.
+"""The directories of clients and host agents, and the removal of those whose owner has been killed.
 
-Of a client and its proxy, the last one to end removes the client's directories. If both are killed, or if jaxlib ends
+The last one of a client and its proxy to end removes the client's directories. If both are killed, or if jaxlib ends
 the client's process because its proxy ended, the directories stay. Each directory names its owner, so later clients
 remove the directories of owners that do not run.
 """
@@ -22,20 +22,20 @@ from atoll.errors import ClusterError
 _OWNER = "owner"
 CLIENT_DIRECTORIES, HOST_DIRECTORIES = "client", "host"  # kinds, in the names of directories
 
-_chosen: dict[int, Path] = {}  # by the process that has chosen it: a fork has those of its parent, too
+_chosen: dict[int, Path] = {}  # by pid, since a fork also has the entry of its parent
 
 
 def transfer_directory(base: Path) -> Path:
     """Return the path of this process's transfer directory: atoll-PID-MACHINE-START-..., in `base`.
 
-    All clients of a process have the same, one after another: jaxlib asks for its name once.
+    It is the same for all clients of a process, since jaxlib asks for the path only once.
     """
     pid = os.getpid()
     return _chosen.setdefault(pid, base / f"atoll-{pid}-{_mark()}-{began(pid)}-{secrets.token_hex(4)}")
 
 
 def _mark() -> str:
-    """Return what distinguishes this machine's transfer directories from those of others that share the memory."""
+    """Return a mark that distinguishes transfer directories of this machine from those of others that share them."""
     return f"{zlib.crc32(this_machine().encode()):08x}"
 
 
@@ -45,23 +45,23 @@ def make_transfer_directory(directory: Path) -> None:
     Claim it first, so that a sweep removes it if this process is killed.
 
     Raises:
-        ClusterError: it exists, and is somebody else's.
+        ClusterError: it exists and belongs to another user.
     """
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     status = directory.lstat()
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-        raise ClusterError(f"{directory} is not this user's any more: start the script anew")
+        raise ClusterError(f"{directory} does not belong to this user any more: restart the script")
 
 
 def remove(directory: Path, transfer_directory: Path) -> None:
-    """Remove a client's directories. The one that names the other goes last, so that a sweep finds it until then."""
+    """Remove a client's directories. Remove `directory`, which names the other, last, so that sweeps find both."""
     shutil.rmtree(transfer_directory, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def in_use(transfer_directory: Path) -> bool:
-    """Return whether the process that the directory is named after runs; False for the name of anything else."""
+    """Return whether the process that a transfer directory is named after runs; False for other names."""
     with contextlib.suppress(ValueError):
         _, pid, _, started, _ = transfer_directory.name.split("-")
         return _runs(pid, started)
@@ -74,15 +74,15 @@ def _runs(pid: str, started: str) -> bool:
 
 
 def claim(directory: Path, transfer_directory: Path) -> None:
-    """Records this process as the owner of these directories."""
+    """Record this process as the owner of these directories."""
     pid = os.getpid()
     (directory / _OWNER).write_text(f"{pid} {began(pid)} {this_machine()}\n{transfer_directory}\n")
 
 
 def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
-    """Removes from `base`, and from shared memory, the directories of clients of this user that do not run any more.
+    """Remove the directories of this user's clients that do not run any more, from `base` and from shared memory.
 
-    With HOST_DIRECTORIES those of host agents, which are named and claimed likewise.
+    With HOST_DIRECTORIES, remove those of host agents from `base`.
     """
     if kind == CLIENT_DIRECTORIES:
         _sweep_transfer_directories()
@@ -97,9 +97,9 @@ def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
 
 
 def _sweep_transfer_directories() -> None:
-    """Remove this user's transfer directories whose process has ended, also where nothing names them any more.
+    """Remove this user's transfer directories whose process has ended, even if no other directory names them.
 
-    jaxlib ends a client's process when its proxy is killed, and a container's other files may be gone by then.
+    jaxlib ends a client's process when its proxy is killed, and other files of a container may be removed by then.
     """
     for base in transfer_bases():
         for directory in base.glob(f"atoll-*-{_mark()}-*-*"):
@@ -109,5 +109,5 @@ def _sweep_transfer_directories() -> None:
 
 
 def transfer_bases() -> tuple[Path, ...]:
-    """Return where transfer directories may be: shared memory, and the directory for temporary files."""
+    """Return the parents of transfer directories: shared memory, and the directory for temporary files."""
     return Path("/dev/shm"), Path(tempfile.gettempdir())

@@ -1,7 +1,7 @@
-"""A process that must not outlive another.
+"""Watch a process that this one must not outlive, or the lease that it grants.
 
-The watched process is held by a pidfd, so that a reused pid is no mistake, and its end is seen within a millisecond
-however it came. Threads that hang in native code do not matter: callers end their process by `os._exit`.
+A pidfd identifies the watched process, so a reused pid does no harm, and its end is detected within a millisecond.
+Callers end their process with `os._exit`, so threads that hang in native code do no harm.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from atoll.cluster.processes.leases import Leases
 
-_RENEWER = 0  # the one peer of a `Lease`
-_LOOKS = 8  # how often a lease is checked while it runs
+_RENEWER = 0  # the only peer of a `Lease`
+_LOOKS = 8  # checks per lease
 
 
 def open_pid(pid: int) -> int | None:
-    """A descriptor that becomes readable when process `pid` ends; None if it has ended already."""
+    """Return a descriptor that becomes readable when process `pid` ends, None if it has ended already."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -29,7 +29,7 @@ def open_pid(pid: int) -> int | None:
 
 
 def watch_in_loop(pid: int, on_end: Callable[[], None]) -> None:
-    """Calls `on_end` on the running loop once process `pid` has ended."""
+    """Call `on_end` on the running loop when process `pid` has ended."""
     loop = asyncio.get_running_loop()
     descriptor = open_pid(pid)
     if descriptor is None:
@@ -45,7 +45,7 @@ def watch_in_loop(pid: int, on_end: Callable[[], None]) -> None:
 
 
 def watch_in_thread(pid: int, on_end: Callable[[], None]) -> None:
-    """Calls `on_end` from a thread of its own once process `pid` has ended."""
+    """Call `on_end` on a separate thread when process `pid` has ended."""
 
     def wait() -> None:
         descriptor = open_pid(pid)
@@ -62,9 +62,9 @@ def watch_in_thread(pid: int, on_end: Callable[[], None]) -> None:
 
 
 class Lease:
-    """Calls `on_lapse` from a thread of its own when it is not renewed in time. It starts with the first renewal.
+    """A lease that starts with its first renewal, and calls `on_lapse` on a separate thread when it expires.
 
-    Where `on_lapse` returns, it starts again with the next.
+    If `on_lapse` returns, the lease starts again with the next renewal.
     """
 
     def __init__(self, on_lapse: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ class Lease:
         self._has_begun = False
 
     def renew(self, seconds: float) -> None:
-        """The lease runs for `seconds` from now on."""
+        """Let the lease run for `seconds` from now on."""
         with self._lock:
             self._leases.seconds, self._leases.period = seconds, seconds / _LOOKS
             self._leases.renew(_RENEWER, time.monotonic())

@@ -1,7 +1,7 @@
-"""Priorities of processes that work for tenants, on hosts that they share with the cluster's own processes.
+"""Priorities of tenants' processes, which share hosts with the processes of the cluster.
 
-Linux schedules in two steps where autogroups are on, which is the default: between sessions (`setsid`), then between
-the processes of one. A niceness counts within its session only, so the session needs one as well.
+With autogroups, which are the default, Linux schedules in two steps: between sessions (`setsid`), then between the
+processes of a session. The niceness of a process counts only within its session, so the session also needs one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from pathlib import Path
 
 
 def lower_priority(niceness: int) -> None:
-    """Make this process, and what it starts, yield to others: by `niceness` from 0 to 19.
+    """Lower the priority of this process and its future children by `niceness`, 0 to 19.
 
-    Lowers the session too if this process leads one. A system without autogroups has no other priority than the
-    process's, and needs none.
+    If this process leads a session, lower that of the session as well. Systems without autogroups do not need that.
     """
     os.nice(niceness)
     if os.getsid(0) == os.getpid():
@@ -23,14 +22,14 @@ def lower_priority(niceness: int) -> None:
 
 
 def restore_priority(leader: int) -> None:
-    """Give the session of process `leader` the usual priority, so that its processes end soon once they are killed.
+    """Give the session of process `leader` the usual priority, so that its processes end soon when they are killed.
 
-    A killed process frees its memory at its own priority.
+    A killed process frees its memory with its own priority.
     """
     _set_session_niceness(str(leader), 0)
 
 
 def _set_session_niceness(process: str, niceness: int) -> None:
-    """Set the niceness of the process's session. Does nothing if the process has ended, or there are no autogroups."""
+    """Set the niceness of a process's session. Do nothing if the process has ended or there are no autogroups."""
     with suppress(OSError):
         Path(f"/proc/{process}/autogroup").write_text(str(niceness))

@@ -1,4 +1,4 @@
-"""What Atoll's processes have in common: how one is started and ended, its options, logging and event loop."""
+"""The common parts of Atoll's processes: options, environment, logging, event loop, garbage collection, start, end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -23,41 +24,37 @@ Options = TypeVar("Options")
 
 
 def read_options(kind: type[Options]) -> Options:
-    """The process's options: one JSON argument, checked against `kind`."""
+    """Return the options of this process from its JSON argument, validated against `kind`."""
     return msgspec.json.decode(sys.argv[1].encode(), type=kind)
 
 
 def write_ready(descriptor: int, line: msgspec.Struct) -> None:
-    """Writes the one line that the process that started this one waits for; see `processes.child`.
-
-    Does nothing where no process waits: `descriptor` is -1 then.
-    """
+    """Write the line that the parent process waits for; see `processes.child`. Do nothing if `descriptor` is -1."""
     if descriptor >= 0:
         with contextlib.suppress(OSError):
             os.write(descriptor, msgspec.json.encode(line) + b"\n")
             os.close(descriptor)
 
 
-# Settings of Python that a user makes for a script, and that Atoll's processes do not inherit.
+# Settings of Python for the user's script, which Atoll's processes do not inherit.
 _OF_THE_SCRIPT = ("PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME")
 
-
-# Names of further variables that users' Python on the hosts gets of the workers' environment; "*": all.
+# Names of additional variables of the workers' environment for users' Python on the hosts; "*" for all.
 PYTHON_ENVIRONMENT_VARIABLE = "ATOLL_PYTHON_ENVIRONMENT"
 
 
 def own_environment() -> dict[str, str]:
-    """This process's environment without what is for the user's script; for a process of Atoll that it starts."""
+    """Return this process's environment, without settings for the user's script, for a child process of Atoll."""
     return {name: value for name, value in os.environ.items() if name not in _OF_THE_SCRIPT}
 
 
-# XLA's CPU client and NumPy take an array's memory afresh each time. In large pages, and kept by glibc instead of given
-# back as soon as 128 KiB of it are free, it takes a third of the CPU time to touch.
+# XLA's CPU client and NumPy allocate new memory for each array. Touching it takes a third of the CPU time with huge
+# pages, and if glibc keeps free memory instead of returning it to the system from 128 KiB on.
 _ARRAYS = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 
 
 def with_malloc_tuning(environment: dict[str, str]) -> dict[str, str]:
-    """Return `environment` with settings of malloc for a process that holds arrays, unless the user has set them."""
+    """Return `environment` with malloc settings for a process that holds arrays, unless the user has set them."""
     return {"GLIBC_TUNABLES": _ARRAYS} | environment
 
 
@@ -70,12 +67,12 @@ def trim_malloc() -> None:
 
 
 def command(module: str, options: msgspec.Struct) -> list[str]:
-    """The command line that starts `module` with `options`."""
+    """Return the command line that starts `module` with `options`."""
     return [sys.executable, "-P", "-m", module, msgspec.json.encode(options).decode()]
 
 
 def end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Ends a child of this process: SIGTERM, and SIGKILL where it runs on for `seconds`."""
+    """End a child process with SIGTERM, and with SIGKILL if it still runs after `seconds`."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
@@ -86,7 +83,7 @@ def end(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def start_logging(name: str) -> None:
-    """Warnings and worse to standard error; ATOLL_LOG=debug (or info) for more. On SIGUSR1, where each thread is."""
+    """Log warnings and errors to standard error, more with ATOLL_LOG=info or debug. Dump all stacks at SIGUSR1."""
     faulthandler.register(signal.SIGUSR1, file=2)
     level = os.environ.get("ATOLL_LOG", "warning").upper()
     handler = logging.StreamHandler(sys.stderr)
@@ -95,7 +92,7 @@ def start_logging(name: str) -> None:
 
 
 class _Printable(logging.Formatter):
-    """Escapes what users chose to have in a log that an operator reads in a terminal."""
+    """Escapes unprintable characters that users may have put into a log that an operator reads in a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_text(super().format(record))
@@ -103,9 +100,9 @@ class _Printable(logging.Formatter):
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """For the part of a process's start that imports JAX and opens its devices: without the garbage collector.
+    """Disable the garbage collector while a process imports JAX and opens its devices.
 
-    What that makes stays for good. To look through it again and again while it grows is a fifth of a worker's start.
+    These objects are permanent, and collections would take a fifth of a worker's start.
     """
     gc.disable()
     try:
@@ -115,33 +112,32 @@ def starting() -> Iterator[None]:
         gc.enable()
 
 
-# Objects that were made and are alive, until the garbage collector looks: Python's own bound is 700.
-_COLLECT_AFTER = 50_000
+_COLLECT_AFTER = 50_000  # new objects between two garbage collections; Python's default is 700
 
 
 def freeze_gc() -> None:
-    """Exclude the objects that exist now from garbage collection, since they stay, and collect rarely.
+    """Exclude the present objects from garbage collection, since they are permanent, and collect rarely.
 
-    Modules alone are some hundred thousand objects, and a collection that visits them takes 50 ms or more. From now on
-    it looks rarely: thousands of objects are alive while gangs are in flight, and hardly any refer to themselves.
+    Modules have some hundred thousand objects, and a collection that visits them takes 50 ms or more. Later objects
+    hardly ever form cycles, but there are thousands of them while gangs are in flight.
     """
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
 
 
 class StopEvent(asyncio.Event):
-    """Set if this process is to end. `reason` is the name of the signal that asked for it."""
+    """Set when this process is asked to end. `reason` is the name of the signal that asked for it."""
 
     reason = ""
 
     def set_by(self, number: signal.Signals) -> None:
-        """Set it because of a signal."""
+        """Set the event because of a signal."""
         self.reason = self.reason or number.name
         self.set()
 
 
 def run_loop(main: Callable[[StopEvent], Coroutine[Any, Any, None]]) -> None:
-    """Runs `main(stop)` to its end, on uvloop where it is installed; SIGTERM and SIGINT set `stop`."""
+    """Run `main(stop)` to its end, on uvloop if it is installed. SIGTERM and SIGINT set `stop`."""
 
     async def body() -> None:
         stop = StopEvent()
@@ -157,4 +153,15 @@ def run_loop(main: Callable[[StopEvent], Coroutine[Any, Any, None]]) -> None:
     else:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(body())
-    gc.freeze()  # the process ends: Python would look through all that it has once more
+    gc.freeze()  # so that Python does not visit all objects again at exit
+
+
+def fork_quietly() -> int:
+    """Call `os.fork` without the warnings about threads.
+
+    Python and JAX warn about locks that other threads may hold. The child must take none of these, and must end with
+    `os._exit`. Raise OSError if the fork fails.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()

@@ -1,4 +1,4 @@
-"""What the kernel knows about the processes of this machine."""
+"""Read what the kernel reports about this machine, its processes and its memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def this_machine() -> str:
 
 
 def began(pid: int) -> int | None:
-    """When a process began, in ticks of the machine's clock; None for one that has ended, reaped or not.
+    """Return the start time of a process in clock ticks since boot; None if it has ended, reaped or not.
 
-    Together with its pid, that names a process for good: pids are used again.
+    The pid and the start time together identify a process, since the kernel reuses pids.
     """
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """The process itself, its parent, the parent's parent, and so on, as far as this process can see."""
+    """Yield the process, its parent, the parent's parent, and so on, as far as this process can see."""
     while pid > 0:
         yield pid
         fields = _stat(pid)
@@ -30,19 +30,19 @@ def ancestors(pid: int) -> Iterator[int]:
 
 
 def session_of(pid: int) -> int:
-    """The leader of the process's session; -1 for one that has ended."""
+    """Return the leader of the process's session; -1 if the process has ended."""
     fields = _stat(pid)
     return int(fields[3]) if fields else -1
 
 
 def cpu_ticks(pid: int) -> int:
-    """The CPU time that a process has used, in ticks of 10 ms as a rule; 0 for one that has ended."""
+    """Return the CPU time that a process has used, in ticks of usually 10 ms; 0 if it has ended."""
     fields = _stat(pid)
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
 def switches(pid: int) -> int:
-    """How often the main thread of a process has given up its CPU, or lost it; 0 for one that has ended."""
+    """Return the number of context switches of a process's main thread; 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -51,10 +51,21 @@ def switches(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third (the state) on; none for a process that has ended."""
+    """Return the fields of /proc/PID/stat from the third (the state) on; [] if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
     fields = text[text.rindex(")") + 2 :].split()
     return [] if fields[0] in "ZX" else fields
+
+
+# The part of the memory that must stay free. With less, the kernel may end any process.
+_LEAST = 1 / 16
+
+
+def has_memory_for(nbytes: int) -> bool:
+    """Return whether enough memory remains free if `nbytes` more are used. Page cache counts as free."""
+    with open("/proc/meminfo") as lines:
+        found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return (found["MemAvailable"] << 10) - nbytes >= (found["MemTotal"] << 10) * _LEAST

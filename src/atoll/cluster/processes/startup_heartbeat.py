@@ -1,8 +1,8 @@
-"""A child process that starts, and gives signs of life until it is ready.
+"""The heartbeat of a child process until it is ready, and its watch by the parent.
 
-A sign is a word of its own, or CPU time. Who imports computes; and who waits for something that takes as long as
-it takes, such as XLA for the other hosts of an island, says so each second, from a thread. A process that does neither
-hangs: it is stopped, say, or an import does not return. Nobody else would miss it: it is connected to nothing yet.
+A process that imports uses CPU time. A process that waits, as XLA does for the other hosts of an island, writes to a
+pipe each second, from a thread. A process that does neither hangs: for example, it is stopped, or an import does not
+return. Only the parent can detect that, since the process has no connections yet.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from atoll.cluster.processes.child import LocalProcess
 from atoll.cluster.processes.leases import Leases
-from atoll.cluster.processes.local_process import LocalProcess
 from atoll.cluster.processes.process_table import cpu_ticks
 
-SIGN_SECONDS = 1.0  # between two words of a process that waits
-LOOK_SECONDS = 0.25  # between two looks at a process
-_PROCESS = 0  # the one peer of the lease
+SIGN_SECONDS = 1.0  # between two messages of a process that waits
+LOOK_SECONDS = 0.25  # between two checks of a process
+_PROCESS = 0  # the only peer of the lease
 
 
 class StartupHeartbeat:
-    """What a process says while it starts, to the one that has started it: to nobody where `descriptor` is -1."""
+    """Sends the progress of a process that starts to its parent, on `descriptor`; to nobody if that is -1."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -34,23 +34,23 @@ class StartupHeartbeat:
 
     @classmethod
     def of_arguments(cls) -> StartupHeartbeat:
-        """Of this process, where a `StartingProcess` has started it."""
+        """Return the heartbeat of this process, with a descriptor if a `StartingProcess` has started it."""
         return cls(int(sys.argv[2]) if len(sys.argv) > 2 else -1)
 
-    def say(self, what: str) -> None:
-        """What it does from now on, as in "imported JAX"; for people."""
+    def say(self, activity: str) -> None:
+        """Send what the process does from now on, such as "imported JAX", for messages about a hang."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # nobody reads, or not as fast
-                os.write(self._descriptor, what.encode() + b"\n")
+            with contextlib.suppress(OSError):  # nobody reads, or the pipe is full
+                os.write(self._descriptor, activity.encode() + b"\n")
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Says so again and again: what is done here may take its time without any other sign of life."""
+    def waiting(self, activity: str) -> Iterator[None]:
+        """Send the activity each second within this block, which may take long without CPU time."""
         over = threading.Event()
 
         def repeat() -> None:
             while not over.is_set():
-                self.say(what)
+                self.say(activity)
                 over.wait(SIGN_SECONDS)
 
         thread = threading.Thread(target=repeat, name="atoll-start", daemon=True)
@@ -62,14 +62,14 @@ class StartupHeartbeat:
             thread.join()
 
     def ready(self) -> None:
-        """It has started: from now on others notice where it is silent."""
+        """End the heartbeat: the process has started, and its peers detect its silence from now on."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class StartWatch:
-    """Whether a process that starts has been silent for more than `seconds`. Pure: the caller brings the time."""
+    """Detects that a process that starts has been silent for more than `seconds`. Pure: the caller passes the time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -77,7 +77,11 @@ class StartWatch:
         self._used = -1
 
     def is_silent(self, now: float, used: int, *, has_spoken: bool) -> bool:
-        """To be asked every `LOOK_SECONDS`: it has spoken since, or not; `used` grows while it runs."""
+        """Return whether the process has been silent for too long. Call this every `LOOK_SECONDS`.
+
+        `used` is a number that grows while the process runs. `has_spoken` says if it has sent anything since the last
+        call.
+        """
         if has_spoken or used > self._used:
             self._used = used
             self._leases.renew(_PROCESS, now)
@@ -85,11 +89,11 @@ class StartWatch:
 
 
 class StartingProcess(LocalProcess):
-    """A child that gives `StartupHeartbeat`, and is killed where it gives none for `seconds` while it starts.
+    """A child with a `StartupHeartbeat`, which is killed if that stops for `seconds` before it is ready.
 
-    The number of their descriptor is added to its command, whose only argument are its options.
-    `on_end(status, reason)` is called as that of a LocalProcess; `reason` says why it was killed while it started, ""
-    where it has ended otherwise. Raises OSError.
+    The number of the heartbeat's descriptor is appended to `command`, whose only argument is the options.
+    `on_end(status, reason)` is called once on the running loop; `reason` says why the process was killed while it
+    started, "" otherwise. The constructor raises OSError.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class StartingProcess(LocalProcess):
             self.give_up(f"it gave no sign of life for {seconds} while it {self._did}, and was killed")
 
     def give_up(self, reason: str) -> None:
-        """Kills it where it still starts, which it will not do for this reason. Does nothing once it is ready."""
+        """Kill the process if it still starts, since its start must fail for this reason."""
         if self._readable >= 0:
             self._reason = reason
             self._stop_watching()

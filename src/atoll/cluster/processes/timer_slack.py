@@ -1,10 +1,10 @@
-"""Lets the kernel wake jaxlib's client less often.
+"""Let the kernel wake jaxlib's client less often.
 
-A thread of jaxlib's IFRT proxy client looks every 50 us for releases of arrays to send on, for as long as the process
-lives (`RpcHelper::Batcher` in XLA). With the kernel's usual timer slack, that is 8,000 times per second and 13 % of a
-core. With a slack of 2 ms, it is 500 times and 2 %; with 20 ms, 50 times and 0.2 %. Any other request takes the waiting
-releases along: if a client sends nothing else, its arrays are released up to 20 ms later. A thread inherits the slack
-of the thread that creates it.
+A thread of jaxlib's IFRT proxy client checks every 50 us for releases of arrays to send, for as long as the process
+lives (`RpcHelper::Batcher` in XLA). With the kernel's default timer slack, it wakes 8,000 times per second and uses
+13 % of a core. With a slack of 2 ms, it wakes 500 times and uses 2 %; with 20 ms, 50 times and 0.2 %. Any other request
+also sends the waiting releases. If a client sends no request, its arrays are released up to 20 ms later. A thread
+inherits the slack of the thread that creates it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 def relaxed() -> Iterator[None]:
     """Let the threads that this thread creates in this block sleep up to 20 ms longer than they ask for.
 
-    Only sleeps and timeouts take longer: a thread that waits for an event wakes as promptly as before. If the platform
-    has no timer slack, nothing changes.
+    A thread that waits for an event wakes as promptly as before. If the platform has no timer slack, do nothing.
     """
     if not sys.platform.startswith("linux"):
         yield

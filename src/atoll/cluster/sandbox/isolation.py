@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.cluster.processes.forking import fork_quietly
+from atoll.cluster.processes.process_runtime import fork_quietly
 from atoll.cluster.sandbox import kernel, landlock, system_calls
 from atoll.cluster.sandbox.file_system import Trees, build, interpreter_paths, map_grants, proc_paths, system_paths
 from atoll.cluster.sandbox.grants import Sandbox, View

@@ -18,10 +18,10 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.directories import sockets_base
+from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.process_runtime import StopEvent
 from atoll.engines.agent.agent_options import AgentOptions
 from atoll.engines.agent.local_worker import LocalWorker

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.cluster.directories import make_directory
+from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim
-from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.engines.engine_interface import HostStart
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment

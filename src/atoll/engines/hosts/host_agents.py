@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from atoll.cluster.processes.local_process import describe_exit
+from atoll.cluster.processes.child import describe_exit
 from atoll.engines.engine_interface import HostEnd
 from atoll.engines.hosts.rank_assignment import Candidate
 from atoll.protocol import messages as m

@@ -15,8 +15,8 @@ from dataclasses import replace
 from itertools import count
 
 from atoll._version import __version__
+from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
-from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.settings import OnOff
 from atoll.cluster.topology import RankSlot
 from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart

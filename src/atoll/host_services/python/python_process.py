@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from atoll.cluster.processes.bugs import described, start_in
-from atoll.cluster.processes.exit_message import ExitMessage, how_it_ended
+from atoll.cluster.processes.child import ExitMessage, how_it_ended
 from atoll.cluster.processes.priorities import restore_priority
 from atoll.cluster.processes.process_runtime import (
     PYTHON_ENVIRONMENT_VARIABLE,
