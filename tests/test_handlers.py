@@ -78,7 +78,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("host_services/python/python_sessions.py", "PythonSessions._wanted.send"),
             ("ifrt/pending_request.py", "PendingRequest._answer"),
             ("ifrt/requests/__init__.py", "handle_request"),
-            ("ifrt/unary.py", "unary.method.on_message"),
+            ("ifrt/buffer_service.py", "unary.method.on_message"),
             ("worker/spill_store.py", "SpillStore._copy"),
             ("worker/spill_store.py", "SpillStore._task.run"),
             ("worker/spill_store.py", "SpillStore.spill"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from atoll.errors import StatusError
-from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE
+from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE, OUT_OF_SEQUENCE, ResponseStream
 from atoll.protocol import messages as m
-from tests.ifrt.rig import Rig
+from atoll.protocol.ifrt import session_pb2
+from tests.ifrt.rig import Rig, on
 from tests.session.fake_cluster import WINDOW
 
 
@@ -52,8 +55,8 @@ def test_a_client_goes_on_when_neither_the_window_nor_a_migration_holds_it_back(
     [
         ([1], 2, "1 handles for 2"),
         ([1, 1], 2, "2 handles for 2"),
-        ([0], 1, "0 is no handle"),
-        ([FIRST_MINTED_HANDLE], 1, "is no handle"),
+        ([0], 1, "0 is not a valid handle"),
+        ([FIRST_MINTED_HANDLE], 1, "is not a valid handle"),
     ],
 )
 def test_handles_that_a_client_cannot_choose_are_refused(rig: Rig, given, count, text):
@@ -70,3 +73,77 @@ def test_a_future_is_asked_about_once(rig: Rig):
     rig.session.take_future(handle)
     with pytest.raises(StatusError, match="unknown future"):
         rig.session.take_future(handle)
+
+
+# ---- how responses are numbered: jaxlib's client forgets python stacks only while the sequence has no gap
+
+
+class Client:
+    """What jaxlib's client does with the numbers of responses, for as long as it is done with each at once.
+
+    It is never done with the response to Init, nor with those to what its batcher sends.
+    """
+
+    def __init__(self) -> None:
+        self.stacks: list[int] = []  # that it keeps
+        self.done: set[int] = set()
+        self.next = 0
+        self.ended: dict[int, list[int]] = {}
+
+    def request(self, stack: int) -> None:
+        if stack:
+            self.stacks.append(stack)
+
+    def response(self, response: Any, batched: bool = False) -> None:
+        kind, number = response.WhichOneof("kind"), response.meta.seq_num
+        if batched or kind is None:
+            return
+        assert number not in self.ended or number == OUT_OF_SEQUENCE
+        self.ended[number] = list(response.meta.destroyed_user_context_ids)
+        if kind == "init":
+            return
+        self.done.add(number)
+        while self.next in self.done:
+            for stack in self.ended.pop(self.next):
+                self.stacks.remove(stack)
+            self.next += 1
+
+
+def stream() -> tuple[ResponseStream, list[Any]]:
+    sent: list[Any] = []
+    return ResponseStream(lambda data: sent.append(session_pb2.Response.FromString(data))), sent
+
+
+def test_the_sequence_has_no_gap_whatever_is_sent_beside_it():
+    responses, sent = stream()
+    for i in range(6):
+        send = responses.send if i % 2 else responses.send_out_of_sequence
+        send(session_pb2.Response(), 0)
+    assert [each.meta.seq_num for each in sent] == [OUT_OF_SEQUENCE, 0, OUT_OF_SEQUENCE, 1, OUT_OF_SEQUENCE, 2]
+
+
+def test_stacks_that_end_out_of_sequence_are_named_by_the_next_of_the_sequence():
+    responses, sent = stream()
+    responses.send_out_of_sequence(session_pb2.Response(), 5)
+    responses.ended_contexts.append(6)
+    responses.send(session_pb2.Response(), 7)
+    responses.send(session_pb2.Response(), 0)
+    assert [sorted(each.meta.destroyed_user_context_ids) for each in sent] == [[], [5, 6, 7], []]
+
+
+def test_a_client_keeps_no_more_stacks_than_its_arrays_have(rig: Rig):
+    """A loop that makes, deletes, and destructs arrays, each request with a stack of its own."""
+    client = Client()
+    client.request(0)
+    client.response(rig.ask("init", stack=0))
+    rig.make(1, on(0))
+    for i in range(2, 50):
+        client.request(i)
+        client.response(rig.ask("copy_arrays", arrays=[i - 1], device_ids=[i % 4], results=[i], stack=i))
+        deletion = rig.ask("delete_array", arrays=[i - 1], stack=0)
+        client.response(deletion, batched=True)
+        future = deletion.delete_array.deletion_future_handle
+        client.response(rig.ask("check_future", future=future, stack=0), batched=True)
+        client.response(rig.ask("destruct_array", arrays=[i - 1], stack=0), batched=True)
+        assert len(client.stacks) <= 2  # that of the array, and that of the one before: the next response names it
+    assert not rig.session.deletions

@@ -32,8 +32,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
-from atoll.ifrt.proxy_options import ProxyOptions, Ready
-from atoll.ifrt.start_proxy import start_proxy
+from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
 from atoll.operate.cluster_registry import register_embedded
 from atoll.operate.joining import reach
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE

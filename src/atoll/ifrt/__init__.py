@@ -1,1 +1,1 @@
-"""The client's proxy: speaks the IFRT proxy protocol with jaxlib's own C++ client, and Atoll's with the cluster."""
+"""The client's proxy. It speaks the IFRT proxy protocol with jaxlib's client, and Atoll's protocol with the cluster."""

@@ -1,6 +1,6 @@
-"""The RPCs that carry host buffers beside a session's stream.
+"""The unary methods of the proxy's service, and the RPCs that carry host buffers beside a session's stream.
 
-Memory is taken as bytes come: a client that announces more than it sends costs nothing.
+Memory is allocated as bytes arrive, so a client that announces more than it sends costs nothing.
 """
 
 from __future__ import annotations
@@ -15,27 +15,45 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import Code, StatusError, invalid
+from atoll.errors import Code, StatusError, invalid, status_of
 from atoll.grpc import Call
 from atoll.ifrt.host_buffer_store import HostBuffers, Stored
-from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import transport_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.host_buffers import contents_header, contents_of
 from atoll.transfers.host_memory import aligned
 
 STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
-# Buffers go back to the client in messages of this size.
-_CHUNK = 1 << 20
-# Once so many bytes after a part have been queued, nothing of it is in a queue of the connection (`grpc.http2.send`).
+_CHUNK = 1 << 20  # bytes of a buffer per message to the client
+# Once this many bytes have been queued after a part, the part has left the connection's queues (`grpc.http2.send`).
 _UNSENT = 4 << 20
 MAX_HOST_BUFFER = 1 << 38
 
 
-class BufferService:
-    """`buffers_of(session)` are the host buffers of a session by its number: it raises NOT_FOUND.
+def unary(kind: Any, handle: Callable[[Any], Any]) -> Callable[[Call], None]:
+    """Return a method that takes one message of `kind`. `handle` returns the reply, or raises."""
 
-    With a `transfer_directory`, a client on this machine may leave its buffers there as files.
+    def method(call: Call) -> None:
+        def on_message(data: bytes | memoryview) -> None:
+            try:
+                reply = handle(codec.parse(kind, bytes(data)))
+            except Exception as error:
+                status = status_of(error)
+                call.finish(status.code, status.message)
+                return
+            call.send(reply.SerializeToString())
+            call.finish()
+
+        call.on_message = on_message
+
+    return method
+
+
+class BufferService:
+    """The methods for host buffers.
+
+    `buffers_of(number)` returns the host buffers of a session, or raises NOT_FOUND. If there is a `transfer_directory`,
+    clients on this machine may put buffers there as files.
     """
 
     def __init__(self, buffers_of: Callable[[int], HostBuffers], transfer_directory: str = "") -> None:
@@ -55,10 +73,10 @@ class BufferService:
         try:
             metadata = codec.parse(transport_pb2.HostBufferStoreMetadata, call.metadata.get(STORE_HEADER, b""))
             buffers = self._buffers_of(metadata.session_id)
-            call.admit()  # who knows the number is that session's client
+            call.admit()  # only the session's client knows its number
             size = metadata.buffer_size
             if not 0 <= size <= MAX_HOST_BUFFER:
-                raise invalid(f"a host buffer of {size} bytes")
+                raise invalid(f"a host buffer of {size} bytes is invalid: the limit is {MAX_HOST_BUFFER} bytes")
         except StatusError as error:
             call.finish(error.status.code, error.status.message)
             return
@@ -74,7 +92,7 @@ class BufferService:
                 return
             received += len(part)
             if received > size:
-                call.finish(int(Code.INVALID_ARGUMENT), f"over {size} bytes came for a buffer of that size")
+                call.finish(int(Code.INVALID_ARGUMENT), f"a host buffer of {size} bytes received more bytes than that")
                 return
             copy = aligned(len(part))
             copy[:] = np.frombuffer(part, np.uint8)
@@ -82,7 +100,7 @@ class BufferService:
 
         def on_half_close() -> None:
             if received != size:
-                call.finish(int(Code.INVALID_ARGUMENT), f"{received} of {size} bytes came")
+                call.finish(int(Code.INVALID_ARGUMENT), f"a host buffer of {size} bytes received only {received}")
                 return
             try:
                 buffers.put(metadata.handle, Stored(parts, size))
@@ -121,26 +139,27 @@ class BufferService:
         buffers = self._buffers_of(metadata.session_id)
         if self._directory is None:
             raise StatusError(Code.FAILED_PRECONDITION, "this proxy shares no directory with its client")
-        # The client names its files by the handle, as a C++ int.
+        # The client names its files by the handle, printed as a C++ int.
         handle = (metadata.handle + 2**31) % 2**32 - 2**31
         path = self._directory / f"lt_{handle}"
-        try:  # without blocking, should a pipe be there
+        try:  # O_NONBLOCK, in case the file is a pipe
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise StatusError(Code.NOT_FOUND, f"no host buffer in the shared directory: {error.strerror}") from None
+            text = f"the shared directory has no file {path.name} for a host buffer: {error.strerror}"
+            raise StatusError(Code.NOT_FOUND, text) from None
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size != metadata.buffer_size:
             os.close(descriptor)
-            raise invalid("a file in the shared directory is none, or has not the size that was announced")
+            raise invalid(f"{path.name} in the shared directory must be a regular file of {metadata.buffer_size} bytes")
         path.unlink(missing_ok=True)
         buffers.put(metadata.handle, Stored((), metadata.buffer_size, descriptor))
         return transport_pb2.HostBufferReadFromDiskReply()
 
 
 async def _send_chunks(call: Call, stored: Stored) -> None:
-    """Sends a buffer's parts as they come, and gives their memory back when they have left."""
+    """Send a buffer's parts as they arrive, and release their memory once they have been sent."""
     index = 0
-    sent: deque[int] = deque()  # the sizes of the parts that are held
+    sent: deque[int] = deque()  # bytes of the parts whose memory is still held
     try:
         while (part := await stored.part(index)) is not None:
             index += 1

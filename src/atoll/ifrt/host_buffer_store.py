@@ -1,7 +1,7 @@
-"""The host buffer store: bytes on their way between the client and the workers.
+"""The host buffer store, which holds bytes that are sent between the client and the workers.
 
-A buffer may come before or after the request that uses it, and is sent on when both are there. So a slow buffer delays
-only its own array.
+A buffer may arrive before or after the request that uses it, and is forwarded when both have arrived. So a slow buffer
+delays only its own array.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MAX_STORED_BYTES = 16 << 30
 
 
 class Stored:
-    """A buffer: parts in memory, or `nbytes` of a file. It may still be growing, and end with an error instead.
+    """A buffer, which is parts in memory or `nbytes` of a file. Until it is complete, parts are added, or it fails.
 
-    Each part comes with what to call when its memory may be used again.
+    Each added part has a function to call when its memory may be reused.
     """
 
     __slots__ = ("_changed", "_dones", "_released", "complete", "contents", "descriptor", "nbytes", "status")
@@ -31,7 +31,7 @@ class Stored:
         self.complete = complete
         self.status = OK
         self._dones: list[Callable[[], None]] = []
-        self._released = 0  # parts whose memory was given back
+        self._released = 0  # parts whose memory was released
         self._changed = asyncio.Event()
 
     def add(self, content: Any, done: Callable[[], None]) -> None:
@@ -40,13 +40,13 @@ class Stored:
         self._changed.set()
 
     def finish(self, status: Status = OK) -> None:
-        """There will be no more parts."""
+        """Complete the buffer, or fail it."""
         self.complete = True
         self.status = status
         self._changed.set()
 
     async def part(self, index: int) -> Any | None:
-        """Part number `index`, when it has come; None after the last. Raises the error that the buffer ended with."""
+        """Return part number `index` once it has arrived, or None after the last. Raise the buffer's error."""
         while index >= len(self.contents):
             if self.complete:
                 self.status.raise_if_error()
@@ -54,11 +54,11 @@ class Stored:
             self._changed.clear()
             await self._changed.wait()
         if index < self._released:
-            raise StatusError(Code.FAILED_PRECONDITION, "contents of an array can be fetched once")
+            raise StatusError(Code.FAILED_PRECONDITION, "the contents of an array can be fetched only once")
         return self.contents[index]
 
     def release(self, count: int) -> None:
-        """The first `count` parts have been sent to the client: the memory of those that came with one is free."""
+        """Release the memory of the first `count` parts, which have been sent to the client."""
         for index in range(self._released, min(count, len(self._dones))):
             self.contents[index] = b""
             self._dones[index]()
@@ -77,7 +77,7 @@ class Stored:
 
 
 class HostBuffers:
-    """A session's buffers by handle."""
+    """The host buffers of one session, by handle."""
 
     def __init__(self) -> None:
         self._stored: dict[int, Stored] = {}
@@ -85,14 +85,19 @@ class HostBuffers:
         self._bytes = 0
 
     def put(self, handle: int, stored: Stored) -> None:
-        """A buffer has come. Raises where the session holds too much."""
+        """Store a buffer, or pass it to the request that waits for it.
+
+        Raise RESOURCE_EXHAUSTED if the session holds too many bytes.
+        """
         wanted = self._wanted.pop(handle, None)
         if wanted is not None:
             wanted(stored)
             return
         if self._bytes + stored.nbytes > MAX_STORED_BYTES:
             stored.drop()
-            raise StatusError(Code.RESOURCE_EXHAUSTED, f"over {MAX_STORED_BYTES >> 30} GiB of host buffers")
+            raise StatusError(
+                Code.RESOURCE_EXHAUSTED, f"the session holds more than {MAX_STORED_BYTES >> 30} GiB of host buffers"
+            )
         previous = self._stored.pop(handle, None)
         if previous is not None:
             self._bytes -= previous.nbytes
@@ -101,7 +106,7 @@ class HostBuffers:
         self._bytes += stored.nbytes
 
     def consume(self, handle: int, then: Callable[[Stored], None]) -> None:
-        """Gives the buffer to `then`, now or when it comes; it is no longer in the store."""
+        """Pass the buffer to `then`, now or when it arrives, and remove it from the store."""
         stored = self._stored.pop(handle, None)
         if stored is None:
             self._wanted[handle] = then

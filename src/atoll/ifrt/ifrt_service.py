@@ -1,4 +1,4 @@
-"""The RPCs of the IFRT proxy service: the version handshake and the stream of a session."""
+"""The RPCs of the IFRT proxy service: the version handshake and the stream of a session's requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 
 from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
 from atoll.grpc import Call
-from atoll.ifrt.buffer_service import BufferService
+from atoll.ifrt.buffer_service import BufferService, unary
 from atoll.ifrt.host_buffer_store import HostBuffers
 from atoll.ifrt.ifrt_session import IfrtSession
-from atoll.ifrt.request_recording import record_requests
 from atoll.ifrt.requests import handle_request, refuse_request
-from atoll.ifrt.unary import unary
+from atoll.ir.types import nbytes
 from atoll.protocol.ifrt import session_pb2, transport_pb2
 from atoll.protocol.translation import codec
 from atoll.security.tokens import TOO_MANY, Guesses
@@ -26,20 +25,20 @@ from atoll.session.cluster_session import ClusterSession
 from atoll.wire.address import Address
 
 _log = logging.getLogger(__name__)
-
 SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
 SESSION_HEADER = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
-# What this server speaks: requests as of these protocol versions, serialized values up to this version.
+# The supported versions of the proxy protocol, and the latest version of serialized values.
 MIN_PROTOCOL, MAX_PROTOCOL = 16, 25
 MAX_SERDES = 6
-# How long a client that may not open a session has for the request that is answered so.
+# A refused client has this long to send its first request, which is answered with the reason.
 _REFUSAL_SECONDS = 5.0
-# How long requests that are under way have when their cluster is lost.
+# Pending requests have this long to fail after their cluster was lost.
 _LOST_SECONDS = 2.0
+OnMessage = Callable[[bytes | memoryview], Any]
 
 
 class Service:
-    """Serves clients; `open_session()` opens a session with the cluster for each."""
+    """The service for IFRT clients. `open_session()` opens a session with the cluster for each client."""
 
     def __init__(
         self,
@@ -81,8 +80,8 @@ class Service:
             raise StatusError(
                 Code.FAILED_PRECONDITION,
                 f"this client's jaxlib speaks IFRT proxy protocol {low.protocol_version} to {high.protocol_version} "
-                f"with values of version {low.ifrt_serdes_version_number} to {high.ifrt_serdes_version_number}; Atoll "
-                f"speaks {MIN_PROTOCOL} to {MAX_PROTOCOL} with values up to {MAX_SERDES}: "
+                f"with values of version {low.ifrt_serdes_version_number} to {high.ifrt_serdes_version_number}, and "
+                f"Atoll speaks {MIN_PROTOCOL} to {MAX_PROTOCOL} with values up to {MAX_SERDES}: "
                 + (
                     "install a newer jax"
                     if high.protocol_version < MIN_PROTOCOL
@@ -100,9 +99,8 @@ class Service:
         try:
             metadata = codec.parse(transport_pb2.SessionMetadata, call.metadata.get(SESSION_HEADER, b""))
             if not MIN_PROTOCOL <= metadata.version.protocol_version <= MAX_PROTOCOL:
-                raise StatusError(
-                    Code.FAILED_PRECONDITION, f"protocol {metadata.version.protocol_version} is not spoken here"
-                )
+                text = f"IFRT proxy protocol {metadata.version.protocol_version} is not supported"
+                raise StatusError(Code.FAILED_PRECONDITION, text)
             self._check_token(metadata.initialization_data, call.peer)
         except StatusError as error:
             _refuse(call, error.status)
@@ -115,7 +113,7 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, call: Call) -> None:
-        """Opens a session for a stream whose requests are held back, and has them handled."""
+        """Open a session for a stream whose requests are held back, and start to handle them."""
         try:
             cluster = await self._open_session()
         except AtollError as error:
@@ -126,7 +124,7 @@ class Service:
         if call.ended:
             cluster.close()
             return
-        if cluster.lost is not None:  # it was opened before its client came
+        if cluster.lost is not None:  # the session was opened before its client connected
             _refuse(call, cluster.lost)
             call.resume()
             return
@@ -176,10 +174,10 @@ class Service:
 
 
 def _answer_all(call: Call, session: IfrtSession, status: Status, end: Callable[[], None]) -> None:
-    """The session's cluster is lost: whatever its client asks from now on is answered with the reason.
+    """Answer all further requests with the reason why the session's cluster was lost.
 
-    The stream stays, since jaxlib's client would tell its user nothing but that it has ended. What was asked before
-    gets its answer from the loss itself, within `_LOST_SECONDS`; else the stream ends after all.
+    The stream stays open, because jaxlib's client would only report that the stream has ended. Pending requests fail
+    because of the loss. If they take longer than `_LOST_SECONDS`, the stream ends after all.
     """
 
     def on_message(data: bytes | memoryview) -> None:
@@ -194,9 +192,9 @@ def _answer_all(call: Call, session: IfrtSession, status: Status, end: Callable[
 
 
 def _refuse(call: Call, status: Status) -> None:
-    """Ends a session that may not open, with an answer to its first request.
+    """Refuse a session with an answer to its first request.
 
-    jaxlib's client loses the status of a stream that ends unasked: it cancels the stream before it looks.
+    If the stream ended first, jaxlib's client would cancel the stream and lose its status.
     """
 
     def finish() -> None:
@@ -214,3 +212,46 @@ def _refuse(call: Call, status: Status) -> None:
     call.on_message = on_message
     call.on_half_close = finish
     asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, finish)
+
+
+def record_requests(session: IfrtSession, call: Call, on_message: OnMessage) -> None:
+    """Pass the client's messages to `on_message`, and while a trace is taken, also to the session's recorder.
+
+    At other times the recorder costs nothing. `on_message` returns the request, or None if it could not be parsed.
+    """
+    recorder = session.cluster.recorder
+
+    def recorded(data: bytes | memoryview) -> None:
+        if recorder.is_over():
+            on_message(data)
+            return
+        received = recorder.taken()
+        request = on_message(data)
+        if request is not None:
+            kind = request.WhichOneof("kind") or "unknown"
+            name, moved = _about(session, kind, getattr(request, kind, None))
+            recorder.handled(request.meta.op_id, kind, name, received, moved)
+
+    def change(is_recording: bool) -> None:
+        call.on_message = recorded if is_recording else on_message
+        session.responses.on_response = recorder.answered if is_recording else None
+
+    recorder.on_change = change
+    change(False)
+
+
+def _about(session: IfrtSession, kind: str, request: Any) -> tuple[str, int]:
+    """Return the name of the program that a request runs, and the bytes that it moves."""
+    if kind == "execute":
+        executable = session.executables.get(request.executable)
+        return ("" if executable is None else executable.name), 0
+    if kind in ("make_array_from_host_buffer", "copy_to_host_buffer"):
+        return "", _nbytes(session, [request.array])
+    if kind == "make_arrays_from_host_buffer_shards":
+        return "", _nbytes(session, request.arrays)
+    return "", 0
+
+
+def _nbytes(session: IfrtSession, handles: Any) -> int:
+    records = (session.arrays.records.get(handle) for handle in handles)
+    return sum(nbytes(record.spec) for record in records if record is not None)

@@ -1,7 +1,7 @@
-"""What one client of the IFRT proxy owns: arrays, host buffers, executables, futures, and its session with the cluster.
+"""The state of one client of the IFRT proxy: arrays, host buffers, executables, futures, and its cluster session.
 
-Requests are taken in order; what each does is in `atoll.ifrt.requests`. The client is held back while its
-launch window is full, and while its virtual devices may be moving.
+`atoll.ifrt.requests` handles the client's requests, in order. The client is held back while its launch window is full,
+and while its virtual devices may be moving.
 """
 
 from __future__ import annotations
@@ -17,23 +17,67 @@ from atoll.executables.loaded_executable import ImmediateExecutable, LoadedExecu
 from atoll.executables.python_functions import PythonFunctions
 from atoll.executables.session_arrays import ArrayRecord, Arrays, Memory, Origin
 from atoll.ifrt.host_buffer_store import HostBuffers
-from atoll.ifrt.responses import ResponseStream
 from atoll.ir.types import ArraySpec
 from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
 from atoll.session.callback_relay import CallbackRelay
 from atoll.session.cluster_session import ClusterSession
 
-# Handles that the session mints start far above those that the client chooses.
+# Handles that the session mints start far above the handles that clients choose.
 FIRST_MINTED_HANDLE = 1 << 62
+OUT_OF_SEQUENCE = 1 << 62
 _MOST_REMEMBERED = 512  # of `IfrtSession.compiled`
 
 
-class IfrtSession:
-    """One client's session. `number` names it to the client's side channels.
+class ResponseStream:
+    """Numbers a session's responses so that jaxlib's client can forget Python stacks, and passes them to `write`.
 
-    `write(bytes)` carries responses; `pause` and `resume` hold back the client's requests. They are held back until
-    `start` is called. `cluster` is a session whose minted handles start at `FIRST_MINTED_HANDLE`.
+    The client keeps the stack of each request until a response names it as ended, and until it has finished all
+    responses with lower numbers. It never finishes some responses: that of Init, and those to the requests of its
+    batcher (arrays that are destructed or deleted, and the futures of deletions). If one of them were numbered in the
+    sequence, the client would forget nothing after it.
+
+    Invariant: the numbers of the sequence have no gap. All other responses have a number that is never reached, and
+    name no stacks.
+
+    `ended_contexts` are stacks to which no error can refer any more. The next response of the sequence names them.
+    """
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self.on_response: Callable[[int], None] | None = None  # receives the number of each answered request
+        self._next = 0
+        self.ended_contexts: list[int] = []
+
+    def send(self, response: Any, ended_context: int) -> None:
+        """Send the next response of the sequence. The client may forget `ended_context`, unless it is 0."""
+        meta = response.meta
+        meta.seq_num = self._next
+        self._next += 1
+        if ended_context:
+            meta.destroyed_user_context_ids.append(ended_context)
+        if self.ended_contexts:
+            meta.destroyed_user_context_ids.extend(self.ended_contexts)
+            self.ended_contexts.clear()
+        self._write(response.SerializeToString())
+        if self.on_response is not None:
+            self.on_response(meta.op_id)
+
+    def send_out_of_sequence(self, response: Any, ended_context: int) -> None:
+        """Send a failure, or a response that the client never finishes. The next in sequence names the context."""
+        response.meta.seq_num = OUT_OF_SEQUENCE
+        if ended_context:
+            self.ended_contexts.append(ended_context)
+        self._write(response.SerializeToString())
+        if self.on_response is not None:
+            self.on_response(response.meta.op_id)
+
+
+class IfrtSession:
+    """One client's session. `number` identifies it on the client's other connections.
+
+    `write(bytes)` sends responses. `pause` and `resume` control the client's requests, which are held back until
+    `start`. `cluster` is a session whose minted handles start at `FIRST_MINTED_HANDLE`.
     """
 
     def __init__(
@@ -50,13 +94,13 @@ class IfrtSession:
         self.arrays = Arrays(self.responses.ended_contexts)
         self.buffers = HostBuffers()
         self.executables: dict[int, LoadedExecutable] = {}
-        self.compiled: dict[str, FunctionInfo] = {}  # by the content of what was compiled last
+        self.compiled: dict[str, FunctionInfo] = {}  # the last compiled functions, by their content
         self.python = PythonFunctions(cluster)
-        self.staged: list[int] = []  # arguments of the program that runs next, by handle
+        self.staged: list[int] = []  # handles of the next program's arguments
         self.layouts: dict[Any, bytes] = {}
-        self.open_relay: Callable[[], CallbackRelay] | None = None  # has calls into the client's Python go to it
+        self.open_relay: Callable[[], CallbackRelay] | None = None  # for calls into the client's Python
         self._relay: CallbackRelay | None = None
-        self.deletions: dict[int, Status] = {}  # by the future that the client asks about once
+        self.deletions: dict[int, Status] = {}  # by future, about which the client asks once
         self._futures: dict[int, asyncio.Future[Status]] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,11 +112,11 @@ class IfrtSession:
         cluster.on_quiesce = cluster.on_resume = self._pause_or_resume
 
     def start(self) -> None:
-        """Requests are taken from now on."""
+        """Start to handle requests."""
         self._pause_or_resume()
 
     def close(self) -> None:
-        """The client is gone."""
+        """End the session, because its client has disconnected."""
         for task in self._tasks:
             task.cancel()
         self.python.close()
@@ -81,11 +125,11 @@ class IfrtSession:
 
     @property
     def is_working(self) -> bool:
-        """Whether something beside the requests is not done."""
+        """Whether a task that was started with `spawn` runs."""
         return bool(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` beside the requests; it ends with the session."""
+        """Run `work` as a task that ends with the session."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -100,7 +144,7 @@ class IfrtSession:
         feeds: Sequence[int] = (),
         traceback_id: int = 0,
     ) -> None:
-        """As `ClusterSession.launch`. A window that is full holds the client back until it is half empty."""
+        """Launch a program with `ClusterSession.launch`. A full window holds the client back until it is half empty."""
         self.cluster.launch(program, arguments, results, feeds, traceback_id)
         window = self.cluster.window
         if window.is_full and not self._is_window_full:
@@ -127,14 +171,14 @@ class IfrtSession:
     # ---- arrays
 
     def handles(self, given: Sequence[int], count: int) -> list[int]:
-        """The client's handles for results, or fresh ones."""
+        """Return the client's handles for results, or new handles. Raise INVALID_ARGUMENT if they are not valid."""
         if not given:
             return [self.cluster.mint() for _ in range(count)]
         if len(given) != count or len(set(given)) != count:
-            raise invalid(f"{len(given)} handles for {count} results")
+            raise invalid(f"the request has {len(given)} handles for {count} results, or repeats a handle")
         for handle in given:
             if handle == 0 or handle >= FIRST_MINTED_HANDLE or handle in self.arrays.records:
-                raise invalid(f"{handle} is no handle for a new array")
+                raise invalid(f"{handle} is not a valid handle for a new array")
         return list(given)
 
     def define(
@@ -144,7 +188,7 @@ class IfrtSession:
         context: int,
         memories: Sequence[Memory] | None = None,
     ) -> None:
-        """The handles stand for arrays from now on; the stack that made them lives as long as they do."""
+        """Define arrays for the handles. The stack that made them lives as long as they do."""
         origin = Origin(context, len(handles)) if context and handles else None
         for i, handle in enumerate(handles):
             self.arrays.records[handle] = ArrayRecord(specs[i], memories[i] if memories else Memory(), origin)
@@ -152,13 +196,13 @@ class IfrtSession:
     # ---- executables
 
     def remember_compiled(self, content: str, info: FunctionInfo) -> None:
-        """What the workers said of a function: it holds on other devices, too."""
+        """Remember the workers' description of a compiled function, which is valid on other devices as well."""
         self.compiled[content] = info
         if len(self.compiled) > _MOST_REMEMBERED:
             del self.compiled[next(iter(self.compiled))]
 
     def load(self, loaded: LoadedExecutable) -> int:
-        """A handle for something that can be run; the functions that it needs are the session's from now on."""
+        """Return a handle for an executable, whose functions the session retains."""
         handle = self.cluster.mint()
         self.executables[handle] = loaded
         self.cluster.retain_functions(loaded.functions)
@@ -167,7 +211,7 @@ class IfrtSession:
         return handle
 
     def unload(self, handle: int) -> None:
-        """Releases it, and those of its functions that nothing else needs. Raises NOT_FOUND."""
+        """Release an executable, and its functions that nothing else needs. Raise NOT_FOUND."""
         loaded = self.executable(handle)
         del self.executables[handle]
         loaded.unloaded(self.cluster)
@@ -178,14 +222,17 @@ class IfrtSession:
         self.cluster.drop_functions(loaded.functions)
 
     def executable(self, handle: int) -> LoadedExecutable:
-        """Raises NOT_FOUND."""
+        """Return a loaded executable. Raise NOT_FOUND."""
         executable = self.executables.get(handle)
         if executable is None:
             raise not_found(f"unknown executable handle {handle}")
         return executable
 
     def callback_loader(self) -> LoadedExecutable:
-        """The client wants to be called back: the reply says where. Raises UNIMPLEMENTED where that cannot be."""
+        """Return an executable whose fingerprint tells the client where to receive callbacks.
+
+        Raise UNIMPLEMENTED if callbacks are not supported.
+        """
         if self.open_relay is None:
             raise unimplemented(CALLBACK_ADVICE)
         self._relay = self.open_relay()
@@ -194,7 +241,7 @@ class IfrtSession:
     # ---- futures
 
     def add_future(self, status: Status | None = None, handle: int = 0) -> int:
-        """A future that the client asks about once; resolved with `status`, or later by its `resolver`."""
+        """Return the handle of a future, about which the client asks once. `status` or its `resolver` resolves it."""
         handle = handle or self.cluster.mint()
         future = self._futures[handle] = self._loop.create_future()
         if status is not None:
@@ -205,7 +252,7 @@ class IfrtSession:
         return self._futures[handle].set_result
 
     def take_future(self, handle: int) -> asyncio.Future[Status]:
-        """Raises NOT_FOUND."""
+        """Remove and return a future. Raise NOT_FOUND."""
         future = self._futures.pop(handle, None)
         if future is None:
             raise not_found(f"unknown future handle {handle}")

@@ -1,7 +1,7 @@
 """A request that has not been answered yet, and the ways to answer it.
 
-A request that makes arrays is answered at once: the client has numbered the results itself, and whatever uses them
-reports a failure. A request that needs the cluster is answered later.
+A request that makes arrays is answered at once, because the client has chosen the handles of the results, and uses of
+the results report a failure. A request that needs the cluster is answered later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ USER_CONTEXT_PAYLOAD = "type.googleapis.com/ifrt.UserContext"
 
 
 class PendingRequest:
-    """One request, which gets one response. `context` names the Python stack that made it, or is 0."""
+    """One request, which gets one response. `context` identifies the Python stack that made it, or is 0."""
 
     __slots__ = ("context", "op", "session")
 
@@ -34,21 +34,21 @@ class PendingRequest:
         self.context = context
 
     def response(self) -> Any:
-        """An empty response to fill; setting one of its kinds makes it a success."""
+        """Return an empty response to fill. Setting one of its kinds makes it a success."""
         response = session_pb2.Response()
         response.meta.op_id = self.op
         return response
 
     def reply(self, response: Any) -> None:
-        """The client may forget the request's stack now."""
+        """Send a response, after which the client may forget the request's stack."""
         self.session.responses.send(response, self.context)
 
     def reply_out_of_sequence(self, response: Any) -> None:
-        """As `reply`, where the client is never done with the response (see `responses`)."""
+        """Send a response that the client never finishes (see `ResponseStream`)."""
         self.session.responses.send_out_of_sequence(response, self.context)
 
     def reply_arrays(self, kind: str, handles: Sequence[int], *, one: bool = False) -> None:
-        """The reply of a request that made arrays, which keep its stack."""
+        """Reply to a request that made arrays, which keep its stack."""
         response = self.response()
         reply = getattr(response, kind)
         reply.SetInParent()
@@ -59,21 +59,21 @@ class PendingRequest:
         self.session.responses.send(response, 0 if handles else self.context)
 
     def fail(self, status: Status, *, with_stack: bool = True) -> None:
-        """Answers with an error. The client shows it beside the stack of the request, unless that is left out."""
+        """Answer with an error. The client shows it with the stack of the request if `with_stack` is set."""
         response = self.response()
         response.meta.status.CopyFrom(codec.status_to(self._with_stack(status) if with_stack else status))
         self.session.responses.send_out_of_sequence(response, self.context)
 
     def reply_later(self, work: Coroutine[Any, Any, Any], *, with_stack: bool = True) -> None:
-        """Answers when `work` is done, with the response that it returns or the error that it raises."""
+        """Answer when `work` is done, with the response that it returns or the error that it raises."""
         self.session.spawn(self._answer(work, with_stack))
 
     def reply_loaded(self, loaded: LoadedExecutable) -> None:
-        """The reply of a compile request: a handle for what can be run, or asked, from now on."""
+        """Reply to a compile request with a handle for an executable."""
         self.reply(self._loaded(loaded))
 
     def reply_loaded_later(self, work: Coroutine[Any, Any, LoadedExecutable]) -> None:
-        """As `reply_loaded`, when `work` is done. Its error has no stack: JAX raises it from the call."""
+        """Reply to a compile request when `work` is done. Its error has no stack, because JAX raises it at the call."""
 
         async def load() -> Any:
             return self._loaded(await work)
@@ -86,7 +86,7 @@ class PendingRequest:
         return response
 
     def reply_outcome(self, kind: str, handle: int) -> None:
-        """Answers when the future `handle` is resolved: with an empty `kind`, or with its error."""
+        """Answer when the future `handle` is resolved, with an empty `kind` or with its error."""
         future = self.session.take_future(handle)
 
         async def work() -> Any:
@@ -108,7 +108,7 @@ class PendingRequest:
 
     @contextlib.contextmanager
     def making(self, given: Sequence[int]) -> Iterator[None]:
-        """Where the block fails, the handles that the client chose for results stand for its error from now on."""
+        """If the block raises StatusError, set the error on the handles that the client chose for results."""
         try:
             yield
         except StatusError as error:
@@ -116,13 +116,13 @@ class PendingRequest:
             raise
 
     def set_error(self, given: Sequence[int], error: StatusError) -> None:
-        """The handles that the client chose for results stand for the error."""
+        """Define the valid handles that the client chose for results as arrays that failed with the error."""
         records = self.session.arrays.records
         free = [handle for handle in given if 0 < handle < FIRST_MINTED_HANDLE and handle not in records]
         self.define_failed(free, error.status)
 
     def define_failed(self, handles: Sequence[int], status: Status) -> None:
-        """The handles stand for arrays that failed to be."""
+        """Define arrays that failed with `status`."""
         with_stack = self._with_stack(status)
         for handle in handles:
             self.session.arrays.records[handle] = ArrayRecord(None, Memory(), None, with_stack)
@@ -134,5 +134,5 @@ class PendingRequest:
         return Status(status.code, status.message, payloads)
 
 
-# What a kind of request does: it answers, or raises StatusError.
+# Handles one kind of request: answers it, or raises StatusError.
 Handler = Callable[[PendingRequest, Any], None]

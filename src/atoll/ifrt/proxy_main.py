@@ -1,4 +1,4 @@
-"""The proxy process: one beside a client, or one that listens for any client (`atoll proxy`)."""
+"""The proxy process, which serves one client on its machine, or listens for any client (`atoll proxy`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 
 async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
-    token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")  # of those who connect here
+    token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")  # that clients of this proxy have to show
     controller = parse_address(options.controller)
     address = parse_address(options.listen)
     first: list[ClusterSession] = []
@@ -90,7 +90,7 @@ def main() -> None:
     try:
         run_loop(lambda stop: serve(options, stop))
     finally:
-        # The one that names the other goes last: the next client removes what is left where this process is killed.
+        # `directory` names the other one, so remove it last. If this process is killed, the next client removes both.
         for directory in (options.transfer_directory, options.directory):
             if directory and options.client:
                 shutil.rmtree(directory, ignore_errors=True)

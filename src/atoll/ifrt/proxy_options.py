@@ -1,33 +1,46 @@
-"""How a proxy is started, and what it answers."""
+"""Starts proxies. Holds the options of a proxy process, and its report that it is ready."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+
+from atoll.cluster.processes.child import Child
 
 
 class ProxyOptions(msgspec.Struct, frozen=True):
-    """How to start a proxy. `parent` is the process that it must not outlive.
+    """The options of a proxy process.
 
-    With `client` (a pid) it serves that client alone: it opens the session at once, reports over `ready_fd`
+    If `client` is set, the proxy serves only that process: it opens the session at once, reports over `ready_fd`
     whether that worked, and ends with the client's session.
     """
 
     listen: str
     controller: str
-    parent: int
+    parent: int  # pid; the proxy ends with this process
     label: str = ""
-    client: int = 0
-    directory: str = ""  # of the client's own, with this proxy's socket; removed in the end
-    transfer_directory: str = ""  # shared with the client for large arrays; removed in the end
-    fail_on_loss: bool = False  # what is sent to a failed island fails, and does not wait until that is back
-    losses: str = ""  # a file that grows by a byte whenever hosts fail: the client looks at its size
+    client: int = 0  # pid
+    directory: str = ""  # the client's directory with this proxy's socket; removed at the end
+    transfer_directory: str = ""  # shared with the client for large arrays; removed at the end
+    fail_on_loss: bool = False  # whether launches on a failed island fail, instead of waiting for its restart
+    losses: str = ""  # path of a file that grows by a byte whenever hosts fail, so that the client notices
     ready_fd: int = -1
-    patience: float = 60.0
+    patience: float = 60.0  # seconds for which a lost controller may be away
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What a proxy says once it listens, or cannot: the error's class in `atoll.errors`, and its text."""
+    """A proxy's report that it listens at `address`, or that it failed."""
 
     address: str = ""
-    error: str = ""
+    error: str = ""  # the name of a class in `atoll.errors`
     message: str = ""
+
+
+# A proxy computes nothing, but NumPy's BLAS would start one thread per core, which spin for 50 ms before they sleep.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+def start_proxy(options: ProxyOptions, environment: Mapping[str, str]) -> Child:
+    """Start a proxy as a child process, with `environment` added to this process's. It reports `Ready`."""
+    return Child("atoll.ifrt.proxy_main", options, "the proxy", environment=_ENVIRONMENT | dict(environment))

@@ -13,8 +13,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
-from atoll.ifrt.proxy_options import ProxyOptions, Ready
-from atoll.ifrt.start_proxy import start_proxy
+from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
 from atoll.operate.cluster_registry import register_embedded
 from atoll.security.join_token import JOIN_VARIABLE, JoinToken
 from atoll.wire.address import Address

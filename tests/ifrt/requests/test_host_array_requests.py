@@ -217,7 +217,7 @@ def test_contents_are_laid_out_as_the_client_asks(rig: Rig):
 
 
 @pytest.mark.parametrize(
-    ("strides", "text"), [([4, 4], "2 byte strides for an array of 1"), ([1 << 60], "that reach over")]
+    ("strides", "text"), [([4, 4], "2 byte strides for an array of 1"), ([1 << 60], "extend over")]
 )
 def test_strides_that_make_no_sense_are_refused(rig: Rig, strides, text):
     rig.make(1, SPEC)
@@ -240,5 +240,5 @@ def test_arrays_may_stand_for_an_error(rig: Rig):
 @pytest.mark.parametrize("code", [int(OK.code), 99])
 def test_an_error_needs_an_errors_code(rig: Rig, code):
     response = rig.ask("make_error_arrays", error={"code": code}, specs=[spec_proto(SPEC)], arrays=[5])
-    check_refused(response, Code.INVALID_ARGUMENT, f"{code} is no error's code")
+    check_refused(response, Code.INVALID_ARGUMENT, f"{code} is not the code of an error")
     assert rig.take() == []

@@ -143,7 +143,7 @@ def test_the_plug_in_learns_of_hosts_that_have_no_profile(rig: Rig) -> None:
 
 def test_the_plug_in_has_nothing_written_by_hosts(rig: Rig) -> None:
     asked = rig.send("compile", plugin(write_question(ProfileQuestion(p.Collect(directory="/etc")))))
-    check_refused(rig.answer(asked), Code.INVALID_ARGUMENT, "goes to the client")
+    check_refused(rig.answer(asked), Code.INVALID_ARGUMENT, "sent to the client")
 
 
 def test_without_any_host_a_profile_is_refused(rig: Rig) -> None:

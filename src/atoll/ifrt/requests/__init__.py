@@ -1,4 +1,4 @@
-"""What each kind of request does, and how a request finds its handler."""
+"""The handlers of all kinds of requests, and the dispatch to them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from atoll.errors import Code, Status, StatusError, status_of
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.requests import (
-    array_lifetimes,
-    array_views,
+    array_requests,
     executable_requests,
     host_array_requests,
-    transfer_requests,
     value_requests,
 )
 from atoll.protocol.ifrt import session_pb2
@@ -26,17 +24,17 @@ _log = logging.getLogger(__name__)
 HANDLERS: dict[str, Handler] = {
     **value_requests.HANDLERS,
     **host_array_requests.HANDLERS,
-    **array_views.HANDLERS,
-    **transfer_requests.HANDLERS,
-    **array_lifetimes.HANDLERS,
+    **array_requests.HANDLERS,
+    **array_requests.HANDLERS,
+    **array_requests.HANDLERS,
     **executable_requests.HANDLERS,
 }
 
 
 def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
-    """Handles one request of the client, and returns it.
+    """Handle one request of the client, and return it.
 
-    Raises INVALID_ARGUMENT for bytes that are none: the stream then ends.
+    Raise INVALID_ARGUMENT if the bytes are not a request, which ends the stream.
     """
     request, pending = _pending(session, data)
     kind = request.WhichOneof("kind")
@@ -44,7 +42,7 @@ def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
         handler = HANDLERS.get(kind)
         if handler is None:
             fields = [field.field_number for field in UnknownFieldSet(request)]
-            raise StatusError(Code.UNIMPLEMENTED, f"a request of a kind that Atoll does not know: {fields}")
+            raise StatusError(Code.UNIMPLEMENTED, f"requests with the fields {fields} are not supported")
         handler(pending, getattr(request, kind))
     except StatusError as error:
         pending.fail(error.status)
@@ -55,7 +53,7 @@ def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
 
 
 def refuse_request(session: IfrtSession, data: bytes | memoryview, status: Status) -> None:
-    """Answers a request with an error, whatever it asks. Raises as `handle_request`."""
+    """Answer a request of any kind with an error. Raise as `handle_request` does."""
     _pending(session, data)[1].fail(status)
 
 

@@ -1,4 +1,4 @@
-"""Executables: compiled, queried, run, released. Running one is the hot path of a session."""
+"""Requests to compile, inspect, run and release executables. Running one is the hot path of a session."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.slice_requests import MAGIC as SLICE
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.executables.compile_requests import compile_job, plugin_payload
 from atoll.executables.compiled_executables import Executable, LostExecutable
 from atoll.executables.loaded_executable import MPMD_ERROR, LoadedExecutable
-from atoll.executables.persistence import PERSISTENCE_REQUESTS, persistence_executable
-from atoll.executables.profile_executables import PROFILE_REQUESTS, ProfileExecutable
-from atoll.executables.program_executables import read
-from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable, python_function
-from atoll.executables.reshard_executables import RESHARD_REQUESTS, ReshardExecutable
-from atoll.ifrt import slice_executables
-from atoll.ifrt.answers import answer
+from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, python_function
 from atoll.ifrt.pending_request import Handler, PendingRequest
+from atoll.ifrt.requests.plugin_requests import handle_plugin_program, load_python
 from atoll.protocol.advice import CALLBACK_ADVICE
-from atoll.protocol.callbacks import CALLBACKS_REQUEST
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionInfo
-from atoll.protocol.questions import MAGIC as QUESTION
-from atoll.protocol.submission import MAGIC as PROGRAM
 from atoll.protocol.translation import codec
 
 _NOTHING_KEPT: frozenset[int] = frozenset()
@@ -34,14 +25,11 @@ _MOST_PROGRAMS = 64  # of one executable
 
 def _compile(pending: PendingRequest, request: Any) -> None:
     session = pending.session
-    payload = plugin_payload(request.program)
-    for beginning, take in _PLUGIN_PROGRAMS:
-        if payload.startswith(beginning):
-            take(pending, payload)
-            return
+    if handle_plugin_program(pending, plugin_payload(request.program)):
+        return
     if request.program.type_name == CUSTOM_CALL_PROGRAM:
         program = codec.parse(compile_pb2.CustomCallProgram, request.program.data)
-        _compile_python(pending, python_function(program, session.cluster))
+        load_python(pending, python_function(program, session.cluster))
         return
 
     async def work() -> LoadedExecutable:
@@ -51,52 +39,12 @@ def _compile(pending: PendingRequest, request: Any) -> None:
             number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
         except StatusError as error:
             known = session.compiled.get(job.content)
-            if error.status.code != Code.DATA_LOSS or known is None:  # while islands restart, compiling waits
+            if error.status.code != Code.DATA_LOSS or known is None:
                 raise
+            # Islands restart, so do not wait to compile.
             return LostExecutable(known, job, error.status)
         executable = Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job)
         session.remember_compiled(job.content, executable.info)
-        return executable
-
-    pending.reply_loaded_later(work())
-
-
-def _load_callbacks(pending: PendingRequest, payload: bytes) -> None:
-    pending.reply_loaded(pending.session.callback_loader())
-
-
-def _submit(pending: PendingRequest, payload: bytes) -> None:
-    session = pending.session
-    pending.reply_loaded(read(payload, list(session.executables.values()), session.cluster))
-
-
-def _reshard(pending: PendingRequest, payload: bytes) -> None:
-    pending.reply_loaded(ReshardExecutable(payload, pending.session.cluster))
-
-
-def _persist(pending: PendingRequest, payload: bytes) -> None:
-    _compile_python(pending, persistence_executable(payload, pending.session.cluster))
-
-
-def _profile(pending: PendingRequest, payload: bytes) -> None:
-    pending.reply_loaded(ProfileExecutable(payload, pending.session.cluster))
-
-
-# By how they begin: Atoll's own, and those in JSON of `pathwaysutils`.
-_PLUGIN_PROGRAMS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[PendingRequest, bytes], None]], ...] = (
-    (SLICE, slice_executables.add),
-    (CALLBACKS_REQUEST, _load_callbacks),
-    (QUESTION, answer),
-    (PROGRAM, _submit),
-    (RESHARD_REQUESTS, _reshard),
-    (PERSISTENCE_REQUESTS, _persist),
-    (PROFILE_REQUESTS, _profile),
-)
-
-
-def _compile_python(pending: PendingRequest, executable: PythonExecutable) -> None:
-    async def work() -> LoadedExecutable:
-        await pending.session.python.register(executable)
         return executable
 
     pending.reply_loaded_later(work())
@@ -142,7 +90,7 @@ def _program_text(pending: PendingRequest, request: Any) -> None:
 
 
 def _inquire(pending: PendingRequest, response: Any, reply: Any, fill: Coroutine[Any, Any, None]) -> None:
-    """Answers when `reply` is filled; both kinds of reply have a `status` of their own for a failure."""
+    """Answer when `fill` has filled `reply`, which has a `status` field for its failure."""
 
     async def work() -> Any:
         try:
@@ -203,7 +151,7 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     if arguments is None:
         return session.handles(given, 0), 0, executable
     if request.device_ids and tuple(request.device_ids) != executable.devices:
-        raise invalid("an executable runs on the devices that it was compiled for")
+        raise invalid("an executable can run only on the devices that it was compiled for")
     records = [session.arrays.get(handle) for handle in arguments]
     executable.check(records)
     options = request.options
@@ -227,7 +175,7 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
         definition = executable.program(*key)
         completions = len(definition.results) - len(executable.outputs)
         registered = executable.programs[key] = session.cluster.register_program(definition), completions
-        if len(executable.programs) > _MOST_PROGRAMS:  # each thread of the client is a stream
+        if len(executable.programs) > _MOST_PROGRAMS:  # each thread of the client has a stream
             session.cluster.release_program(executable.programs.pop(next(iter(executable.programs)))[0])
     program, completions = registered
     status_handle = 0

@@ -1,4 +1,4 @@
-"""Arrays from the client's memory and back: programs of one transfer with a host end."""
+"""Requests that move arrays between the client's memory and devices, using programs of one host transfer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from atoll.protocol.translation.shardings import sharding_from
 
 
 class _Source(NamedTuple):
-    """A host buffer of the client and what it holds; `positions` None: the whole array."""
+    """A host buffer of the client, and the shards that it holds."""
 
     handle: int
     shape: Shape
     strides: tuple[int, ...] | None
-    positions: tuple[int, ...] | None
+    positions: tuple[int, ...] | None  # of the shards; None for the whole array
 
 
 def _make_array(pending: PendingRequest, request: Any) -> None:
@@ -45,7 +45,7 @@ def _make_array(pending: PendingRequest, request: Any) -> None:
         session.buffers.consume(request.host_buffer, Stored.drop)
         raise
     session.define(handles, [spec], pending.context)
-    session.arrays.records[handles[0]].ready = True  # what comes from the client fails with the request, or not at all
+    session.arrays.records[handles[0]].ready = True  # data from the client fails with the request, or not at all
     pending.reply_arrays("make_array_from_host_buffer", handles, one=True)
 
 
@@ -56,7 +56,7 @@ def _make_arrays(pending: PendingRequest, request: Any) -> None:
         specs = [spec_from(each.array_spec) for each in request.specs]
         sources = [_sources(each) for each in request.specs]
         handles = session.handles(given, len(specs))
-        if len(specs) > 1:  # all before the first is launched: the request succeeds or fails as a whole
+        if len(specs) > 1:  # check all before launching the first, so that the request succeeds or fails as a whole
             for spec, buffers in zip(specs, sources, strict=True):
                 _hosts(session, spec, buffers)
             for spec, buffers in zip(specs, sources, strict=True):
@@ -75,7 +75,7 @@ def _make_arrays(pending: PendingRequest, request: Any) -> None:
 
 def _sources(spec: Any) -> list[_Source]:
     if len(spec.addressable_shard_indices) != len(spec.host_buffers):
-        raise invalid("as many host buffers as lists of shards are needed")
+        raise invalid("there must be as many host buffers as lists of shards")
     return [
         _Source(
             buffer.host_buffer,
@@ -88,7 +88,7 @@ def _sources(spec: Any) -> list[_Source]:
 
 
 def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
-    """Launches the transfer; its buffers go to the hosts when they come."""
+    """Launch the transfer. Its buffers are sent to the hosts when they arrive."""
     session = pending.session
     hosts = _hosts(session, spec, sources)
     program = _program(session, spec, sources)
@@ -99,7 +99,7 @@ def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequenc
 
 
 def _hosts(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) -> list[list[int]]:
-    """Return the hosts that take each buffer. Raises if no such array can be made from data."""
+    """Return the hosts that take each buffer. Raise StatusError if the array cannot be made from data."""
     if spec.dtype in ("token", "opaque"):
         raise unimplemented(f"arrays of dtype {spec.dtype} cannot be made from data")
     session.cluster.hosts_of(spec.sharding.devices)
@@ -107,7 +107,7 @@ def _hosts(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) ->
 
 
 def _program(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) -> int:
-    """Return the program of the transfer. Raises INVALID_ARGUMENT if it is not valid."""
+    """Return the program of the transfer. Raise INVALID_ARGUMENT if it is not valid."""
     node = HostToDevice(tuple(HostBuffer(i, s.shape, s.strides, s.positions) for i, s in enumerate(sources)), (spec,))
     return session.cluster.programs.number(
         ("put", node), lambda: single("device_put", (), node, feeds=len(node.buffers))
@@ -115,7 +115,10 @@ def _program(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) 
 
 
 def _takers(session: IfrtSession, spec: ArraySpec, source: _Source) -> list[int]:
-    """The hosts that have shards of the buffer: it would stay for ever where nobody takes it. Raises."""
+    """Return the hosts that have shards of the buffer, because a host that has none would keep it for ever.
+
+    Raise INVALID_ARGUMENT if the array has no such shards.
+    """
     devices = spec.sharding.devices
     if source.positions is None:
         return session.cluster.hosts_of(devices)
@@ -175,11 +178,11 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
             stored.finish()
         try:
             answer()
-        except StatusError as error:  # the session holds too much
+        except StatusError as error:  # the session holds too many bytes
             pending.fail(error.status)
 
     def lost(status: Status) -> None:
-        # Reported once: as the answer, or by the buffer.
+        # Report the failure once, as the answer or through the buffer.
         stored.finish(status)
         if not answered:
             pending.fail(status)
@@ -187,14 +190,14 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
     def completed(status: Status) -> None:
         if not downloads.expects(feed):
             return
-        if status.ok:  # the contents are on their way
+        if status.ok:  # the contents are under way
             downloads.sent(feed, session.cluster.hosts_of(spec.sharding.devices), lost)
         else:
             downloads.forget(feed)
             lost(status)
 
     if session.arrays.get(request.array).ready:
-        answer()  # nothing but the reading can fail now: the client may fetch the contents while they travel
+        answer()  # only the read itself can fail now, so let the client fetch contents while they arrive
     downloads.expect(feed, arrived)
     session.launch(program, (request.array,), (completion,), (feed,))
     session.cluster.wait((completion,), completed)
@@ -202,12 +205,12 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
 
 
 def _check_strides(spec: ArraySpec, strides: tuple[int, ...]) -> None:
-    """Raises INVALID_ARGUMENT where the array's contents cannot be laid out so."""
+    """Raise INVALID_ARGUMENT if the array's contents cannot have these strides."""
     if len(strides) != len(spec.shape):
         raise invalid(f"{len(strides)} byte strides for an array of {len(spec.shape)} dimensions")
     reach = sum(abs(stride) * max(0, size - 1) for stride, size in zip(strides, spec.shape, strict=True))
     if reach > MAX_STORED_BYTES:
-        raise invalid(f"byte strides that reach over {reach} bytes")
+        raise invalid(f"the byte strides extend over {reach} bytes, and the limit is {MAX_STORED_BYTES}")
 
 
 def _make_error_arrays(pending: PendingRequest, request: Any) -> None:
@@ -216,7 +219,7 @@ def _make_error_arrays(pending: PendingRequest, request: Any) -> None:
     handles = session.handles(list(request.arrays), len(specs))
     error = codec.status_from(request.error)
     if not Code.OK < error.code <= max(Code):
-        raise invalid(f"{error.code} is no error's code")
+        raise invalid(f"{error.code} is not the code of an error")
     session.cluster.send(m.MakeError(tuple(handles), error))
     session.define(handles, specs, pending.context)
     pending.reply_arrays("make_error_arrays", handles)

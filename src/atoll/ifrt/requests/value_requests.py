@@ -1,4 +1,4 @@
-"""Questions about the session itself: its devices, futures, readiness, defaults."""
+"""Requests for information about the session: devices, futures, readiness of arrays, and defaults."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any
 
 import msgspec
 
+from atoll._version import __version__
 from atoll.errors import OK, Status, StatusError, unimplemented
 from atoll.executables.compile_requests import default_assignment
-from atoll.ifrt.ifrt_devices import init_reply
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
-from atoll.protocol.ifrt import values_pb2
+from atoll.protocol.ifrt import session_pb2, values_pb2
+from atoll.protocol.messages import Welcome
 from atoll.protocol.translation import codec
+from atoll.protocol.translation.platforms import platform_id
 
 
 def _init(pending: PendingRequest, request: Any) -> None:
@@ -20,6 +22,80 @@ def _init(pending: PendingRequest, request: Any) -> None:
     session = pending.session
     response.init.CopyFrom(init_reply(session.cluster.welcome, session.number))
     pending.reply_out_of_sequence(response)
+
+
+def init_reply(welcome: Welcome, session: int) -> Any:
+    """Return the reply with all devices of all islands, as JAX's libraries expect them.
+
+    All devices are addressable and belong to process 0. `slice_index` is the island. A CPU device is its own colocated
+    device (JAX reads `colocation_id`). Memories are numbered by device, and each belongs to one device. If there is
+    only one host, devices have the names of stock JAX.
+    """
+    reply = session_pb2.InitReply(
+        session_id=session,
+        platform_name=welcome.platform,
+        platform_version=f"{welcome.platform_version}; atoll {__version__}",
+        platform_id=platform_id(welcome.platform),
+        process_index=0,
+        runtime_type="atoll",
+    )
+    is_one_host = len({(device.island, device.host) for device in welcome.devices}) == 1
+    memory_id = 0
+    kinds: dict[str, int] = {}
+    for device in welcome.devices:
+        info = device.info
+        name = f"{info.platform}:{device.id}"
+        entry = reply.all_devices.add(
+            id=device.id,
+            local_device_id=device.id,
+            local_hardware_id=info.local_hardware_id,
+            platform_name=info.platform,
+            device_kind=info.kind,
+            debug_string=name if is_one_host else f"{name} (island {device.island}, host {device.host})",
+            to_string=f"{info.platform.capitalize()}Device(id={device.id})"
+            if is_one_host
+            else f"AtollDevice(id={device.id}, island={device.island}, host={device.host})",
+        )
+        for attribute, value in info.attributes:
+            _set(entry.attributes, attribute, value)
+        _set(entry.attributes, "slice_index", device.island)
+        _set(entry.attributes, "coords", list(info.coords))
+        _set(entry.attributes, "core_on_chip", info.core_on_chip)
+        _set(entry.attributes, "host", device.host)
+        _set(entry.attributes, "num_cores", 1)
+        _set(entry.attributes, "colocation_id", device.id)
+        for kind in info.memories:
+            entry.memory_ids.append(memory_id)
+            if kind == info.default_memory:
+                entry.default_memory_id = memory_id
+            reply.memories.add(
+                id=memory_id,
+                memory_space_kind=kind,
+                kind_id=kinds.setdefault(kind, len(kinds)),
+                device_ids=[device.id],
+                debug_string=f"{kind} of {name}",
+                to_string=f"AtollMemory(kind={kind}, device={device.id})",
+            )
+            memory_id += 1
+        reply.primary_device_ids.append(device.id)
+        reply.addressable_device_ids.append(device.id)
+    _set(reply.client_attributes, "runtime", "atoll")
+    _set(reply.client_attributes, "serialize_with_sdy", True)  # as the workers' clients do; jax.export reads it
+    # jaxlib's client cannot, but Atoll's plug-in can (client/jax_patches/serialized_executables.py).
+    _set(reply.client_attributes, "supports_executable_serialization", False)
+    return reply
+
+
+def _set(attributes: Any, name: str, value: bool | int | str | list[int]) -> None:
+    entry = attributes.attributes[name]
+    if isinstance(value, bool):
+        entry.bool_value = value
+    elif isinstance(value, int):
+        entry.int64_value = value
+    elif isinstance(value, str):
+        entry.string_value = value.encode()
+    else:
+        entry.int64_list_value.elements.extend(value)
 
 
 def _check_future(pending: PendingRequest, request: Any) -> None:
@@ -85,10 +161,10 @@ def _get_default_layout(pending: PendingRequest, request: Any) -> None:
 
 
 async def _layout(session: IfrtSession, device: int, dtype: str, dims: tuple[int, ...]) -> bytes:
-    """What the device's worker says; where that is lost, one of another island with devices of this kind.
+    """Return the default layout from the device's worker, or if that is lost, from one with devices of the same kind.
 
-    Raises UNIMPLEMENTED whatever the reason: jaxlib's jit (`ComputeCallSignature` in pjit.cc) takes this one for a
-    layout that it can do without, and ends the user's process at any other.
+    Raise UNIMPLEMENTED for any failure. jaxlib's jit (`ComputeCallSignature` in pjit.cc) then continues without the
+    layout, but ends the user's process on any other error.
     """
     devices = session.cluster.welcome.devices
     own = devices[device]

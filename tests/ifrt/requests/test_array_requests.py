@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from atoll.errors import Code
-from atoll.ir.program import Mapping, Rearrange
+from atoll.ifrt.ifrt_session import OUT_OF_SEQUENCE
+from atoll.ir.program import Mapping, Rearrange, Transfer
+from atoll.ir.types import ArraySpec, Sharding
+from atoll.protocol import messages as m
 from atoll.protocol.ifrt import arrays_pb2
 from atoll.protocol.translation.codec import dtype_to
 from atoll.protocol.translation.shardings import sharding_to
-from tests.ifrt.rig import Rig, check_refused, node_of, on, spec_proto
+from tests.ifrt.rig import STACK, Rig, check_refused, node_of, on, spec_proto
 
 PAIR = on(0, 1)
 ONE = (0, 1, 1)
@@ -113,7 +117,7 @@ def test_what_is_assembled_of_donated_shards_shares_nothing_with_them(rig: Rig):
 @pytest.mark.parametrize(
     ("kind", "fields", "code", "text"),
     [
-        ("assemble_array_from_single_device_arrays", {"result": 5}, Code.INVALID_ARGUMENT, "one shard at least"),
+        ("assemble_array_from_single_device_arrays", {"result": 5}, Code.INVALID_ARGUMENT, "at least one shard"),
         ("disassemble_into_single_device_arrays", {"array": 8, "results": [5]}, Code.NOT_FOUND, "array handle 8"),
         (
             "disassemble_into_single_device_arrays",
@@ -140,7 +144,7 @@ def test_what_is_assembled_of_donated_shards_shares_nothing_with_them(rig: Rig):
                 "results": [5],
             },
             Code.INVALID_ARGUMENT,
-            "on device 7, without both",
+            "on device 7, but not both",
         ),
         (
             "remap_arrays",
@@ -150,7 +154,7 @@ def test_what_is_assembled_of_donated_shards_shares_nothing_with_them(rig: Rig):
                 "results": [5],
             },
             Code.INVALID_ARGUMENT,
-            "do not agree",
+            "different lengths",
         ),
         (
             "remap_arrays",
@@ -173,7 +177,7 @@ def test_what_is_assembled_of_donated_shards_shares_nothing_with_them(rig: Rig):
                 "results": [5],
             },
             Code.INVALID_ARGUMENT,
-            "an array that is not there",
+            "an array that does not exist",
         ),
     ],
 )
@@ -192,3 +196,139 @@ def test_the_same_view_of_another_array_needs_no_other_program(rig: Rig):
     rig.ask("disassemble_into_single_device_arrays", array=2, results=[7, 8])
     (second,) = rig.take()
     assert second.program == first.program
+
+
+# ---- transfers to other devices, memories and shardings: programs of one `transfer`
+
+
+SOURCE = on(0, 1)
+
+
+def moved(*devices: int, memory: str = "") -> ArraySpec:
+    return msgspec.structs.replace(SOURCE, sharding=Sharding(devices, SOURCE.sharding.tiling, memory))
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "donate"),
+    [
+        ({"device_ids": [2, 3]}, moved(2, 3), False),
+        ({"memory_kind": "pinned_host"}, moved(0, 1, memory="pinned_host"), False),
+        ({"device_ids": [1, 0], "copy_semantics": arrays_pb2.DONATE_INPUT}, moved(1, 0), True),
+    ],
+)
+def test_a_copy_moves_each_shard(rig: Rig, fields, target, donate):
+    rig.make(1, SOURCE)
+    response = rig.ask("copy_arrays", arrays=[1], results=[5], **fields)
+    assert list(response.copy_arrays.arrays) == [5]
+    assert list(response.meta.destroyed_user_context_ids) == []  # the array keeps its stack
+    program, launch = rig.take_launch()
+    assert (program.name, node_of(program)) == ("device_put", Transfer((0,), (target,), donate))
+    assert (launch.arguments, launch.results, launch.traceback_id) == ((1,), (5,), STACK)
+    assert rig.session.arrays.spec(5) == target
+    assert rig.ask("is_array_deleted", array=1).is_array_deleted.deleted == donate
+
+
+def test_a_reshard_may_cut_an_array_in_another_way(rig: Rig):
+    rig.make(1, SOURCE)
+    target = on(0, 1, 2, 3)
+    response = rig.ask("reshard_arrays", arrays=[1], specs=[spec_proto(target)], results=[5])
+    assert list(response.reshard_arrays.arrays) == [5]
+    program, _ = rig.take_launch()
+    assert (program.name, node_of(program)) == ("reshard", Transfer((0,), (target,), reshard=True))
+
+
+def test_several_arrays_travel_in_one_launch(rig: Rig):
+    rig.make(1, SOURCE)
+    rig.make(2, on(3))
+    rig.ask("reshard_arrays", arrays=[1, 2], specs=[spec_proto(on(3)), spec_proto(on(0, 1))], results=[5, 6])
+    program, launch = rig.take_launch()
+    assert node_of(program).outputs == (on(3), on(0, 1))
+    assert (launch.arguments, launch.results) == ((1, 2), (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "code", "text"),
+    [
+        ("copy_arrays", {"arrays": [8]}, Code.NOT_FOUND, "unknown array handle 8"),
+        ("copy_arrays", {"arrays": [1], "device_ids": [2]}, Code.INVALID_ARGUMENT, "cannot be copied to 1"),
+        ("copy_arrays", {"arrays": [1], "device_ids": [2, 2]}, Code.INVALID_ARGUMENT, "to a device only once"),
+        ("copy_arrays", {"arrays": [1], "device_ids": [2, 99]}, Code.INVALID_ARGUMENT, "device 99 does not exist"),
+        ("reshard_arrays", {"arrays": [1]}, Code.INVALID_ARGUMENT, "0 shardings for 1 arrays"),
+    ],
+)
+def test_a_transfer_that_makes_no_sense_is_refused_and_its_result_has_the_error(rig: Rig, kind, fields, code, text):
+    rig.make(1, SOURCE)
+    check_refused(rig.ask(kind, results=[5], **fields), code, text)
+    assert rig.take() == []
+    check_refused(rig.ask("is_array_deleted", array=5), code, text)
+
+
+def test_an_error_travels_with_the_array_that_has_it(rig: Rig):
+    rig.make(1, SOURCE)
+    rig.ask("copy_arrays", arrays=[1], device_ids=[2], results=[5], stack=11)
+    response = rig.ask("copy_arrays", arrays=[5], results=[6], stack=12)
+    check_refused(response, Code.INVALID_ARGUMENT, "cannot be copied to 1")
+    payload = response.meta.status.payload["type.googleapis.com/ifrt.UserContext"]
+    assert payload == b"11"  # the stack of the request that failed first
+
+
+def test_a_copy_without_a_kind_goes_to_the_default_memory(rig: Rig):
+    rig.make(1, moved(0, 1, memory="pinned_host"))
+    rig.ask("copy_arrays", arrays=[1], device_ids=[0, 1], results=[5])
+    assert rig.session.arrays.spec(5) == moved(0, 1)
+
+
+# ---- deleting and destructing arrays: what the controller gets, and what the client
+
+
+@pytest.mark.parametrize(
+    ("kind", "released"),
+    [("delete_array", m.Release((1, 2), delete=True)), ("destruct_array", m.Release((1, 2)))],
+)
+def test_arrays_are_released_together(rig: Rig, kind, released):
+    rig.make(1, on(0))
+    rig.make(2, on(0, 1))
+    response = rig.ask(kind, arrays=[1, 2])
+    assert response.WhichOneof("kind") == kind
+    assert response.meta.seq_num == OUT_OF_SEQUENCE
+    assert rig.take() == [released]
+
+
+def test_a_deleted_array_says_so_until_it_is_destructed(rig: Rig):
+    rig.make(1, on(0))
+    assert not rig.ask("is_array_deleted", array=1).is_array_deleted.deleted
+    rig.ask("delete_array", arrays=[1])
+    assert rig.ask("is_array_deleted", array=1).is_array_deleted.deleted
+    rig.ask("destruct_array", arrays=[1])
+    check_refused(rig.ask("is_array_deleted", array=1), Code.NOT_FOUND, "unknown array handle 1")
+
+
+@pytest.mark.parametrize(("arrays", "code"), [([1], 0), ([1, 2], Code.NOT_FOUND), ([2], Code.NOT_FOUND)])
+def test_the_future_of_a_deletion_has_its_status(rig: Rig, arrays, code):
+    rig.make(1, on(0))
+    future = rig.ask("delete_array", arrays=arrays).delete_array.deletion_future_handle
+    assert [message.handles for message in rig.take()] == ([(1,)] if 1 in arrays else [])
+    response = rig.ask("check_future", future=future)
+    assert (response.meta.status.code, response.meta.seq_num) == (code, OUT_OF_SEQUENCE)
+    check_refused(rig.ask("check_future", future=future), Code.NOT_FOUND, "unknown future")
+
+
+def test_arrays_that_are_not_there_are_named_and_the_others_destructed(rig: Rig):
+    rig.make(1, on(0))
+    check_refused(rig.ask("destruct_array", arrays=[1, 8, 9]), Code.NOT_FOUND, "unknown array handles [8, 9]")
+    assert rig.take() == [m.Release((1,))]
+
+
+def test_an_array_that_was_never_made_is_destructed_without_the_controller(rig: Rig):
+    check_refused(rig.ask("copy_arrays", arrays=[7], results=[1]), Code.NOT_FOUND, "unknown array handle 7")
+    assert rig.ask("destruct_array", arrays=[1]).meta.status.code == 0
+    assert rig.take() == []
+
+
+def test_the_stack_of_an_array_is_named_with_the_first_response_after_its_end(rig: Rig):
+    rig.make(1, on(0), stack=5)
+    destructed = rig.ask("destruct_array", arrays=[1], stack=0)
+    assert list(destructed.meta.destroyed_user_context_ids) == []
+    rig.make(2, on(0))
+    response = rig.ask("is_array_deleted", array=2, stack=STACK)
+    assert sorted(response.meta.destroyed_user_context_ids) == [5, STACK]

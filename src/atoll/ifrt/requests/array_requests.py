@@ -1,14 +1,21 @@
-"""Arrays made of the shards of other arrays, without moving a byte: programs of one `Rearrange`."""
+"""Requests that make arrays from other arrays, or end arrays.
+
+Views are programs of one `Rearrange`, which moves no bytes. Copies to other devices, memories or shardings are programs
+of one `Transfer`. The client batches deletions and destructions, and never finishes their responses, so they are sent
+out of sequence (see `ResponseStream`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.errors import invalid
+import msgspec
+
+from atoll.errors import OK, StatusError, invalid, not_found
 from atoll.executables.session_arrays import Memory
 from atoll.ifrt.pending_request import Handler, PendingRequest
-from atoll.ir.program import Mapping, Rearrange, single
+from atoll.ir.program import Mapping, Rearrange, Transfer, single
 from atoll.ir.types import ArraySpec, Replicated, Sharding, nbytes, shard_shape
 from atoll.protocol.ifrt import arrays_pb2
 from atoll.protocol.translation import codec
@@ -31,7 +38,7 @@ def _rearrange(
     sources = tuple(session.arrays.spec(handle) for handle in inputs)
     for mapping in mappings:
         if not (0 <= mapping.input < len(inputs) and 0 <= mapping.output < len(specs)):
-            raise invalid("a mapping names an array that is not there")
+            raise invalid("a mapping names an array that does not exist")
     node = Rearrange(tuple(range(len(sources))), tuple(specs), tuple(mappings), donate, bitcast)
     program = session.cluster.programs.number((name, sources, node), lambda: single(name, sources, node))
     memories = [session.arrays.get(handle).memory for handle in inputs]
@@ -48,13 +55,19 @@ def _rearrange(
     session.define(handles, specs, pending.context, shared)
 
 
+def _shard_spec(spec: ArraySpec, position: int) -> ArraySpec:
+    """Return the type of one shard as a separate array."""
+    sharding = Sharding((spec.sharding.devices[position],), Replicated(), spec.sharding.memory_kind)
+    return ArraySpec(spec.dtype, shard_shape(spec.sharding, spec.shape, position), sharding, spec.layout)
+
+
 def _assemble(pending: PendingRequest, request: Any) -> None:
     session = pending.session
     given = [request.result] if request.result else []
     with pending.making(given):
         inputs = list(request.arrays)
         if not inputs:
-            raise invalid("an array is assembled of one shard at least")
+            raise invalid("an array must be assembled from at least one shard")
         shape = codec.shape_from(request.shape)
         sharding = sharding_from(request.sharding, shape)
         known = request.HasField("dtype")
@@ -117,7 +130,7 @@ def _remap(pending: PendingRequest, request: Any) -> None:
                 each.from_start, each.from_end, each.from_step, each.to_start, each.to_end, each.to_step
             )  # fmt: skip
             if len({len(column) for column in columns}) != 1:
-                raise invalid("a remap plan's intervals do not agree")
+                raise invalid("the intervals of a remap plan have different lengths")
             for a, b, c, d, e, f in zip(*columns, strict=True):
                 mappings.append(Mapping(each.in_array, each.out_array, (a, b, c), (d, e, f)))
         _rearrange(
@@ -133,21 +146,23 @@ def _remap(pending: PendingRequest, request: Any) -> None:
 
 
 def _by_devices(plan: Any, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> list[Mapping]:
-    """As JAX 0.12 has it: on which devices the shards of an input become those of an output. A shard stays on its
-    device, which tells its place in both.
+    """Return the mappings of a plan that names devices, as of JAX 0.12.
+
+    The plan has the devices on which shards of an input become shards of an output. A shard stays on its device, which
+    determines its positions in both arrays.
     """
     mappings = []
     for output in plan.input_devices_for_output:
         for given in output.input_devices:
             i, o = given.in_array, output.out_array
             if not (0 <= i < len(inputs) and 0 <= o < len(outputs)):
-                raise invalid(f"a remap plan for input {i} of {len(inputs)} and output {o} of {len(outputs)}")
+                raise invalid(f"a remap plan names input {i} of {len(inputs)} and output {o} of {len(outputs)}")
             taken = {device: place for place, device in enumerate(inputs[i])}
             made = {device: place for place, device in enumerate(outputs[o])}
             for device in given.device_list.device_ids:
                 if device not in taken or device not in made:
                     raise invalid(
-                        f"a remap plan takes a shard of input {i} to output {o} on device {device}, without both"
+                        f"a remap plan maps a shard on device {device}, but not both input {i} and output {o} are there"
                     )
                 a, b = taken[device], made[device]
                 mappings.append(Mapping(i, o, (a, a + 1, 1), (b, b + 1, 1)))
@@ -167,7 +182,7 @@ def _bitcast(pending: PendingRequest, request: Any) -> None:
         for i, (handle, spec) in enumerate(zip(inputs, specs, strict=True)):
             source = session.arrays.spec(handle)
             if nbytes(source) != nbytes(spec) or source.sharding.devices != spec.sharding.devices:
-                raise invalid("a bitcast keeps the devices and the number of bytes")
+                raise invalid("a bitcast must keep the devices and the number of bytes")
             count = len(spec.sharding.devices)
             mappings.append(Mapping(i, i, (0, count, 1), (0, count, 1)))
         donate = request.copy_semantics == arrays_pb2.DONATE_INPUT
@@ -175,10 +190,101 @@ def _bitcast(pending: PendingRequest, request: Any) -> None:
     pending.reply_arrays("bitcast_arrays", handles)
 
 
-def _shard_spec(spec: ArraySpec, position: int) -> ArraySpec:
-    """The type of one shard as an array of its own."""
-    sharding = Sharding((spec.sharding.devices[position],), Replicated(), spec.sharding.memory_kind)
-    return ArraySpec(spec.dtype, shard_shape(spec.sharding, spec.shape, position), sharding, spec.layout)
+def _copy_arrays(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    given = list(request.results)
+    with pending.making(given):
+        handles = session.handles(given, len(request.arrays))
+        targets = []
+        for handle in request.arrays:
+            source = session.arrays.spec(handle)
+            devices = tuple(request.device_ids) or source.sharding.devices
+            if len(devices) != len(source.sharding.devices):
+                raise invalid(f"an array on {len(source.sharding.devices)} devices cannot be copied to {len(devices)}")
+            if len(set(devices)) != len(devices):
+                raise invalid("an array can be copied to a device only once")
+            # Since jaxlib 0.11.2, the client omits the kind of the devices' default memory.
+            sharding = Sharding(devices, source.sharding.tiling, request.memory_kind)
+            targets.append(msgspec.structs.replace(source, sharding=sharding))
+        _transfer(pending, "device_put", list(request.arrays), targets, handles, request.copy_semantics, False)
+    pending.reply_arrays("copy_arrays", handles)
+
+
+def _reshard(pending: PendingRequest, request: Any) -> None:
+    given = list(request.results)
+    with pending.making(given):
+        handles = pending.session.handles(given, len(request.arrays))
+        targets = [spec_from(each) for each in request.specs]
+        if len(targets) != len(request.arrays):
+            raise invalid(f"{len(targets)} shardings for {len(request.arrays)} arrays")
+        _transfer(pending, "reshard", list(request.arrays), targets, handles, request.copy_semantics, True)
+    pending.reply_arrays("reshard_arrays", handles)
+
+
+def _transfer(
+    pending: PendingRequest,
+    name: str,
+    inputs: list[int],
+    targets: list[ArraySpec],
+    handles: list[int],
+    semantics: int,
+    reshard: bool,
+) -> None:
+    session = pending.session
+    donate = semantics == arrays_pb2.DONATE_INPUT
+    session.cluster.hosts_of([device for target in targets for device in target.sharding.devices])
+    sources = tuple(session.arrays.spec(handle) for handle in inputs)
+    node = Transfer(tuple(range(len(inputs))), tuple(targets), donate, reshard)
+    program = session.cluster.programs.number((name, sources, node), lambda: single(name, sources, node))
+    session.launch(program, inputs, handles, traceback_id=pending.context)
+    if donate:
+        for handle in inputs:
+            session.arrays.get(handle).memory.delete()
+    session.define(handles, targets, pending.context)
+
+
+def _delete_array(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    status = OK
+    alive = []
+    for handle in request.arrays:
+        try:
+            session.arrays.get(handle).memory.delete()
+            alive.append(handle)
+        except StatusError as error:
+            status = error.status
+    if alive:
+        session.cluster.release(alive, delete=True)
+    future = session.cluster.mint()
+    session.deletions[future] = status
+    response = pending.response()
+    response.delete_array.deletion_future_handle = future
+    pending.reply_out_of_sequence(response)
+
+
+def _is_array_deleted(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
+    response.is_array_deleted.deleted = pending.session.arrays.get(request.array).memory.is_deleted
+    pending.reply(response)
+
+
+def _destruct_array(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    missing = []
+    known = []
+    for handle in request.arrays:
+        record = session.arrays.remove(handle)
+        if record is None:
+            missing.append(handle)
+        elif record.error is None:
+            known.append(handle)
+    if known:
+        session.cluster.release(known)
+    if missing:
+        raise not_found(f"unknown array handles {missing[:10]}")
+    response = pending.response()
+    response.destruct_array.SetInParent()
+    pending.reply_out_of_sequence(response)
 
 
 HANDLERS: dict[str, Handler] = {
@@ -187,4 +293,9 @@ HANDLERS: dict[str, Handler] = {
     "fully_replicated_shard": _fully_replicated_shard,
     "remap_arrays": _remap,
     "bitcast_arrays": _bitcast,
+    "copy_arrays": _copy_arrays,
+    "reshard_arrays": _reshard,
+    "delete_array": _delete_array,
+    "is_array_deleted": _is_array_deleted,
+    "destruct_array": _destruct_array,
 }
