@@ -42,7 +42,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 __all__ = ["BatchIterator", "Batches", "Shard"]
 
 _FORMAT = "atoll.data 1"
-_REST_BYTES = 4096  # size of a record without the state
+_RECORD_BYTES = 4096  # size of a record without the state
 _LOST = re.compile("ABORTED|DATA_LOSS|UNAVAILABLE|.*RuntimeError: the object was lost", re.DOTALL)
 _PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds between attempts while the processes of a failed host restart
 _LOST_NOTE = (
@@ -218,17 +218,17 @@ class _Hosts:
     """Handle of the script on the pipelines: one `_HostPipeline` on each host of the sharding's devices."""
 
     def __init__(self, batches: Batches, state: list[Any] | None) -> None:
-        sharding = jax.tree.map(_beside_host, batches.sharding)
+        sharding = jax.tree.map(_on_host_cpus, batches.sharding)
         first = jax.tree.leaves(sharding)[0]
         devices = first._device_assignment
-        one_a_host = list({getattr(each, "host", each.process_index): each for each in devices[::-1]}.values())[::-1]
-        records = NamedSharding(Mesh(np.array(one_a_host), ("host",)), PartitionSpec("host"))
+        one_per_host = list({getattr(each, "host", each.process_index): each for each in devices[::-1]}.values())[::-1]
+        records = NamedSharding(Mesh(np.array(one_per_host), ("host",)), PartitionSpec("host"))
         make: Any = colocated_python.colocated_python_class(_HostPipeline)
-        room = batches.state_bytes + _REST_BYTES
+        room = batches.state_bytes + _RECORD_BYTES
         # The pipelines live as long as this object.
         self._pipeline = make(batches.source, sharding, records, room, state)
         weakref.finalize(self, self.__dict__.clear)  # also at exit, while JAX still works
-        spec = jax.ShapeDtypeStruct((len(one_a_host), room), np.uint8, sharding=records)
+        spec = jax.ShapeDtypeStruct((len(one_per_host), room), np.uint8, sharding=records)
         calls = {"in_specs": ((), {}), "devices": devices}
         self._open = self._pipeline.open.specialize(out_specs_fn=lambda: spec, **calls)
         self.next = self._pipeline.next.specialize(**calls)
@@ -291,7 +291,7 @@ class _HostPipeline:
         row = {"host": jax.process_index(), "shard": astuple(self._shard), "ended": batch is None, "batch": batch}
         state = self._pipeline.get_state()
         size = len(json.dumps(state, default=_plain))
-        if size > self._room - _REST_BYTES:
+        if size > self._room - _RECORD_BYTES:
             state = {"too_large": size}
         text = json.dumps(row | {"state": state}, default=_plain).encode().ljust(self._room)
         return jax.make_array_from_process_local_data(self._records, np.frombuffer(text, np.uint8)[None])
@@ -387,7 +387,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"the state of the pipeline's iterator has a {type(value).__name__}, which JSON cannot represent")
 
 
-def _beside_host(sharding: Any) -> Any:
+def _on_host_cpus(sharding: Any) -> Any:
     """Return `sharding` over the CPU devices that are on the hosts of its devices, where hosts create arrays."""
     if isinstance(sharding, NamedSharding):
         return NamedSharding(colocated_python.colocated_cpu_devices(sharding.mesh), sharding.spec)

@@ -173,10 +173,7 @@ def unimplemented(message: str) -> StatusError:
 
 def refusal(status: Status, prefix: str = "") -> ConnectError:
     """Return the exception for a connection that the controller refused with `status`."""
-    kinds: dict[int, type[ConnectError]] = {
-        Code.UNAUTHENTICATED: AccessError,
-        Code.FAILED_PRECONDITION: VersionError,
-    }
+    kinds: dict[int, type[ConnectError]] = {Code.UNAUTHENTICATED: AccessError, Code.FAILED_PRECONDITION: VersionError}
     return kinds.get(status.code, ConnectError)(prefix + status.message)
 
 

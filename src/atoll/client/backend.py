@@ -64,7 +64,7 @@ def make_client() -> Any:
     global _processes, _client
     if _leaving:
         return _client
-    _check_alone()
+    _check_single_process()
     settings = _chosen or Settings.from_environment()
     disconnect()
     _processes = ClientProcesses(settings, _users_cache())
@@ -113,7 +113,7 @@ def add_platform(client: Any) -> None:
         xla_bridge._backends.setdefault(client._raw_platform, client)
 
 
-def _check_alone() -> None:
+def _check_single_process() -> None:
     from jax._src import distributed
 
     state = distributed.global_state

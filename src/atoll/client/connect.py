@@ -52,10 +52,7 @@ class ConnectedCluster:
 
 
 def connect(
-    address: str | None = None,
-    islands: str = DEFAULT_ISLANDS,
-    token: str | None = None,
-    join: str | None = None,
+    address: str | None = None, islands: str = DEFAULT_ISLANDS, token: str | None = None, join: str | None = None
 ) -> ConnectedCluster:
     """Make JAX in this process run on Atoll until the cluster is closed.
 

@@ -165,13 +165,13 @@ class ClientProcesses:
         self._end()
         for child in reversed(self._children):
             child.end()
-        self._look_after_proxy()  # it may have been about to exit
+        self._report_killed_proxy()  # it may have been about to exit
         self._remove_directories()
 
     def _end(self) -> None:
         """Treat the exit of a process as expected from now on."""
         with self._ending:
-            self._look_after_proxy()
+            self._report_killed_proxy()
             self._is_ending = True
 
     def _proxy_ended(self) -> None:
@@ -179,9 +179,9 @@ class ClientProcesses:
         with self._ending:
             if not self._is_ending:  # otherwise the next client of this process may already use the directory
                 shutil.rmtree(self.transfer_directory, ignore_errors=True)
-                self._look_after_proxy()
+                self._report_killed_proxy()
 
-    def _look_after_proxy(self) -> None:
+    def _report_killed_proxy(self) -> None:
         """If the proxy was killed, print what to do, since the errors that JAX raises then do not say it."""
         status = None if self._proxy is None else self._proxy.process.poll()
         if status is None:

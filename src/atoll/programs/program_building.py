@@ -104,10 +104,7 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
             returned.setdefault(id(each.root), each)
             results.append(Result("made", list(returned).index(id(each.root))))
     program = Program(
-        recording.name,
-        tuple(value.spec for value in arguments),
-        body,
-        tuple(numbers[root] for root in returned),
+        recording.name, tuple(value.spec for value in arguments), body, tuple(numbers[root] for root in returned)
     )
     return Built(
         program,

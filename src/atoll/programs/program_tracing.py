@@ -316,11 +316,7 @@ def _identity(given: Any) -> Any:
 
 
 def record(
-    name: str,
-    function: Any,
-    arguments: Sequence[Value],
-    functions: FunctionTable,
-    outer: ProgramTrace | None = None,
+    name: str, function: Any, arguments: Sequence[Value], functions: FunctionTable, outer: ProgramTrace | None = None
 ) -> Recording:
     """Trace `function`, which takes a list of tracers for `arguments` and returns its flat results."""
     recording = Recording(name, list(arguments), functions)

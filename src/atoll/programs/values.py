@@ -63,7 +63,7 @@ class Value:
         return array_spec(self.aval, sharding).sharding == self.spec.sharding
 
     def view(self) -> Value:
-        """A view of the array: donating the view does not donate this value."""
+        """Return a view of the array. Donating the view does not donate this value."""
         return Value(self.aval, True, self.line, view_of=self)
 
     def stand_in(self, *, shared: bool = True) -> Value:

@@ -257,7 +257,7 @@ class Channels:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    # ---- breaks
+    # ---- broken channels
 
     def _break(self, host: int, channel: DataChannel, reason: str) -> None:
         if self._closed or self._open.get(host) is not channel:

@@ -24,14 +24,7 @@ from atoll.session.controller_lease import ControllerLease
 from atoll.session.outgoing_messages import LaunchWindow, Outgoing
 from atoll.session.registered_programs import ProgramCache, RegisteredPrograms
 from atoll.session.session_feeds import Downloads
-from atoll.session.session_interfaces import (
-    CallbackHandler,
-    DataChannels,
-    OnBroken,
-    OnFeed,
-    ReplyFuture,
-    Unreached,
-)
+from atoll.session.session_interfaces import CallbackHandler, DataChannels, OnBroken, OnFeed, ReplyFuture, Unreached
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +147,7 @@ class ClusterSession:
         self._outgoing.launch(program, arguments, results, feeds, traceback_id, credits)
 
     def release(self, handles: Sequence[int], *, delete: bool = False) -> None:
-        """Release handles of the client. With `delete`, free their memory even if others share it."""
+        """Release handles of the client. With `delete`, delete their buffers, so that no later launch can use them."""
         self._outgoing.release(handles, delete)
 
     def wait(self, handles: Sequence[int], then: Callable[[Status], None]) -> None:
@@ -343,8 +336,8 @@ class ClusterSession:
 
         If a host cannot be reached, the session is lost.
         """
-        back = {host for host, _ in addresses}
-        self._away.restarted(back)
+        restarted = {host for host, _ in addresses}
+        self._away.restarted(restarted)
 
         def connected(unreached: Unreached) -> None:
             if self._closed:
@@ -354,7 +347,7 @@ class ClusterSession:
                 return self._lose(Status(Code.UNAVAILABLE, text))
             for function, devices in self._functions.devices():
                 hosts = self.hosts_of(devices)
-                if back.intersection(hosts) and self._away.lost.isdisjoint(hosts):
+                if restarted.intersection(hosts) and self._away.lost.isdisjoint(hosts):
                     self._recompile(function, hosts)
 
         self._channels.connect(addresses, connected, DIAL_SECONDS)

@@ -48,7 +48,7 @@ class Outgoing:
         self._send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), traceback_id, credits, released))
 
     def release(self, handles: Sequence[int], delete: bool) -> None:
-        """Release handles of the client. With `delete`, free their memory even if others share it."""
+        """Release handles of the client. With `delete`, delete their buffers, so that no later launch can use them."""
         if delete or len(handles) > _MOST_WAITING:
             for first in range(0, len(handles), m.MAX_HANDLES):
                 self.send(m.Release(tuple(handles[first : first + m.MAX_HANDLES]), delete))

@@ -9,7 +9,7 @@ from atoll.errors import Code, Status, StatusError
 from atoll.protocol import profiles as p
 from atoll.session.cluster_session import ClusterSession
 
-_HANDING_OVER = 8  # hosts that send their profiles concurrently, each one part at a time
+_CONCURRENT_COLLECTS = 8  # hosts that send their profiles concurrently, each one part at a time
 # Errors of hosts that have been lost. They do not prevent a profile of the other hosts.
 _GONE = (Code.DATA_LOSS, Code.UNAVAILABLE, Code.NOT_FOUND)
 
@@ -26,7 +26,7 @@ async def ask_hosts(cluster: ClusterSession, hosts: Mapping[int, int], request: 
 
     Raise StatusError if another host refuses, or if all hosts fail.
     """
-    room = asyncio.Semaphore(_HANDING_OVER if isinstance(request, p.Collect) else len(hosts))
+    room = asyncio.Semaphore(_CONCURRENT_COLLECTS if isinstance(request, p.Collect) else len(hosts))
     payload = p.encode(request)
 
     async def ask(device: int) -> Status | None:

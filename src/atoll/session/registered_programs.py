@@ -67,18 +67,14 @@ class RegisteredPrograms:
     """
 
     def __init__(
-        self,
-        send: Callable[[Any], None],
-        number: Callable[[], int],
-        mint: Callable[[], int],
-        devices: Collection[int],
+        self, send: Callable[[Any], None], number: Callable[[], int], mint: Callable[[], int], devices: Collection[int]
     ) -> None:
         self._send = send
         self._number = number
         self._mint = mint
         self._devices = devices
         self._known: dict[int, _Split] = {}
-        self._credits: dict[int, int] = {}  # that a launch takes, by number, of those that take more than one
+        self._credits: dict[int, int] = {}  # credits of a launch by program, if more than 1
 
     def __contains__(self, number: int) -> bool:
         return number in self._known

@@ -65,11 +65,11 @@ class Downloads:
 
     def hosts_failed(self, hosts: Iterable[int]) -> None:
         """Report the loss of sent feeds that were still on the way from failed hosts."""
-        gone = set(hosts)
-        broken = [(feed, by, lost) for feed, (by, lost) in self._sent.items() if not gone.isdisjoint(by)]
+        failed = set(hosts)
+        broken = [(feed, by, lost) for feed, (by, lost) in self._sent.items() if not failed.isdisjoint(by)]
         for feed, by, lost in broken:
             self.forget(feed)
-            names = ", ".join(str(host) for host in sorted(gone.intersection(by)))
+            names = ", ".join(str(host) for host in sorted(failed.intersection(by)))
             text = f"host {names} is gone, and data that it had sent to the client was still on the way"
             lost(Status(Code.DATA_LOSS, text))
 

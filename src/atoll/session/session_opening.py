@@ -43,13 +43,7 @@ class SessionOpener:
     """
 
     def __init__(
-        self,
-        controller: Address,
-        label: str,
-        pid: int,
-        patience: float,
-        first_handle: int = 1,
-        platform: str = "",
+        self, controller: Address, label: str, pid: int, patience: float, first_handle: int = 1, platform: str = ""
     ) -> None:
         self._controller = controller
         self._label = label

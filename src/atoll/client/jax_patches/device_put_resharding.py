@@ -33,7 +33,7 @@ def _on_the_cluster(through_the_process: Callable[..., Any]) -> Callable[..., An
 
     def shard_sharded_device_array_slow_path(x: Any, devices: Sequence[Any], indices: Any, sharding: Any) -> Any:
         indices = tuple(indices)
-        if _is_for_the_cluster(x, sharding, indices):
+        if _should_reshard(x, sharding, indices):
             x._check_if_deleted()
             with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
                 if internals.can_compile_resharding(x.aval, x.sharding, sharding):
@@ -44,12 +44,12 @@ def _on_the_cluster(through_the_process: Callable[..., Any]) -> Callable[..., An
     return shard_sharded_device_array_slow_path
 
 
-def _to_another_island(cut_where_it_is: Callable[..., Any]) -> Callable[..., Any]:
+def _to_other_islands(cut_where_it_is: Callable[..., Any]) -> Callable[..., Any]:
     from atoll.client import jax_internals as internals
 
     def shard_device_array(x: Any, devices: Sequence[Any], indices: Any, sharding: Any) -> Any:
         indices = tuple(indices)
-        if _is_for_the_cluster(x, sharding, indices) and _islands(x.sharding).isdisjoint(_islands(sharding)):
+        if _should_reshard(x, sharding, indices) and _islands(x.sharding).isdisjoint(_islands(sharding)):
             with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
                 return _program(sharding)(x)
         return cut_where_it_is(x, devices, indices, sharding)
@@ -63,7 +63,7 @@ def _islands(sharding: Any) -> set[int]:
     return {device.slice_index for device in internals.devices_of(sharding) or ()}
 
 
-def _is_for_the_cluster(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
+def _should_reshard(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
     import jax
 
     from atoll.client import jax_internals as internals
@@ -119,11 +119,6 @@ PATCH = Patch(
             _on_the_cluster,
             ("x", "devices", "indices", "sharding"),
         ),
-        Replacement(
-            "jax._src.array",
-            "shard_device_array",
-            _to_another_island,
-            ("x", "devices", "indices", "sharding"),
-        ),
+        Replacement("jax._src.array", "shard_device_array", _to_other_islands, ("x", "devices", "indices", "sharding")),
     ),
 )

@@ -50,7 +50,7 @@ def _exporting(export: Callable[..., Any]) -> Callable[..., Any]:
     return __dlpack__
 
 
-def _on_the_cpu(device: Callable[..., Any]) -> Callable[..., Any]:
+def _cpu_device(device: Callable[..., Any]) -> Callable[..., Any]:
     from jax._src.dlpack import DLDeviceType
 
     def __dlpack_device__(self: Any) -> Any:
@@ -81,7 +81,7 @@ def _importing(take: Callable[..., Any]) -> Callable[..., Any]:
     return from_dlpack
 
 
-def _by_way_of_the_cpu(take: Callable[..., Any]) -> Callable[..., Any]:
+def _importing_through_cpu(take: Callable[..., Any]) -> Callable[..., Any]:
     import jax
 
     def dlpack_managed_tensor_to_buffer(tensor: Any, device: Any = None, *others: Any) -> Any:
@@ -92,7 +92,7 @@ def _by_way_of_the_cpu(take: Callable[..., Any]) -> Callable[..., Any]:
     return dlpack_managed_tensor_to_buffer
 
 
-def _no_address(interface: Callable[..., Any]) -> Callable[..., Any]:
+def _without_cuda_interface(interface: Callable[..., Any]) -> Callable[..., Any]:
     def __cuda_array_interface__(self: Any) -> Any:
         if is_atoll(client_of(self)):
             raise AttributeError("__cuda_array_interface__ is only defined for this process's own GPU buffers.")
@@ -106,14 +106,11 @@ PATCH = Patch(
     lifts="This operation is implemented for a PjRt-compatible backend only",
     replacements=(
         Replacement(
-            "jaxlib._jax:ArrayImpl",
-            "__dlpack__",
-            _exporting,
-            ("self", "stream", "max_version", "dl_device", "copy"),
+            "jaxlib._jax:ArrayImpl", "__dlpack__", _exporting, ("self", "stream", "max_version", "dl_device", "copy")
         ),
-        Replacement("jaxlib._jax:ArrayImpl", "__dlpack_device__", _on_the_cpu, ("self",)),
-        Replacement("jaxlib._jax:ArrayImpl", "__cuda_array_interface__", _no_address, ("self",)),
-        Replacement("jaxlib._jax", "dlpack_managed_tensor_to_buffer", _by_way_of_the_cpu, ()),
+        Replacement("jaxlib._jax:ArrayImpl", "__dlpack_device__", _cpu_device, ("self",)),
+        Replacement("jaxlib._jax:ArrayImpl", "__cuda_array_interface__", _without_cuda_interface, ("self",)),
+        Replacement("jaxlib._jax", "dlpack_managed_tensor_to_buffer", _importing_through_cpu, ()),
         Replacement(
             "jax._src.dlpack", "from_dlpack", _importing, ("external_array", "device", "copy"), copies=("jax.dlpack",)
         ),

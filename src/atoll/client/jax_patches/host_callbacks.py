@@ -100,7 +100,7 @@ def _runs_in_the_call(executable: Any) -> bool:
     return device.platform == "cpu" and is_atoll(device.client)
 
 
-def _with_settings(add_tokens: Callable[..., Any]) -> Callable[..., Any]:
+def _recording_settings(add_tokens: Callable[..., Any]) -> Callable[..., Any]:
     """Record the thread's settings before the call."""
 
     def _add_tokens_to_inputs(executable: Any, input_bufs: Any) -> Any:
@@ -120,7 +120,7 @@ def _waiting(handle_tokens: Callable[..., Any]) -> Callable[..., Any]:
     return _handle_token_bufs
 
 
-def _not_past_the_wait(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
+def _without_fast_path(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
     """Keep these calls off JAX's C++ path, which does not wait."""
 
     def _get_fastpath_data(executable: Any, out_tree: Any, args_flat: Any, *others: Any, **options: Any) -> Any:
@@ -221,7 +221,7 @@ PATCH = Patch(
         Replacement(
             "jax._src.interpreters.pxla:ExecuteReplicated",
             "_add_tokens_to_inputs",
-            _with_settings,
+            _recording_settings,
             ("self", "input_bufs"),
         ),
         Replacement(
@@ -230,7 +230,7 @@ PATCH = Patch(
             _waiting,
             ("self", "token_bufs", "sharded_token"),
         ),
-        Replacement("jax._src.pjit", "_get_fastpath_data", _not_past_the_wait, ("executable", "out_tree", "args_flat")),
+        Replacement("jax._src.pjit", "_get_fastpath_data", _without_fast_path, ("executable", "out_tree", "args_flat")),
     ),
 )
 

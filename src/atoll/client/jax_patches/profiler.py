@@ -66,8 +66,7 @@ def _recording(options: Any = None) -> profiles.Recording:
     if options is None:
         return profiles.Recording()
     return profiles.Recording(
-        host_tracer_level=max(0, min(3, options.host_tracer_level)),
-        advanced=dict(options.advanced_configuration or {}),
+        host_tracer_level=max(0, min(3, options.host_tracer_level)), advanced=dict(options.advanced_configuration or {})
     )
 
 

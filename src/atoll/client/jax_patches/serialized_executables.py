@@ -26,11 +26,11 @@ def _source_of(executable: Any) -> bytes:
     return _MAGIC + ask(executable.client, SourceQuestion(executable.fingerprint))
 
 
-def _executables_source(serialize: Callable[..., Any]) -> Callable[..., Any]:
+def _serializing(serialize: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self: _source_of(self) if is_atoll(self.client) else serialize(self)
 
 
-def _clients_source(serialize: Callable[..., Any]) -> Callable[..., Any]:
+def _serializing_executable(serialize: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, executable: _source_of(executable) if is_atoll(self) else serialize(self, executable)
 
 
@@ -103,9 +103,9 @@ PATCH = Patch(
     name="serialized executables",
     lifts="IFRT service executable does not support Serialize",
     replacements=(
-        Replacement("jaxlib._jax:LoadedExecutable", "serialize", _executables_source, ("self",)),
+        Replacement("jaxlib._jax:LoadedExecutable", "serialize", _serializing, ("self",)),
         Replacement("jax._src.compilation_cache", "is_cache_used", _used_on_atoll, ("backend",)),
-        Replacement("jaxlib._jax:Client", "serialize_executable", _clients_source, ("self", "arg")),
+        Replacement("jaxlib._jax:Client", "serialize_executable", _serializing_executable, ("self", "arg")),
         Replacement(
             "jaxlib._jax:Client", "deserialize_executable", _compiling, ("self", "serialized", "executable_devices")
         ),

@@ -18,7 +18,7 @@ from atoll.client.plugin_programs import is_atoll
 _MOST_KEPT = 256  # programs; JAX keeps at least as many of its own traces
 
 
-def _or_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
+def _running_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
     from jax._src import stages
 
     from atoll.client import jax_internals as internals
@@ -76,5 +76,5 @@ def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 PATCH = Patch(
     name="jit over several meshes",
     lifts="Received incompatible devices for jitted computation",
-    replacements=(Replacement("jax._src.pjit", "_pjit_call_impl_python", _or_as_program, ("args", "jaxpr")),),
+    replacements=(Replacement("jax._src.pjit", "_pjit_call_impl_python", _running_as_program, ("args", "jaxpr")),),
 )
