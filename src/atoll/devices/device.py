@@ -3,7 +3,7 @@
 A kind implements `DeviceBackend`, `DeviceArray`, `RunToken` and `LoadedFunction`. `devices.device_kinds` registers it
 under its platform's name. The rest of the worker is common to all kinds and imports none of them.
 
-Threads, as the docstrings below name them:
+The docstrings below use these names for threads:
 
 - The *executor's thread* is the only one that makes, moves and consumes arrays and starts functions.
 - *Readers* wait for a shard's contents (`numpy.asarray(shard)`).

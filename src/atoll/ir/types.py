@@ -125,43 +125,17 @@ def _tile_boxes(dims: Shape, order: tuple[int, ...], devices: int, shape: Shape)
     return tuple(box for box in boxes if box is not None)
 
 
+_FLOATS_OF_8_BITS = (
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn"),
+)
 # The bits of an element on a device, by dtype. Names are those of NumPy and ml_dtypes.
 DTYPE_BITS = {
-    "bool": 8,
-    "int1": 1,
-    "int2": 2,
-    "int4": 4,
-    "int8": 8,
-    "int16": 16,
-    "int32": 32,
-    "int64": 64,
-    "uint1": 1,
-    "uint2": 2,
-    "uint4": 4,
-    "uint8": 8,
-    "uint16": 16,
-    "uint32": 32,
-    "uint64": 64,
-    "float16": 16,
-    "bfloat16": 16,
-    "float32": 32,
-    "float64": 64,
-    "complex64": 64,
-    "complex128": 128,
-    "float8_e3m4": 8,
-    "float8_e4m3": 8,
-    "float8_e4m3fn": 8,
-    "float8_e4m3b11fnuz": 8,
-    "float8_e4m3fnuz": 8,
-    "float8_e5m2": 8,
-    "float8_e5m2fnuz": 8,
-    "float8_e8m0fnu": 8,
-    "float4_e2m1fn": 4,
-    "float6_e2m3fn": 8,
-    "float6_e3m2fn": 8,
-    "token": 0,
-    "opaque": 0,
-    "string": 0,
+    **{f"{sign}int{bits}": bits for sign in ("", "u") for bits in (1, 2, 4, 8, 16, 32, 64)},
+    **dict.fromkeys(_FLOATS_OF_8_BITS, 8),
+    **dict.fromkeys(("token", "opaque", "string"), 0),
+    **{"bool": 8, "float4_e2m1fn": 4, "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64},
+    **{"complex64": 64, "complex128": 128},
 }
 
 

@@ -204,7 +204,7 @@ class CompilerProcess:
         return self._has_ended.is_set()
 
     def close(self) -> None:
-        """Close the link, at which an idle process exits."""
+        """Close the link. An idle process exits then."""
         self._link.close()
 
 

@@ -73,7 +73,7 @@ class SimEvent:
 
 
 class SimTask(SimEvent):
-    """The end of a task that takes `seconds` as soon as all of its `parts` have joined and may begin."""
+    """The end of a task that takes `seconds`, beginning when all of its `parts` have joined and may begin."""
 
     __slots__ = ("_after", "_begin", "_parts", "_seconds", "_unknown")
 

@@ -59,17 +59,12 @@ def describe(loaded: Any, device: Any) -> Description:
 
 
 _MEMORY_STATS = (
-    "generated_code_size_in_bytes",
-    "argument_size_in_bytes",
-    "output_size_in_bytes",
-    "alias_size_in_bytes",
-    "temp_size_in_bytes",
     "peak_memory_in_bytes",
-    "host_generated_code_size_in_bytes",
-    "host_argument_size_in_bytes",
-    "host_output_size_in_bytes",
-    "host_alias_size_in_bytes",
-    "host_temp_size_in_bytes",
+    *(
+        f"{memory}{name}_size_in_bytes"
+        for memory in ("", "host_")
+        for name in ("generated_code", "argument", "output", "alias", "temp")
+    ),
 )
 
 

@@ -10,9 +10,12 @@ from jax._src.lib import xla_client as xc
 
 from atoll.protocol.questions import ADDRESS_CALL
 
+# The first fields of most structures.
+_HEAD = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p))
+
 
 class Version(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("numbers", ctypes.c_int * 2))
+    _fields_ = (*_HEAD, ("numbers", ctypes.c_int * 2))
 
 
 # Functions of XLA_FFI_Api between the two that this module uses.
@@ -26,8 +29,7 @@ class Api(ctypes.Structure):
     """The beginning of XLA_FFI_Api."""
 
     _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
+        *_HEAD,
         ("version", Version),
         ("internal", ctypes.c_void_p),
         ("create_error", ctypes.c_void_p),
@@ -37,21 +39,11 @@ class Api(ctypes.Structure):
 
 
 class _ErrorArguments(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("message", ctypes.c_char_p),
-        ("code", ctypes.c_int),
-    )
+    _fields_ = (*_HEAD, ("message", ctypes.c_char_p), ("code", ctypes.c_int))
 
 
 class _RunIdArguments(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-        ("run_id", ctypes.c_int64),
-    )
+    _fields_ = (*_HEAD, ("context", ctypes.c_void_p), ("run_id", ctypes.c_int64))
 
 
 _CreateError = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ErrorArguments))
@@ -74,20 +66,14 @@ class Extension(ctypes.Structure):
 class Buffer(ctypes.Structure):
     """The beginning of XLA_FFI_Buffer."""
 
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("dtype", ctypes.c_int),
-        ("data", ctypes.c_void_p),
-    )
+    _fields_ = (*_HEAD, ("dtype", ctypes.c_int), ("data", ctypes.c_void_p))
 
 
 class Buffers(ctypes.Structure):
     """XLA_FFI_Args or XLA_FFI_Rets."""
 
     _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
+        *_HEAD,
         ("count", ctypes.c_int64),
         ("types", ctypes.c_void_p),
         ("buffers", ctypes.POINTER(ctypes.POINTER(Buffer))),
@@ -104,8 +90,7 @@ class Attributes(ctypes.Structure):
     """XLA_FFI_Attrs, with scalars only."""
 
     _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
+        *_HEAD,
         ("count", ctypes.c_int64),
         ("types", ctypes.c_void_p),
         ("names", ctypes.c_void_p),
