@@ -215,7 +215,7 @@ class BatchIterator(Iterator[Any]):
 
 
 class _Hosts:
-    """Handle of the script on the pipelines: one `_HostPipeline` on each host of the sharding's devices."""
+    """The script's handle on the pipelines: one `_HostPipeline` on each host of the sharding's devices."""
 
     def __init__(self, batches: Batches, state: list[Any] | None) -> None:
         sharding = jax.tree.map(_on_host_cpus, batches.sharding)

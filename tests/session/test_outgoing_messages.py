@@ -1,4 +1,4 @@
-"""What is released goes along with launches, and overtakes nothing else, nor is overtaken by it."""
+"""Releases travel with launches and do not overtake other messages. The launch window counts credits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registered programs: at most so many, the oldest released first."""
+"""The program cache releases the least recently used program. A large program is sent in bounded parts."""
 
 from __future__ import annotations
 

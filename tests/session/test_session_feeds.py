@@ -1,4 +1,4 @@
-"""What a session expects of its hosts comes whole, is forgotten, or is lost."""
+"""Downloads arrive, are forgotten or are lost, exactly once. Sent uploads are kept within a bound."""
 
 from __future__ import annotations
 

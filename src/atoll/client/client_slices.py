@@ -70,7 +70,7 @@ class Slice:
         return self not in _live
 
     def release(self) -> None:
-        """Allow other slices to have the devices. The devices remain usable, and arrays on them stay."""
+        """Make the devices available to other slices. They remain usable, and their arrays stay."""
         _live.pop(self, None)
 
     def __enter__(self) -> Self:

@@ -120,7 +120,7 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
 def _numbered(
     nodes: Sequence[RecordedNode], numbers: dict[int, int], functions: dict[Function, int], defined: int
 ) -> tuple[Node, ...]:
-    """Return the program's nodes. Add numbers from `defined` on to `numbers` for values, and to `functions`."""
+    """Return the program's nodes. Add new values to `numbers`, from `defined` on, and new functions to `functions`."""
     body: list[Node] = []
     for node in nodes:
         inputs = tuple(numbers[id(value.root)] for value in node.inputs)

@@ -88,9 +88,9 @@ class BareClient:
         self._session.release(handles)
 
     def when_ready(self, handles: Sequence[int]) -> Coroutine[Any, Any, float]:
-        """Ask when the arrays are ready, immediately. Return a coroutine for the time on the client's clock.
+        """Request the time at which the arrays are ready, immediately. Return a coroutine that waits for it.
 
-        The coroutine raises the arrays' first error.
+        The coroutine returns the time on the client's clock, or raises the arrays' first error.
         """
         future = self._session.make_future()
         self._session.wait(handles, lambda status: future.set_result((status, self._now())))
