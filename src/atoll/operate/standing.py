@@ -6,11 +6,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from msgspec.structs import replace
+import msgspec
 
 from atoll.cluster.directories import default_cache_directory, sockets_base, usage_file
 from atoll.cluster.processes.child import wait_for_any
@@ -38,40 +38,44 @@ _POLL_SECONDS = 0.02
 _LOG_LINES = 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class StandingOptions:
+    """How to start a standing cluster.
+
+    On TCP it listens with TLS unless `insecure`, and others reach it at `advertise`; see
+    `security.start_security.advertised`. The file `authority`, if given, keeps its authority and tokens. With a
+    directory for a `journal`, the engine restarts the controller if it exits. With the address of another controller as
+    `standby`, the cluster is a standby of that one, and has no hosts. With `stays` it outlives this process.
+    """
+
+    name: str
+    settings: ClusterSettings
+    listen: str
+    token: str
+    stays: bool
+    advertise: str = ""
+    insecure: bool = False
+    authority: Path | None = None
+    journal: Path | None = None
+    standby: str = ""
+
+
 class StandingCluster:
     """A standing cluster. The constructor starts it, and raises AtollError if that is not possible.
 
-    The cluster ends with the process `parent`, unless that is 0. Its processes write messages to `log` in its
-    directory, or with a parent to standard error. On TCP it listens with TLS unless `insecure`, and others reach it at
-    `advertise`; see `security.start_security.advertised`. The file `authority`, if given, keeps its authority and
-    tokens. With a directory for a `journal`, the engine restarts the controller if it exits. With the address of
-    another controller as `standby`, the cluster is a standby of that one, and has no hosts.
+    Its processes write messages to `log` in its directory, or to standard error if it ends with this process.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        settings: ClusterSettings,
-        listen: str,
-        token: str,
-        parent: int = 0,
-        advertise: str = "",
-        insecure: bool = False,
-        authority: Path | None = None,
-        journal: Path | None = None,
-        standby: str = "",
-    ) -> None:
-        if journal is not None and not settings.grace_seconds:
-            settings = replace(settings, grace_seconds=GRACE_SECONDS)
+    def __init__(self, options: StandingOptions) -> None:
+        name, settings, authority, journal = options.name, options.settings, options.authority, options.journal
         check_settings(settings)
         if journal is not None:
             check_persisted(journal, settings)
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
-        address = _listening_address(listen or registry.address(name), token, insecure)
-        advertised(address, advertise)
-        environment = kept_environment(authority, token) if authority is not None and address.tls else {}
+        address = _listening_address(options.listen or registry.address(name), options)
+        advertised(address, options.advertise)
+        environment = kept_environment(authority, options.token) if authority is not None and address.tls else {}
         self._log: BinaryIO | None = None
         with registry.locked():
             _check_is_free(registry, name)
@@ -82,21 +86,21 @@ class StandingCluster:
                 raise ClusterError(
                     f"{self._directory} belongs to a cluster of another machine: give this one another --name"
                 ) from None
-            if not parent:
+            if options.stays:
                 # Held open, because the directory no longer exists when the log of a failed start is read.
                 self._log = open(self._directory / "log", "a+b")  # noqa: SIM115
-            options = EngineOptions(
+            engine = EngineOptions(
                 settings,
                 str(self._directory),
                 listen=str(address),
-                advertise=advertise,
-                parent=parent,
+                advertise=options.advertise,
+                parent=0 if options.stays else os.getpid(),
                 cache_directory=default_cache_directory(),
                 usage_file=usage_file(name),
                 journal=str(journal.absolute()) if journal is not None else "",
-                standby=standby,
+                standby=options.standby,
             )
-            self.engine = EngineProcess(options, output=self._log.fileno() if self._log else 2, environment=environment)
+            self.engine = EngineProcess(engine, output=self._log.fileno() if self._log else 2, environment=environment)
             pid = self.engine.process.pid
             try:
                 self.record = registry.register(name, str(address), settings.islands, settings.platform, pid)
@@ -153,31 +157,19 @@ class StandingCluster:
 class StandingOnRay:
     """A standing cluster whose engine is a Ray actor (`atoll up --engine ray`). Otherwise as `StandingCluster`.
 
-    With `stays` False the cluster ends with this process. The `journal` and `authority` are on the node of the actor.
-    This machine keeps the cluster's record, so that this user's commands find it by name, and its join tokens.
-    Elsewhere, and for other users, a join token leads to the cluster.
+    The journal and the authority are on the node of the actor. This machine keeps the cluster's record, so that this
+    user's commands find it by name, and its join tokens. Elsewhere, and for other users, a join token leads to the
+    cluster.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        settings: ClusterSettings,
-        listen: str,
-        stays: bool,
-        advertise: str = "",
-        insecure: bool = False,
-        authority: Path | None = None,
-        journal: Path | None = None,
-    ) -> None:
-        if journal is not None and not settings.grace_seconds:
-            settings = replace(settings, grace_seconds=GRACE_SECONDS)
+    def __init__(self, options: StandingOptions) -> None:
+        name, settings = options.name, options.settings
         registry = ClusterRegistry()
         self.directory = registry.directory(name)
         _check_is_free(registry, name)
-        there = [str(each.absolute()) if each is not None else "" for each in (journal, authority)]
-        start = EngineStart(settings, listen, advertise, insecure, name, *there)
-        self._cluster = RayCluster(name, start, stays=stays)
+        files = [str(each.absolute()) if each is not None else "" for each in (options.journal, options.authority)]
+        start = EngineStart(settings, options.listen, options.advertise, options.insecure, name, *files)
+        self._cluster = RayCluster(name, start, stays=options.stays)
         try:
             with registry.locked():
                 _check_is_free(registry, name)
@@ -226,46 +218,16 @@ class StandingOnRay:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def start_cluster(
-    *,
-    name: str,
-    settings: ClusterSettings,
-    listen: str,
-    token: str,
-    stays: bool,
-    advertise: str = "",
-    insecure: bool = False,
-    authority: Path | None = None,
-    journal: Path | None = None,
-    standby: str = "",
-) -> StandingCluster | StandingOnRay:
-    """Start a cluster, which outlives this process if `stays`. Raises AtollError if that is not possible."""
-    if settings.engine == "ray":
-        address = _listening_address(listen, token, insecure) if listen else None
-        if address is not None and address.is_unix:
-            raise AddressError(f"{listen}: Ray's nodes reach a cluster over TCP; give HOST:PORT, or omit --listen")
-        return StandingOnRay(
-            name=name,
-            settings=settings,
-            listen=listen,
-            stays=stays,
-            advertise=advertise,
-            insecure=insecure,
-            authority=authority,
-            journal=journal,
-        )
-    return StandingCluster(
-        name=name,
-        settings=settings,
-        listen=listen,
-        token=token,
-        parent=0 if stays else os.getpid(),
-        advertise=advertise,
-        insecure=insecure,
-        authority=authority,
-        journal=journal,
-        standby=standby,
-    )
+def start_cluster(options: StandingOptions) -> StandingCluster | StandingOnRay:
+    """Start a cluster. Raises AtollError if that is not possible."""
+    if options.journal is not None and not options.settings.grace_seconds:
+        settings = msgspec.structs.replace(options.settings, grace_seconds=GRACE_SECONDS)
+        options = replace(options, settings=settings)
+    if options.settings.engine != "ray":
+        return StandingCluster(options)
+    if options.listen and _listening_address(options.listen, options).is_unix:
+        raise AddressError(f"{options.listen}: Ray's nodes reach a cluster over TCP; give HOST:PORT, or omit --listen")
+    return StandingOnRay(options)
 
 
 def _check_is_free(registry: ClusterRegistry, name: str) -> None:
@@ -277,13 +239,13 @@ def _check_is_free(registry: ClusterRegistry, name: str) -> None:
             )
 
 
-def _listening_address(text: str, token: str, insecure: bool) -> Address:
+def _listening_address(text: str, options: StandingOptions) -> Address:
     address = parse_address(text)
-    if not insecure:
+    if not options.insecure:
         address = address.secured()
     if not address.is_unix and address.port == 0:
         raise AddressError(f"{text}: clients need to know the port; give one other than 0")
-    check_may_listen(address, token)
+    check_may_listen(address, options.token)
     return address
 
 

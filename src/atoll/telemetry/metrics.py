@@ -6,7 +6,8 @@ with a new controller, as Prometheus expects of a restarted process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,7 +21,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from atoll.cluster.lifecycle import IslandState
 from atoll.scheduling.tallies import BOUNDS
-from atoll.telemetry.snapshot import HistogramView, Snapshot
+from atoll.telemetry.snapshot import HistogramView, IslandSnapshot, Snapshot, TenantSnapshot
 
 
 def exposition(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
@@ -78,24 +79,8 @@ def _islands(snapshot: Snapshot) -> Iterator[Metric]:
         ("island", "state"),
         ((each.id, state.value, each.state == state) for each in islands for state in IslandState),
     )
-    yield _gauge(
-        "island_window_gangs",
-        "Gangs that may be in flight on each host of an island.",
-        ("island",),
-        ((each.id, each.window) for each in islands),
-    )
-    yield _gauge(
-        "island_in_flight_gangs",
-        "Gangs in flight on an island, as counted against its window.",
-        ("island",),
-        ((each.id, each.in_flight) for each in islands),
-    )
-    yield _gauge(
-        "island_expected_busy_seconds",
-        "Expected duration of the gangs in flight on an island.",
-        ("island",),
-        ((each.id, each.busy_ms / 1e3) for each in islands),
-    )
+    for name, text, value in _ISLAND_GAUGES:
+        yield _gauge(name, text, ("island",), ((each.id, value(each)) for each in islands))
     yield _gauge(
         "hosts",
         "Hosts that have joined, by state.",
@@ -108,6 +93,21 @@ def _islands(snapshot: Snapshot) -> Iterator[Metric]:
     )
 
 
+_ISLAND_GAUGES: tuple[tuple[str, str, Callable[[IslandSnapshot], float]], ...] = (
+    ("island_window_gangs", "Gangs that may be in flight on each host of an island.", lambda each: each.window),
+    (
+        "island_in_flight_gangs",
+        "Gangs in flight on an island, as counted against its window.",
+        lambda each: each.in_flight,
+    ),
+    (
+        "island_expected_busy_seconds",
+        "Expected duration of the gangs in flight on an island.",
+        lambda each: each.busy_ms / 1e3,
+    ),
+)
+
+
 def _devices(snapshot: Snapshot) -> Iterator[Metric]:
     labels = ("island", "host", "device", "kind")
     devices = [
@@ -116,110 +116,69 @@ def _devices(snapshot: Snapshot) -> Iterator[Metric]:
         for host in island.hosts
         for device in host.devices
     ]
-    yield _gauge(
-        "device_memory_used_bytes",
-        "Reserved memory of a device.",
-        labels,
-        ((*names, device.used_bytes) for names, device in devices),
-    )
-    yield _gauge(
-        "device_memory_peak_bytes",
-        "Largest reserved memory of a device so far.",
-        labels,
-        ((*names, device.peak_bytes) for names, device in devices),
-    )
-    yield _gauge(
-        "device_memory_limit_bytes",
-        "Memory of a device, if known.",
-        labels,
-        ((*names, device.memory_bytes) for names, device in devices if device.memory_bytes),
-    )
+    used = ((*names, device.used_bytes) for names, device in devices)
+    yield _gauge("device_memory_used_bytes", "Reserved memory of a device.", labels, used)
+    peak = ((*names, device.peak_bytes) for names, device in devices)
+    yield _gauge("device_memory_peak_bytes", "Largest reserved memory of a device so far.", labels, peak)
+    limit = ((*names, device.memory_bytes) for names, device in devices if device.memory_bytes)
+    yield _gauge("device_memory_limit_bytes", "Memory of a device, if known.", labels, limit)
 
 
 def _tenants(snapshot: Snapshot) -> Iterator[Metric]:
     tenants = snapshot.tenants
-    yield _gauge(
-        "tenant_share", "Share that was set for a tenant.", ("tenant",), ((each.name, each.share) for each in tenants)
-    )
-    sessions = ((each.name, each.open_sessions) for each in tenants)
-    yield _gauge("sessions", "Open sessions.", ("tenant",), sessions)
-    yield _gauge(
-        "tenant_memory_bytes",
-        "Size of the arrays of a tenant's sessions, on all devices.",
-        ("tenant",),
-        ((each.name, each.bytes) for each in tenants),
-    )
-    yield _counter(
-        "tenant_device_seconds",
-        "Device time that a tenant used.",
-        ("tenant",),
-        ((each.name, each.device_seconds) for each in tenants),
-    )
-    yield _gauge(
-        "launches_in_flight",
-        "Launches in flight.",
-        ("tenant",),
-        ((each.name, each.in_flight) for each in tenants),
-    )
-    yield _gauge(
-        "tenant_device_memory_bytes",
-        "Memory of a device reserved for a tenant.",
-        ("tenant", "device"),
-        ((each.name, device, nbytes) for each in tenants for device, nbytes in each.device_bytes),
-    )
+    for name, text, value in _TENANT_GAUGES:
+        yield _gauge(name, text, ("tenant",), ((each.name, value(each)) for each in tenants))
+    used = ((each.name, each.device_seconds) for each in tenants)
+    yield _counter("tenant_device_seconds", "Device time that a tenant used.", ("tenant",), used)
+    reserved = ((each.name, device, nbytes) for each in tenants for device, nbytes in each.device_bytes)
+    text = "Memory of a device reserved for a tenant."
+    yield _gauge("tenant_device_memory_bytes", text, ("tenant", "device"), reserved)
+
+
+_TENANT_GAUGES: tuple[tuple[str, str, Callable[[TenantSnapshot], float]], ...] = (
+    ("tenant_share", "Share that was set for a tenant.", lambda each: each.share),
+    ("sessions", "Open sessions.", lambda each: each.open_sessions),
+    ("tenant_memory_bytes", "Size of the arrays of a tenant's sessions, on all devices.", lambda each: each.bytes),
+    ("launches_in_flight", "Launches in flight.", lambda each: each.in_flight),
+)
 
 
 def _gangs(snapshot: Snapshot) -> Iterator[Metric]:
-    gangs = snapshot.gangs
+    gangs = [((each.island, each.tenant), each) for each in snapshot.gangs]
     labels: tuple[str, ...] = ("island", "tenant")
-    yield _gauge(
-        "gangs_waiting",
-        "Gangs waiting for an island.",
-        labels,
-        ((each.island, each.tenant, each.waiting) for each in gangs),
-    )
-    yield _gauge(
-        "gangs_running", "Gangs in flight.", labels, ((each.island, each.tenant, each.running) for each in gangs)
-    )
-    yield _counter(
-        "gangs_failed", "Gangs that failed.", labels, ((each.island, each.tenant, each.failed) for each in gangs)
-    )
-    waiting = HistogramMetricFamily(
+    waiting = ((*names, each.waiting) for names, each in gangs)
+    yield _gauge("gangs_waiting", "Gangs waiting for an island.", labels, waiting)
+    yield _gauge("gangs_running", "Gangs in flight.", labels, ((*names, each.running) for names, each in gangs))
+    yield _counter("gangs_failed", "Gangs that failed.", labels, ((*names, each.failed) for names, each in gangs))
+    waited = HistogramMetricFamily(
         "atoll_gang_waiting_seconds", "Time from launch to dispatch of the dispatched gangs.", labels=labels
     )
-    running = HistogramMetricFamily(
+    ran = HistogramMetricFamily(
         "atoll_gang_running_seconds", "Duration of a gang on the slowest of its hosts.", labels=labels
     )
-    for each in gangs:
-        names = [str(each.island), each.tenant]
-        _observe(waiting, names, each.waited)
-        _observe(running, names, each.ran)
-    yield from (waiting, running)
-    moved = [((each.island, each.tenant, kind.kind), kind) for each in gangs for kind in each.transfers]
+    for names, each in gangs:
+        _observe(waited, [*map(str, names)], each.waited)
+        _observe(ran, [*map(str, names)], each.ran)
+    yield from (waited, ran)
+    moved = [((*names, kind.kind), kind) for names, each in gangs for kind in each.transfers]
     labels = (*labels, "kind")
     yield _counter("transfers", "Completed transfers.", labels, ((*names, kind.count) for names, kind in moved))
-    yield _counter(
-        "transfer_bytes", "Bytes moved by completed transfers.", labels, ((*names, kind.bytes) for names, kind in moved)
-    )
+    nbytes = ((*names, kind.bytes) for names, kind in moved)
+    yield _counter("transfer_bytes", "Bytes moved by completed transfers.", labels, nbytes)
 
 
 def _events(snapshot: Snapshot) -> Iterator[Metric]:
     counts = snapshot.event_counts
-    losses = {each.island: each.count for each in counts if each.kind == "failed"}
-    backs = {each.island: each.count for each in counts if each.kind == "back"}
-    islands = [each.id for each in snapshot.islands]
-    yield _counter(
-        "island_failures", "Failures of an island.", ("island",), ((each, losses.get(each, 0)) for each in islands)
-    )
-    yield _counter(
-        "island_restarts",
-        "Restarts of an island after a failure.",
-        ("island",),
-        ((each, backs.get(each, 0)) for each in islands),
-    )
-    sums: dict[str, int] = {}
+    for kind, name, text in (
+        ("failed", "island_failures", "Failures of an island."),
+        ("back", "island_restarts", "Restarts of an island after a failure."),
+    ):
+        by_island = {each.island: each.count for each in counts if each.kind == kind}
+        rows = ((each.id, by_island.get(each.id, 0)) for each in snapshot.islands)
+        yield _counter(name, text, ("island",), rows)
+    sums = Counter[str]()
     for count in counts:
-        sums[count.kind] = sums.get(count.kind, 0) + count.count
+        sums[count.kind] += count.count
     yield _counter("events", "Events per kind.", ("kind",), sums.items())
 
 
@@ -233,24 +192,13 @@ def _controller(snapshot: Snapshot) -> Iterator[Metric]:
     yield lag
     yield _gauge("controller_connections", "Connections to the controller.", rows=[(load.connections,)])
     yield _gauge("controller_unsent_bytes", "Bytes that peers have not read yet.", rows=[(load.unsent_bytes,)])
-    yield _counter(
-        "controller_messages",
-        "Messages that the controller received or sent.",
-        ("direction",),
-        [("in", load.messages_in), ("out", load.messages_out)],
-    )
-    yield _counter(
-        "controller_message_bytes",
-        "Bytes of these messages.",
-        ("direction",),
-        [("in", load.bytes_in), ("out", load.bytes_out)],
-    )
-    yield _counter(
-        "functions_compiled",
-        "Functions that workers compiled or found in their cache.",
-        ("cached",),
-        [("false", functions.compiled), ("true", functions.cached)],
-    )
+    messages = [("in", load.messages_in), ("out", load.messages_out)]
+    yield _counter("controller_messages", "Messages that the controller received or sent.", ("direction",), messages)
+    nbytes = [("in", load.bytes_in), ("out", load.bytes_out)]
+    yield _counter("controller_message_bytes", "Bytes of these messages.", ("direction",), nbytes)
+    compiled = [("false", functions.compiled), ("true", functions.cached)]
+    text = "Functions that workers compiled or found in their cache."
+    yield _counter("functions_compiled", text, ("cached",), compiled)
     yield _counter("compile_seconds", "Time that compilation took.", rows=[(functions.seconds,)])
 
 

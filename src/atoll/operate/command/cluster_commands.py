@@ -18,9 +18,7 @@ from atoll.cluster.tenant_settings import TENANT_MARK
 from atoll.errors import AtollError
 from atoll.operate.cluster_registry import DEFAULT_NAME
 from atoll.operate.command.command_options import (
-    ClusterAddress,
-    ClusterJoin,
-    ClusterName,
+    ClusterChoice,
     ClusterOptions,
     Islands,
     tenant_tokens,
@@ -125,7 +123,7 @@ def up(
 
     For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
     """
-    from atoll.operate.standing import start_cluster
+    from atoll.operate.standing import StandingOptions, start_cluster
     from atoll.security.access import is_insecure
     from atoll.security.roles import Role
     from atoll.security.start_security import advertised
@@ -143,7 +141,7 @@ def up(
     _check_join_files(files, here, secured=on_tcp and not insecure)
     if standby:
         standby = _checked_standby(standby, listen, islands, settings, journal, authority, insecure)
-    standing = start_cluster(
+    options = StandingOptions(
         name=name,
         settings=settings,
         listen=listen,
@@ -155,6 +153,7 @@ def up(
         journal=journal,
         standby=standby,
     )
+    standing = start_cluster(options)
     secured = parse_address(standing.record.address).tls
     try:
         for role, file in wanted.items() if secured else ():
@@ -263,6 +262,7 @@ def _write_join(
         fail(f"cannot write {file}: {error.strerror}")
 
 
+@with_option_groups
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     security: Annotated[
@@ -273,9 +273,8 @@ def status(
             'JSON has them in "sandbox" of each host.',
         ),
     ] = False,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Show a cluster: its islands, hosts, devices and open sessions, and the memory in use.
 
@@ -286,11 +285,11 @@ def status(
     The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}], "sessions": [...]}`
     and more. States are "starting", "ready", "restarting", "draining", "drained" and "removed".
     """
-    from atoll.operate.cluster_queries import find, other_clusters, report_of
+    from atoll.operate.cluster_queries import other_clusters, report_of
     from atoll.operate.status_tables import security_tables, status_tables
     from atoll.telemetry.snapshot import Snapshot
 
-    target = find(address, name, join)
+    target = cluster.find()
     report = report_of(target, token())
     if as_json:
         print(json.dumps(report, indent=1))
@@ -305,10 +304,10 @@ def status(
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
 
 
+@with_option_groups
 def down(
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
     ray_address: Annotated[
         str,
         typer.Option(
@@ -333,17 +332,17 @@ def down(
     machine that does not exit within 10 seconds is killed. Addresses the same cluster as `atoll status`, but an
     embedded one only by its name or address.
     """
-    from atoll.operate.cluster_queries import find
     from atoll.operate.standing import stop, stop_on_ray
 
     if ray_address:
-        if address or join:
+        if cluster.address or cluster.join:
             raise typer.BadParameter("--ray-address finds the cluster by --name: remove --address and --join")
+        name = cluster.name or DEFAULT_NAME
         with terminal.status("ending ..."):
-            stop_on_ray(ray_address, name or DEFAULT_NAME)
-        print(f"cluster {name or DEFAULT_NAME} on the Ray cluster at {ray_address} has ended")
+            stop_on_ray(ray_address, name)
+        print(f"cluster {name} on the Ray cluster at {ray_address} has ended")
         return
-    target = find(address, name, join, embedded=False)
+    target = cluster.find(embedded=False)
     label = f"cluster {target.record.name}" if target.record else "the cluster"
     with terminal.status(f"ending {label} ..."):
         ended = stop(target, token(), all_sessions)

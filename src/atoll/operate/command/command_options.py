@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 import typer
@@ -33,6 +33,9 @@ from atoll.cluster.tenant_settings import TENANTS_VARIABLE, read_tenant_tokens, 
 from atoll.errors import AtollError
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.quantities import parse_bytes
+
+if TYPE_CHECKING:
+    from atoll.operate.cluster_queries import Target
 
 
 def _check_islands(text: str | None) -> str | None:
@@ -270,6 +273,21 @@ ClusterJoin = Annotated[
 ClusterName = Annotated[
     str, typer.Option("--name", help="Name of the cluster, as of `atoll up --name`, or embedded-PID for a script's.")
 ]
+
+
+@dataclass(frozen=True)
+class ClusterChoice:
+    """The options that choose a running cluster."""
+
+    address: ClusterAddress = ""
+    name: ClusterName = ""
+    join: ClusterJoin = ""
+
+    def find(self, *, embedded: bool = True) -> Target:
+        """Return the cluster, as `cluster_queries.find` does."""
+        from atoll.operate.cluster_queries import find
+
+        return find(self.address, self.name, self.join, embedded=embedded)
 
 
 def check_one_of(islands: str | None, address: str, join: str) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from atoll.operate.command.command_options import ClusterAddress, ClusterJoin, ClusterName, token
+from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 from atoll.operate.command.terminal import fail, terminal
 
 if TYPE_CHECKING:
     from atoll.cluster.topology import IslandShape
+    from atoll.operate.operator_requests import Operation
 
 _MOST_DEVICES = 1 << 16  # per slice
 
@@ -31,6 +32,7 @@ class Medium(StrEnum):
     DISK = "disk"
 
 
+@with_option_groups
 def remap(
     session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
     slice_number: Annotated[int, typer.Argument(help="Number of the slice in `atoll status`.", metavar="SLICE")],
@@ -42,9 +44,8 @@ def remap(
             metavar="ISLAND[:DEVICES]",
         ),
     ],
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Move a slice to other devices of the same shape, while its program runs.
 
@@ -54,16 +55,14 @@ def remap(
 
     Addresses the same cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import RemapRequest
 
     island, devices = _target(to)
     request = RemapRequest(session, slice_number, island, devices)
-    with terminal.status(f"moving slice {slice_number} of session {session} ..."):
-        done = operate(find(address, name, join), token(), request)
-    print(done)
+    _operate(cluster, f"moving slice {slice_number} of session {session}", request)
 
 
+@with_option_groups
 def add_island(
     like: Annotated[
         int | None, typer.Option(min=0, help="Number of the island to copy the shape of.", metavar="ISLAND")
@@ -82,9 +81,8 @@ def add_island(
             min=0.0, help="Seconds to wait for the island's hosts. Defaults to the cluster's --wait.", metavar="S"
         ),
     ] = 0.0,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Start one more island, while programs run.
 
@@ -94,14 +92,14 @@ def add_island(
     Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import add_island as add
-    from atoll.operate.cluster_queries import find, report_of
+    from atoll.operate.cluster_queries import report_of
     from atoll.protocol.messages import AddIslandRequest
 
     if shape and like is not None:
         raise typer.BadParameter("--like and --shape both define the island: give only one of them")
     if (platform or topology or kind) and not shape:
         raise typer.BadParameter("--platform, --topology and --kind need --shape")
-    target = find(address, name, join)
+    target = cluster.find()
     wanted = None
     if shape:
         platform = platform or report_of(target, token())["islands"][0]["shape"]["platform"]
@@ -129,11 +127,11 @@ def _shape(text: str, platform: str, topology: str, kind: str) -> IslandShape:
     return msgspec.structs.replace(shape, kind=kind)
 
 
+@with_option_groups
 def drain(
     island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.")],
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Move everything on an island to similar islands, while programs run, and end its workers.
 
@@ -142,12 +140,9 @@ def drain(
 
     Addresses the same cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import DrainRequest
 
-    with terminal.status(f"draining island {island} ..."):
-        done = operate(find(address, name, join), token(), DrainRequest(island))
-    print(done)
+    _operate(cluster, f"draining island {island}", DrainRequest(island))
 
 
 def _target(text: str) -> tuple[int, tuple[int, ...]]:
@@ -170,12 +165,12 @@ def _target(text: str) -> tuple[int, tuple[int, ...]]:
     return int(island), tuple(devices)
 
 
+@with_option_groups
 def suspend(
     session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
     to: Annotated[Medium, typer.Option(help="Destination of the arrays: the hosts' memory or disks.")] = Medium.MEMORY,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Suspend a session: its arrays leave the devices, and its script waits until `atoll resume`.
 
@@ -185,15 +180,12 @@ def suspend(
 
     Tenants may suspend their own sessions, operators all. Addresses the same cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import SuspendRequest
 
-    target = find(address, name, join)
-    with terminal.status(f"suspending session {session} ..."):
-        done = operate(target, token(), SuspendRequest(session, to is Medium.DISK))
-    print(done)
+    _operate(cluster, f"suspending session {session}", SuspendRequest(session, to is Medium.DISK))
 
 
+@with_option_groups
 def resume(
     session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
     on: Annotated[
@@ -211,9 +203,8 @@ def resume(
             min=0.0, max=800.0, help="Seconds to wait for free memory and devices; 0 fails instead.", metavar="S"
         ),
     ] = 600.0,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Resume a suspended session with all its state, on its islands or on others of the same shape.
 
@@ -221,58 +212,53 @@ def resume(
     sessions hold it. A session that cannot be resumed stays suspended. Tenants may resume their own sessions, operators
     all. Addresses the same cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import ResumeRequest
 
-    target = find(address, name, join)
-    with terminal.status(f"resuming session {session} ..."):
-        done = operate(target, token(), ResumeRequest(session, tuple(on or ()), wait))
-    print(done)
+    _operate(cluster, f"resuming session {session}", ResumeRequest(session, tuple(on or ()), wait))
 
 
+@with_option_groups
 def end_session(
     session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """End a session: its program gets an error, and its arrays and functions are deleted.
 
     Tenants may end their own sessions, operators all. Addresses the same cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import find, operate
     from atoll.protocol.messages import EndSessionRequest
 
-    print(operate(find(address, name, join), token(), EndSessionRequest(session)))
+    _operate(cluster, f"ending session {session}", EndSessionRequest(session))
 
 
+@with_option_groups
 def dump(
     output: Output = None,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Write the controller's event log: one line of JSON per event, in order.
 
     The controller keeps the last 50,000 events. `atoll.operate.log_replay.replay` replays its decisions from a log that
     includes the cluster's start. Addresses the same cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import dump_of, find
+    from atoll.operate.cluster_queries import dump_of
 
-    target = find(address, name, join)
     _check_writable(output)
-    _write(dump_of(target, token()), output)
+    _write(dump_of(cluster.find(), token()), output)
 
 
-def check(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
+@with_option_groups
+def check(*, cluster: ClusterChoice) -> None:
     """Check the controller's records of arrays, memory and gangs against each other, its hosts and the proxies.
 
     Prints one line per contradiction, which is a bug in Atoll, and exits with status 1 if there are any. Addresses the
     same cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import check, find
+    from atoll.operate.cluster_queries import check
 
-    reply = check(find(address, name, join), token())
+    reply = check(cluster.find(), token())
     problems = (*reply.contradictions, *reply.differences)
     for problem in problems:
         print(problem)
@@ -281,14 +267,14 @@ def check(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoi
     print(f"the controller and {reply.hosts} hosts agree: {reply.arrays} arrays")
 
 
+@with_option_groups
 def trace(
     output: Output = None,
     seconds: Annotated[
         float, typer.Option(min=0, max=600, help="Record this many seconds from now, including clients' calls.")
     ] = 0.0,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Write a trace of the work on the cluster's hosts, which https://ui.perfetto.dev opens.
 
@@ -296,11 +282,20 @@ def trace(
     has the work from now on, and the calls of clients. Operators get all sessions, users their own. Addresses the same
     cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import find, trace_of
+    from atoll.operate.cluster_queries import trace_of
 
-    target = find(address, name, join)
     _check_writable(output)
-    _write(trace_of(target, token(), seconds), output)
+    _write(trace_of(cluster.find(), token(), seconds), output)
+
+
+def _operate(cluster: ClusterChoice, doing: str, operation: Operation) -> None:
+    """Perform an operation, showing what the command is `doing`, and print the result."""
+    from atoll.operate.cluster_queries import operate
+
+    target = cluster.find()
+    with terminal.status(f"{doing} ..."):
+        done = operate(target, token(), operation)
+    print(done)
 
 
 def _check_writable(output: Path | None) -> None:

@@ -14,9 +14,7 @@ import typer
 
 from atoll.cluster.usage.usage_records import By
 from atoll.operate.command.command_options import (
-    ClusterAddress,
-    ClusterJoin,
-    ClusterName,
+    ClusterChoice,
     read_amount,
     token,
     with_option_groups,
@@ -90,12 +88,12 @@ class TenantOptions:
 
 
 @app.callback()
+@with_option_groups
 def tenants(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """List the tenants of a cluster, with their settings and usage, or change them.
 
@@ -103,13 +101,13 @@ def tenants(
     """
     from rich.console import Console
 
-    from atoll.operate.cluster_queries import find, report_of
+    from atoll.operate.cluster_queries import report_of
     from atoll.operate.status_tables import tenants_table
     from atoll.telemetry.snapshot import Snapshot
 
     if context.invoked_subcommand is not None:
         return
-    report = report_of(find(address, name, join), token())
+    report = report_of(cluster.find(), token())
     if as_json:
         print(json.dumps(report["tenants"], indent=1))
     else:
@@ -124,14 +122,12 @@ def set_tenant(
     tenant: Tenant,
     *,
     wanted: TenantOptions,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    cluster: ClusterChoice,
 ) -> None:
     """Change a tenant while programs run. New values apply immediately to waiting work."""
     if wanted == TenantOptions():
         raise typer.BadParameter("nothing to change: give --share, --priority, --role, or a limit")
-    _change(tenant, wanted, address, name, join)
+    _change(cluster, tenant, wanted)
 
 
 @app.command("add")
@@ -143,37 +139,37 @@ def add_tenant(
         Path, typer.Option(help="File with the tenant's token, of which the cluster keeps a hash.", metavar="FILE")
     ],
     wanted: TenantOptions,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    cluster: ClusterChoice,
 ) -> None:
     """Add a tenant, until the cluster ends or the tenant is removed."""
     from atoll.cluster.tenant_settings import check_tenant_name, read_token, token_hash
 
     check_tenant_name(tenant)
     hashed = token_hash(read_token(str(token_file.absolute()), Path(), f"tenant.{tenant}"))
-    _change(tenant, wanted, address, name, join, token_hash=hashed, is_new=True)
+    _change(cluster, tenant, wanted, token_hash=hashed, is_new=True)
 
 
 @app.command("remove")
-def remove_tenant(tenant: Tenant, address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
+@with_option_groups
+def remove_tenant(tenant: Tenant, *, cluster: ClusterChoice) -> None:
     """Remove a tenant: its sessions end, and it can no longer use the cluster."""
-    from atoll.operate.cluster_queries import find, operate
+    from atoll.operate.cluster_queries import operate
     from atoll.protocol.messages import RemoveTenant
 
-    print(operate(find(address, name, join), token(), RemoveTenant(tenant)))
+    print(operate(cluster.find(), token(), RemoveTenant(tenant)))
 
 
-def _change(tenant: str, wanted: TenantOptions, address: str, name: str, join: str, **said: Any) -> None:
-    from atoll.operate.cluster_queries import find, operate
+def _change(cluster: ClusterChoice, tenant: str, wanted: TenantOptions, **said: Any) -> None:
+    from atoll.operate.cluster_queries import operate
     from atoll.protocol.messages import SetTenant
 
     message = SetTenant(
         tenant, share=wanted.share, priority=wanted.priority, role=wanted.role, limits=wanted.limits, **said
     )
-    print(operate(find(address, name, join), token(), message))
+    print(operate(cluster.find(), token(), message))
 
 
+@with_option_groups
 def usage(
     by: Annotated[By, typer.Option(help="Grouping of the sums.")] = By.TENANT,
     since: Annotated[
@@ -183,9 +179,8 @@ def usage(
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Show the usage of a cluster: device time, memory over time, bytes moved, compilation time.
 
@@ -194,11 +189,11 @@ def usage(
     """
     from rich.console import Console
 
-    from atoll.operate.cluster_queries import find, usage_of
+    from atoll.operate.cluster_queries import usage_of
     from atoll.operate.status_tables import usage_table
 
     seconds = _seconds(since)
-    found = usage_of(find(address, name, join), token(), by, seconds)
+    found = usage_of(cluster.find(), token(), by, seconds)
     if as_json:
         print(json.dumps(found, indent=1))
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.operate.command.command_options import ClusterAddress, ClusterJoin, ClusterName, token, with_option_groups
+from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 from atoll.operate.command.terminal import end_on_signals, fail, say
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ class TlsOptions:
     ] = False
 
 
+@with_option_groups
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    *,
+    cluster: ClusterChoice,
 ) -> None:
     """Show a cluster as it changes: islands, tenants, sessions, waiting gangs and events.
 
@@ -89,7 +89,7 @@ def top(
     from atoll.operate.cluster_queries import ClusterSource
     from atoll.operate.top import print_once, show
 
-    source = ClusterSource(_target(address, name, join), token())
+    source = ClusterSource(cluster.find(), token())
     _run(print_once(source) if once or not sys.stdout.isatty() else show(source))
 
 
@@ -99,9 +99,7 @@ def web(
     listen: Listen = "127.0.0.1:8473",
     key_file: KeyFile = None,
     tls: TlsOptions,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    cluster: ClusterChoice,
 ) -> None:
     """Serve a page that shows a cluster, and its metrics at /metrics; print its URL.
 
@@ -116,7 +114,7 @@ def web(
     from atoll.web.page_server import serve_page
     from atoll.web.poller import Poller
 
-    where, target = _address(listen), _target(address, name, join)
+    where, target = _address(listen), cluster.find()
     security = _security(where, target, tls)
     key = read_key(key_file) if key_file else new_key()
     source = ClusterSource(target, token())
@@ -134,9 +132,7 @@ def metrics(
     listen: Listen = "127.0.0.1:9473",
     key_file: KeyFile = None,
     tls: TlsOptions,
-    address: ClusterAddress = "",
-    name: ClusterName = "",
-    join: ClusterJoin = "",
+    cluster: ClusterChoice,
 ) -> None:
     """Serve only a cluster's metrics, for Prometheus at /metrics; print the URL.
 
@@ -154,7 +150,7 @@ def metrics(
     where = _address(listen)
     if not where.is_local and key_file is None:
         raise typer.BadParameter("--listen: other machines can connect to this address: add --key-file")
-    target = _target(address, name, join)
+    target = cluster.find()
     security = _security(where, target, tls)
     key = read_key(key_file) if key_file else ""
 
@@ -193,12 +189,6 @@ def _security(address: Address, target: Target, options: TlsOptions) -> PageTls 
         except OSError as error:
             fail(f"cannot write {options.authority}: {error.strerror}")
     return tls
-
-
-def _target(address: str, name: str, join: str) -> Target:
-    from atoll.operate.cluster_queries import find
-
-    return find(address, name, join)
 
 
 def _check_installed(extra: str, *modules: str) -> None:
