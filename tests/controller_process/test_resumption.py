@@ -99,7 +99,7 @@ def address(tmp_path: Path) -> Address:
 
 
 def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(address, monkeypatch):
-    monkeypatch.setattr("atoll.controller_process.shell._ANEW_SECONDS", 0.1)
+    monkeypatch.setattr("atoll.controller_process.shell._RECONNECT_SECONDS", 0.1)
 
     async def main() -> None:
         first = Process(address)

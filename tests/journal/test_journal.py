@@ -168,7 +168,7 @@ def test_a_later_controller_goes_on_behind_what_is_there(directory):
     first = recover(directory)
     assert first is not None
     second = Journal(directory, first.term + 1, first.last_number + 1, lambda: "another state")
-    second.go_on()
+    second.open_segment()
     second.append(turn(3))
     found = recover(directory)
     assert found is not None
@@ -197,7 +197,7 @@ def test_what_is_torn_is_cut_off_and_what_comes_later_is_read(directory, torn, c
     assert timers(directory) == [0, 1][: 2 if torn < 60 else 1]
     assert "cut off" in caplog.text
     later = Journal(directory, 2, 2, lambda: "another state")
-    later.go_on()
+    later.open_segment()
     later.append(turn(7))
     assert timers(directory)[-1] == 7
 
@@ -206,7 +206,7 @@ def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(directo
     written(directory, 3)
     content = bytearray(directory.segment(1).read_bytes())
     later = Journal(directory, 2, 2, lambda: "another state")
-    later.go_on()
+    later.open_segment()
     later.append(turn(9))
     last = len(encode_turn(join_records(turn(2)))) + TAG_BYTES
     content[used(directory.segment(1)) - last - 8] ^= 4  # in the one before the last
@@ -220,7 +220,7 @@ def test_a_snapshot_that_is_damaged_is_passed_over_for_the_one_before(directory,
     found = written(directory, 2)
     directory.write_snapshot(2, 1, b"a later state")
     found._number = 2
-    found.go_on()
+    found.open_segment()
     found.append(turn(5))
     content = bytearray(directory.snapshot(2).read_bytes())
     content[-3] ^= 1

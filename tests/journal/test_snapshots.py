@@ -18,7 +18,7 @@ from atoll.journal.snapshots import pickled, unpickled
 
 
 class Made:
-    """Of the module of tests; `_has_attributes_alone` is asked about those of Atoll."""
+    """Of the module of tests; `_has_only_attributes` is asked about those of Atoll."""
 
     def __init__(self) -> None:
         self.one, self.itself = 1, self
@@ -28,7 +28,7 @@ def test_what_is_unpickled_has_no_dictionary_of_its_own(monkeypatch):
     """With one, Python 3.11 reads its attributes more slowly."""
     monkeypatch.setattr(Made, "__module__", "atoll.made")
     monkeypatch.setitem(sys.modules, "atoll.made", SimpleNamespace(Made=Made))
-    snapshots._has_attributes_alone.cache_clear()
+    snapshots._has_only_attributes.cache_clear()
     found = unpickled(pickled([Made()]))[0]
     assert (found.one, found.itself) == (1, found)
     if sys.version_info < (3, 13):  # where an object refers to its attributes, or to a dictionary that has them

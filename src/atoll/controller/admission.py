@@ -232,7 +232,7 @@ class Admission:
         peer.speaks, peer.handle, peer.refuse = "engine", self._from_engine, self._expel
         self._connections.engine = peer.connection
         self._name(peer, "the engine")
-        self._recovery.engine_came()
+        self._recovery.engine_joined()
 
     def _hello_of_operator(self, peer: Peer, hello: m.Hello) -> None:
         peer.speaks, peer.handle, peer.refuse = "operator", self._from_operator, self._answer_refused

@@ -84,7 +84,7 @@ class Watchdog:
         if session is not None:
             self._outbox.to_session(session.number, m.Late(text))
 
-    # ---- what is watched
+    # ---- subjects
 
     def _subjects(self) -> Iterator[tuple[Hashable, Subject]]:
         yield from self._gangs()
@@ -93,15 +93,15 @@ class Watchdog:
             for each in registrations[:1]:
                 yield (
                     ("compile", name, host),
-                    Subject(each.session, self._island_of(host), _compiles(each.function, host)),
+                    Subject(each.session, self._island_of(host), _compile_text(each.function, host)),
                 )
         for query, host, session, what in self._queries.pending():
-            yield ("query", query), Subject(session, self._island_of(host), _asks(what, host))
+            yield ("query", query), Subject(session, self._island_of(host), _query_text(what, host))
 
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
         """Yield the gangs with nothing before them on their hosts, since all others wait for these."""
         for gang in self._launcher.foremost():
-            text = _runs(gang.run.launch.program.name, gang.island, sorted(gang.run.hosts_left))
+            text = _gang_text(gang.run.launch.program.name, gang.island, sorted(gang.run.hosts_left))
             yield ("gang", gang.sequence), Subject(gang.node.session, gang.island, text)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
@@ -109,7 +109,7 @@ class Watchdog:
             for wait in self._launcher.scheduler.waits(island):
                 owed = _OWED.get(wait.reason)
                 if owed is not None:
-                    text = _stands(wait.reason, island, owed)
+                    text = _wait_text(wait.reason, island, owed)
                     yield ("wait", island, wait.session, wait.first.sequence), Subject(wait.session, island, text)
 
     def _island_of(self, host: int) -> int:
@@ -120,22 +120,22 @@ def _hosts(hosts: list[int]) -> str:
     return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
 
 
-def _runs(name: str, island: int, hosts: list[int]) -> Callable[[float], str]:
+def _gang_text(name: str, island: int, hosts: list[int]) -> Callable[[float], str]:
     owes = f"the worker of {_hosts(hosts)} owes its end"
     if len(hosts) > 1:
         owes = f"the workers of {_hosts(hosts)} owe its end"
     return lambda seconds: f"{name} has run on {_hosts(hosts)} of island {island} for {seconds:.0f} s: {owes}"
 
 
-def _stands(reason: Reason, island: int, owed: str) -> Callable[[float], str]:
+def _wait_text(reason: Reason, island: int, owed: str) -> Callable[[float], str]:
     return lambda seconds: f"a launch has waited for {reason} on island {island} for {seconds:.0f} s: {owed}"
 
 
-def _compiles(function: int, host: int) -> Callable[[float], str]:
+def _compile_text(function: int, host: int) -> Callable[[float], str]:
     return lambda seconds: (
         f"function {function} has been compiled for {seconds:.0f} s: the worker of host {host} owes the result"
     )
 
 
-def _asks(what: str, host: int) -> Callable[[float], str]:
+def _query_text(what: str, host: int) -> Callable[[float], str]:
     return lambda seconds: f"a query ({what}) has waited for {seconds:.0f} s: the worker of host {host} owes the answer"

@@ -77,7 +77,7 @@ class JournalRecovery(NoRecovery):
             shell.replay(turn)
             events += len(turn)
         shell.journal = Journal(self._directory, term, found.last_number + 1, shell.snapshot)
-        shell.journal.go_on(events)
+        shell.journal.open_segment(events)
         shell.resume(term)
         seconds = time.monotonic() - self._began
         _log.warning("the controller continues in term %d: replayed %d events in %.2f s", term, events, seconds)

@@ -53,7 +53,7 @@ MAX_CLIENT_FRAME = 2 << 20
 # For the last replies to be sent.
 _END_SECONDS = 0.05
 # For peers whose connections cannot be resumed, such as host agents, to reconnect before the old ones are lost.
-_ANEW_SECONDS = 5.0
+_RECONNECT_SECONDS = 5.0
 # CPU time of a flush that does steps of large work.
 FLUSH_SECONDS = 0.001
 _LEAST_STEPS = 4
@@ -591,7 +591,7 @@ class ControllerShell:
         for timer, due in self._timers.items():
             self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
         reason = "the controller was restarted"
-        self._loop.call_later(_ANEW_SECONDS, self._lose_others, reason)
+        self._loop.call_later(_RECONNECT_SECONDS, self._lose_others, reason)
         self._await_peers(reason)
         self._tick()
 

@@ -97,7 +97,7 @@ class Standby:
             stopping.cancel()
         if self._shell is None or not self._is_over.done() or not self._is_over.result():
             return None
-        return self._go_on(self._shell)
+        return self._take_over(self._shell)
 
     # ---- following
 
@@ -238,7 +238,7 @@ class Standby:
 
     # ---- taking over
 
-    def _go_on(self, shell: ControllerShell) -> ControllerShell:
+    def _take_over(self, shell: ControllerShell) -> ControllerShell:
         term = next_term(self._term)
         _log.warning("the controller at %s is lost: this standby takes over in term %d", self._address, term)
         self._directory.clear()
@@ -247,7 +247,7 @@ class Standby:
         shell.resume(term)
         self._has_taken_over = True
         self._report(RUNS)
-        self._telling = self._loop.create_task(
+        self._announcing = self._loop.create_task(
             self._announce_takeover(Resume(0, shell.resumable.secret(0), term, 0, 0, 1))
         )
         return shell

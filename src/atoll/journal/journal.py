@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -105,14 +106,14 @@ class Journal:
         wait_for_snapshot(self._start_snapshot(self._number))
         self._directory.forget_before(self._number)
         self._began = self._cpu_time()
-        self.go_on()
+        self.open_segment()
 
-    def go_on(self, events: int = 0) -> None:
+    def open_segment(self, events: int = 0) -> None:
         """Begin a segment after the existing ones, `events` after the last snapshot. Raises OSError."""
         self._events = events
-        self._turn_to(*self._directory.open_segment(self._number, self.term))
+        self._switch_to(*self._directory.open_segment(self._number, self.term))
 
-    def _turn_to(self, segment: Segment | None, cipher: FileCipher | None = None) -> None:
+    def _switch_to(self, segment: Segment | None, cipher: FileCipher | None = None) -> None:
         """Close the current segment and append to this one from now on."""
         if self._segment is not None:
             self._segment.close()
@@ -144,7 +145,7 @@ class Journal:
         self._began, self._is_due = self._cpu_time(), False
         number = self._number + 1
         try:
-            self._turn_to(*self._directory.open_segment(number, self.term))
+            self._switch_to(*self._directory.open_segment(number, self.term))
             self._number = number
             self._is_broken = False
             self._child = self._start_snapshot(number)
@@ -167,15 +168,8 @@ class Journal:
             self._syncing.start()
 
     def end(self, persisted: bytes = b"") -> None:
-        """End the journal of a cluster that ends, except for the state of its `persisted` sessions.
-
-        Later appends are dropped.
-        """
-        self._is_broken, self._retry = True, math.inf
-        if self._child:
-            os.kill(self._child, 9)
-            self._reap(0)
-        self._turn_to(None)
+        """End the journal of a cluster that ends, except for the state of its `persisted` sessions."""
+        self._stop()
         if persisted:
             try:
                 self._directory.write_persisted(NAME, self.term, persisted)
@@ -186,13 +180,17 @@ class Journal:
 
     def close(self) -> None:
         """Stop writing, and keep the files, because another controller continues from them."""
+        self._stop()
+        self._directory.close()
+
+    def _stop(self) -> None:
+        """Drop all later appends, and kill the child that writes a snapshot."""
         self._is_broken, self._retry = True, math.inf
         if self._child:
-            os.kill(self._child, 9)
+            os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             self._child = 0
-        self._turn_to(None)
-        self._directory.close()
+        self._switch_to(None)
 
     def statistics(self) -> dict[str, int]:
         return {"term": self.term, "events": self._events, "bytes": self._bytes, "snapshots": self.snapshots}
@@ -203,9 +201,7 @@ class Journal:
             return
         self._child = 0
         if status:
-            _log.warning(
-                "a snapshot of the controller failed (status %d): the journal grows until one succeeds", status
-            )
+            _log.warning("a snapshot failed (status %d): the journal grows until one succeeds", status)
             if not self._directory.snapshots():
                 self._is_broken = True
                 self._retry = time.monotonic() + _RETRY_SECONDS
@@ -217,7 +213,7 @@ class Journal:
         if not self._is_broken:
             _log.error("cannot write the journal: %s: a controller that ends now cannot be restarted", error)
             self._directory.clear()  # events would be missing between its files
-            self._turn_to(None)  # frees the space of the segment
+            self._switch_to(None)  # frees the space of the segment
         self._is_broken = True
         self._retry = time.monotonic() + _RETRY_SECONDS
 
@@ -239,7 +235,7 @@ class Recovered:
     term: int
     last_number: int  # of all files
     turns: list[bytes] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)  # descriptions of what was cut off, for the log
+    cut: list[str] = field(default_factory=list)  # damage that was found, for the log
 
     def decoded_turns(self) -> Iterator[list[AnyEvent]]:
         """Yield the events of each turn in order."""

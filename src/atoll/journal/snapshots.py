@@ -31,16 +31,16 @@ _libc = ctypes.CDLL(None)
 
 
 # Methods besides `__getstate__` with which a class customizes its pickling.
-_WAYS = ("__new__", "__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+_PICKLE_METHODS = ("__new__", "__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
 @functools.cache
-def _has_attributes_alone(kind: Any) -> bool:
+def _has_only_attributes(kind: Any) -> bool:
     """Whether objects of this class are of Atoll and consist only of the attributes in their dictionary."""
     return (
         kind.__module__.startswith("atoll.")
         and kind.__dictoffset__ != 0
-        and all(getattr(kind, way, None) is getattr(object, way, None) for way in _WAYS)
+        and all(getattr(kind, each, None) is getattr(object, each, None) for each in _PICKLE_METHODS)
         and not any(each.__dict__.get("__slots__") for each in kind.__mro__)
     )
 
@@ -50,7 +50,7 @@ def _set_attributes(made: Any, state: dict[str, Any]) -> None:
         object.__setattr__(made, name, value)
 
 
-class _OneByOne:
+class _AttributesMixin:
     """Mixin of picklers that restore attributes one by one.
 
     By default, unpickling gives an object a separate dictionary, with which Python 3.11 accesses its attributes more
@@ -59,16 +59,16 @@ class _OneByOne:
 
     def reducer_override(self, value: Any) -> Any:
         kind: Any = type(value)
-        if not _has_attributes_alone(kind):
+        if not _has_only_attributes(kind):
             return NotImplemented
         return object.__new__, (kind,), value.__getstate__(), None, None, _set_attributes
 
 
-class _Pickler(_OneByOne, pickle.Pickler):
+class _Pickler(_AttributesMixin, pickle.Pickler):
     pass
 
 
-class _DeepPickler(_OneByOne, pickle._Pickler):
+class _DeepPickler(_AttributesMixin, pickle._Pickler):
     pass
 
 

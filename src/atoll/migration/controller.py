@@ -89,7 +89,7 @@ class Programs(Protocol):
         """Drop a program that will not be launched again."""
 
 
-class Questions(Protocol):
+class PendingQueries(Protocol):
     """The queries that sessions have sent to workers."""
 
     def is_waiting(self, session: int) -> bool:

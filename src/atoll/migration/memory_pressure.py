@@ -139,8 +139,7 @@ class MemoryPressure:
 
     def _is_suspending(self, device: HostDevice) -> bool:
         """Whether a session that holds memory of the device is being suspended."""
-        coming = self._suspensions.coming()
-        return any(_holds(session, device) for session in coming)
+        return any(_holds(session, device) for session in self._suspensions.being_suspended())
 
     def _suspend_one(self, node: QueuedNode[GangRun], device: HostDevice) -> bool:
         lower = [each for each in self._lower(node.tenant.settings.priority) if _holds(each, device)]

@@ -23,7 +23,7 @@ from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.controller import Compiler, InternalPrograms, Launches, Out, Programs, Questions
+from atoll.migration.controller import Compiler, InternalPrograms, Launches, Out, PendingQueries, Programs
 from atoll.migration.movers import DeviceCopies, Mover, Restore
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
@@ -83,7 +83,7 @@ class Migrations:
         self,
         resources: ResourceManager,
         compilation: Compiler,
-        queries: Questions,
+        queries: PendingQueries,
         launcher: Launches,
         programs: Programs,
         internal: InternalPrograms,
@@ -137,7 +137,7 @@ class Migrations:
 
     def begin_resume(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begin to resume a suspended session, whose proxy is quiesced. If this fails, the session stays suspended."""
-        changes, islands = check_changes(session, plan(), self._resources, can_persist=True)
+        changes, islands = check_changes(session, plan(), self._resources, may_stay=True)
         migration = Migration(
             self.next_number(), session, plan, then, changes, islands, Restore(self._spiller), Stage.DRAINING
         )
@@ -212,7 +212,7 @@ class Migrations:
     def _compile(self, migration: Migration) -> None:
         session = migration.session
         migration.changes, migration.islands = check_changes(
-            session, migration.plan(), self._resources, can_persist=bool(session.suspended)
+            session, migration.plan(), self._resources, may_stay=bool(session.suspended)
         )
         after = {**session.devices.locations, **migration.changes}
         asked: list[tuple[int, tuple[int, ...]]] = []

@@ -2,7 +2,7 @@
 
 The record has everything that the controller knows of the session: virtual devices and their locations, slices, buffers
 and the files that contain them, functions and programs as they were registered. None of them is compiled, lowered or on
-devices. The proxy stays connected, and sends the sources of its functions when there are hosts.
+devices. The proxy waits for the next cluster, and sends the sources of its functions when there are hosts.
 
 The record is plain data, which is written to a file and is part of an event. This module is pure.
 """

@@ -26,18 +26,18 @@ Changes = Mapping[int, DeviceLocation]
 
 
 def check_changes(
-    session: Session, wanted: Changes, resources: ResourceManager, can_persist: bool = False
+    session: Session, wanted: Changes, resources: ResourceManager, may_stay: bool = False
 ) -> tuple[Changes, set[int]]:
     """Return the part of `wanted` that is a change, and the islands it affects.
 
-    With `can_persist`, `wanted` may change nothing, and the islands are all that it names. Raises FAILED_PRECONDITION
+    With `may_stay`, `wanted` may change nothing, and the islands are all that it names. Raises FAILED_PRECONDITION
     if devices would be separated or cannot be there, and UNIMPLEMENTED if arrays cannot be copied.
     """
     locations = session.devices.locations
     changes = {device: location for device, location in wanted.items() if locations[device] != location}
-    if not changes and not can_persist:
+    if not changes and not may_stay:
         raise StatusError(Code.FAILED_PRECONDITION, "the devices are there already")
-    if can_persist:
+    if may_stay:
         islands = {location.island for location in wanted.values()}
     else:
         islands = {location.island for location in changes.values()} | {locations[device].island for device in changes}
@@ -50,7 +50,7 @@ def check_changes(
             state = resources.islands[island].state
             reason = "has just restarted" if state is IslandState.READY else f"is {state}"
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
-    reasons = {session.devices.closed(location) for location in (wanted if can_persist else changes).values()} - {""}
+    reasons = {session.devices.closed(location) for location in (wanted if may_stay else changes).values()} - {""}
     if reasons:
         raise StatusError(Code.FAILED_PRECONDITION, min(reasons))
     after = {**locations, **changes}
@@ -183,7 +183,7 @@ def _exclusive(session: Session) -> set[int]:
     return {device for each in session.devices.slices.values() if each.exclusive for device in each.devices}
 
 
-def homes(session: Session) -> dict[int, DeviceLocation]:
+def current_places(session: Session) -> dict[int, DeviceLocation]:
     """Return the locations of the devices that the session's arrays, functions or slices use."""
     devices = session.devices
     return {device: devices.locations[device] for device in sorted(devices.used | devices.sliced)}
@@ -194,7 +194,7 @@ def places_on(session: Session, islands: tuple[int, ...], resources: ResourceMan
 
     Raises FAILED_PRECONDITION if the islands differ in number or shape, and NOT_FOUND if one does not exist.
     """
-    here = homes(session)
+    here = current_places(session)
     sources = sorted({location.island for location in here.values()})
     if len(islands) != len(sources):
         text = f"session {session.number} is on {_islands(sources)}: name as many islands, in that order"

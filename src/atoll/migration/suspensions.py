@@ -25,7 +25,7 @@ from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import Launches, Out
 from atoll.migration.manifest import manifest_of
 from atoll.migration.migrations import QUIESCE_SECONDS, REST_SECONDS, WORK_SECONDS, Migrations
-from atoll.migration.rules import Changes, MemoryNeed, homes, places_on
+from atoll.migration.rules import Changes, MemoryNeed, current_places, places_on
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.scheduling.durations import Durations
@@ -73,7 +73,7 @@ class Suspension:
     then: Callable[[Status], None]
     by_system: bool = False  # it is resumed as soon as there is space
     stage: Stage = Stage.QUIESCING
-    room: MemoryNeed = field(default_factory=MemoryNeed)  # that it needs to resume
+    need: MemoryNeed = field(default_factory=MemoryNeed)
     resumption: _Resumption | None = None
 
 
@@ -147,7 +147,7 @@ class Suspensions:
             return any(each is not None and not hosts.isdisjoint(each.memory_hosts) for each in spilled_arrays)
         return any(location.island == island for location in session.devices.locations.values())
 
-    def coming(self) -> list[Session]:
+    def being_suspended(self) -> list[Session]:
         """Return the sessions whose memory will soon be free."""
         on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.SPILLING)
         return [each.session for each in self.by_session.values() if each.stage in on_the_way]
@@ -158,10 +158,10 @@ class Suspensions:
         found = [each for each in self.by_session.values() if each.to_files and each.stage in at_rest]
         return [(each.session, each.by_system) for each in found]
 
-    def take(self, session: Session, by_system: bool) -> None:
+    def add_persisted(self, session: Session, by_system: bool) -> None:
         """Add a session that an earlier cluster suspended on disk."""
-        suspension = Suspension(self._migrations.next_number(), session, True, _told, by_system)
-        suspension.room = MemoryNeed.of(session)
+        suspension = Suspension(self._migrations.next_number(), session, True, _ignore, by_system)
+        suspension.need = MemoryNeed.of(session)
         self.by_session[session.number] = suspension
         self._enter(suspension, Stage.SUSPENDED)
 
@@ -179,7 +179,7 @@ class Suspensions:
             if suspension.stage is Stage.DRAINING:
                 try:
                     if self._migrations.is_still(suspension.session):
-                        self._put(suspension)
+                        self._spill(suspension)
                 except StatusError as error:
                     self._give_up(suspension, error.status)
 
@@ -231,7 +231,7 @@ class Suspensions:
         }
         suspension.session.suspended = text.get(stage, "being suspended")
 
-    def _put(self, suspension: Suspension) -> None:
+    def _spill(self, suspension: Suspension) -> None:
         session = suspension.session
         self._enter(suspension, Stage.SPILLING)
         handles = [
@@ -260,10 +260,10 @@ class Suspensions:
         if not status.ok:
             self._give_up(suspension, status)
             return
-        suspension.room = MemoryNeed.of(session)
+        suspension.need = MemoryNeed.of(session)
         session.devices.are_free = True
         self._enter(suspension, Stage.SUSPENDED)
-        text = f"{session.name}: {human_bytes(suspension.room.nbytes)}"
+        text = f"{session.name}: {human_bytes(suspension.need.nbytes)}"
         self._history.record("session suspended", text, -1, session.number, session.tenant.name)
         suspension.then(OK)
 
@@ -281,7 +281,7 @@ class Suspensions:
 
     def _plan(self, session: Session, islands: tuple[int, ...]) -> Changes:
         """Return the new locations of the devices. Raises StatusError if they cannot be there, now or ever."""
-        return places_on(session, islands, self._resources) if islands else homes(session)
+        return places_on(session, islands, self._resources) if islands else current_places(session)
 
     def _try_to_resume(self, suspension: Suspension) -> None:
         session = suspension.session
@@ -289,7 +289,7 @@ class Suspensions:
         islands = () if resumption is None else resumption.islands
         try:
             places = self._plan(session, islands)
-            lacking = suspension.room.lacking(session, places, self._resources, self._slices, self._launches.memory)
+            lacking = suspension.need.lacking(session, places, self._resources, self._slices, self._launches.memory)
             if not lacking and suspension.by_system and self._launches.memory.waits.is_wanted(session.tenant):
                 lacking = "sessions of a higher priority"
             if not lacking:
@@ -336,5 +336,5 @@ class Suspensions:
             resumption.then(status)
 
 
-def _told(status: Status) -> None:
+def _ignore(status: Status) -> None:
     """Ignore the status, which an earlier cluster reported to the requester."""

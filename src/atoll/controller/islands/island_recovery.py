@@ -192,7 +192,7 @@ class Recovery:
             self._outbox.to_engine(m.RestartIsland(island.number, reason))
             self._lose(island.number, Status(Code.DEADLINE_EXCEEDED, reason))
 
-    def engine_came(self) -> None:
+    def engine_joined(self) -> None:
         """Repeat the pending requests to restart islands, since a new engine does not know them."""
         for island in self._resources.islands.values():
             if island.state is IslandState.RESTARTING and island.last_failure is not None:

@@ -23,7 +23,7 @@ from atoll.controller.state import ClusterState
 from atoll.dispatch.launcher import Launcher
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.migration.migrations import Migrations
-from atoll.migration.rules import Changes, homes
+from atoll.migration.rules import Changes, current_places
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
@@ -149,7 +149,7 @@ class Operators:
             text = f"session {session.number} stays suspended: {status.message}"
             self._reply(operator, Status(status.code, text))
             return
-        islands = sorted({location.island for location in homes(session).values()})
+        islands = sorted({location.island for location in current_places(session).values()})
         where = f" on island {', '.join(map(str, islands))}" if islands else ""
         self._reply(operator, OK, f"session {session.number} continues{where}")
 

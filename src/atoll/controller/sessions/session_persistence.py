@@ -105,7 +105,7 @@ class SessionPersistence:
             self._connections.sessions[session.number] = each.connection
             self._register_functions(session)
             session.unacknowledged_failures = {island: [_ENDED] for island in self._resources.islands}
-            self._suspensions.take(session, each.by_system)
+            self._suspensions.add_persisted(session, each.by_system)
             self._admit(session, each.connection)
         return found.next_session
 
