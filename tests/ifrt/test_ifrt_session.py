@@ -1,4 +1,4 @@
-"""When a client is held back, and what it owns."""
+"""The state of a client's session, when the client is held back, and the numbers of responses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_future_is_asked_about_once(rig: Rig):
         rig.session.take_future(handle)
 
 
-# ---- how responses are numbered: jaxlib's client forgets python stacks only while the sequence has no gap
+# ---- numbers of responses, whose sequence has no gap
 
 
 class Client:

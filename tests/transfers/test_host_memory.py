@@ -1,4 +1,4 @@
-"""Copies side by side: all of them, whoever makes them, and what goes wrong in one is told."""
+"""Copies of much memory on several threads, and their errors."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ PARTS = frame(StreamPiece(1, 2, 64 * CHUNK_BYTES, transfer=1, part=1))
         ),
         (
             frame(StreamPiece(1, 2, TWO, transfer=1)) + 2 * frame(Chunk(1, 1), b"12345"),
-            "came twice",
+            "arrived twice",
         ),
         (WHOLE + frame(Chunk(1, 0), bytes(SMALL)) + frame(Chunk(1, 0), b""), "not known"),
         (WHOLE + frame(Chunk(1, 0), b"short"), "inside a piece"),

@@ -1,4 +1,4 @@
-"""The inbox: what arrives, fails, and is awaited."""
+"""The inbox: feeds that arrive, fail and are awaited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How units of reads end: with the last of them, told once, and after what is known of their rows."""
+"""Ends of units: reported once, with the last of their reads; and the units that keep devices busy."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_rows_that_are_read_beside_what_is_watched_are_reported_by_who_reads_the
     assert beside.is_ready()
 
 
-# ---- which units keep devices busy: the first on their devices, and none that waits for something else
+# ---- units that keep devices busy
 
 
 class Output:

@@ -1,4 +1,4 @@
-"""How plans are run: segment by segment, in order, blocked while bytes are awaited, dropped with their session."""
+"""Plans run segment by segment, in order, blocked while they await bytes; and the order of collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""The object store, and types by number."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class ProxyOptions(msgspec.Struct, frozen=True):
     fail_on_loss: bool = False  # whether launches on a failed island fail, instead of waiting for its restart
     losses: str = ""  # path of a file that grows by a byte whenever hosts fail, so that the client notices
     ready_fd: int = -1
-    patience: float = 60.0  # seconds for which a lost controller may be away
+    patience: float = 60.0  # seconds for which to retry a controller that is still starting
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ class Answers(Protocol):
 class DataPort:
     """A listener for proxies and other hosts that holds the channel of each session. Safe to use from any thread.
 
-    `identity` serves addresses with TLS, this host's and others'. Peers send using the `kinds` of transfer. If this
+    `identity` is for addresses with TLS, this host's and others'. Peers send using the `kinds` of transfer. If this
     host calls its clients, set `answers` before they connect.
     """
 

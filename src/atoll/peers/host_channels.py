@@ -24,7 +24,7 @@ OnLost = Callable[[int, list[tuple[int, int]], str], None]
 
 
 class HostChannels:
-    """One channel per host. Safe to use from any thread. `identity` serves hosts with TLS.
+    """One channel per host. Safe to use from any thread. `identity` is for hosts with TLS.
 
     `on_lost` is called if a channel breaks and small pieces may be lost. Large pieces fail at their senders.
     `on_open(host)` is called when a channel to a host has opened.

@@ -21,7 +21,7 @@ from atoll.transfers.liveness import MONITOR, SILENCE_SECONDS, SilenceMonitor
 NEXT_HOSTS = 4
 # Time limit of a dial. It is short, so that the end of a silence is noticed soon.
 _REDIAL_SECONDS = 2.0
-# Bytes between two looks from which a channel has traffic. The answer to a probe and its acknowledgement are smaller.
+# A channel that moved more bytes than this between two looks has traffic, beside the answer to a probe.
 _SMALL = 256
 
 # Receives a host and the seconds for which it has been silent. Called on a new thread, and again while it is silent.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 _ALIGNMENT = 64
-_LONG_BYTES = 128 << 10  # above, a copy takes longer than threads to hand the interpreter over and back
+_LONG_BYTES = 128 << 10  # a shorter copy takes less time than handing over the interpreter lock
 _SIDE_BY_SIDE_BYTES = 1 << 20
 _HELPERS = 3
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

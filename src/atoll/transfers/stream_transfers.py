@@ -294,9 +294,9 @@ class ReceiveBuffer:
     def target(self, index: int) -> memoryview:
         """Return the memory for a chunk. Raise FrameError if it has no credit or is repeated, or MemoryError."""
         if not 0 <= index < self.credit:
-            raise FrameError(f"chunk {index} came of a transfer with credit for {self.credit} of {self.chunks}")
+            raise FrameError(f"chunk {index} arrived of a transfer with credit for {self.credit} of {self.chunks}")
         if self._seen[index]:
-            raise FrameError(f"chunk {index} came twice")
+            raise FrameError(f"chunk {index} arrived twice")
         self._seen[index] = 1
         if self._is_dropped:
             start = index * self._chunk_bytes
@@ -354,12 +354,12 @@ class ReceiveBuffers:
     def announce(self, piece: StreamPiece) -> ReceiveBuffer:
         """Return a buffer for a transfer that the peer has announced, to be passed to `admit`. Raise FrameError."""
         if not 0 <= piece.part * self._chunk_bytes <= MAX_PART_BYTES or not piece.nbytes:
-            raise FrameError(f"a transfer of {piece.nbytes} bytes in parts of {piece.part} chunks")
+            raise FrameError(f"a transfer of {piece.nbytes} bytes in parts of {piece.part} chunks is invalid")
         with self._lock:
             if piece.transfer <= self._last:
                 raise FrameError(f"transfer {piece.transfer} was announced after {self._last}")
             if len(self._receive_buffers) >= MAX_TRANSFERS:
-                raise FrameError(f"more than {MAX_TRANSFERS} transfers at a time")
+                raise FrameError(f"the peer has announced more than {MAX_TRANSFERS} transfers at a time")
             self._last = piece.transfer
             buffer = self._receive_buffers[piece.transfer] = ReceiveBuffer(piece, self._chunk_bytes)
             return buffer
@@ -380,7 +380,7 @@ class ReceiveBuffers:
         with self._lock:
             buffer = self._receive_buffers.get(transfer) or self._dropped.get(transfer)
             if buffer is None:
-                raise FrameError(f"a chunk came of transfer {transfer}, which is not known")
+                raise FrameError(f"a chunk arrived of transfer {transfer}, which is not known")
             return buffer, buffer.target(index)
 
     def landed(self, buffer: ReceiveBuffer, index: int, deliver: Callable[[StreamPiece, Delivery], None]) -> bool:

@@ -215,7 +215,7 @@ class CompletionWatcher:
 
 
 def _is_running(unit: _Unit) -> bool:
-    """Return True if the unit is certainly running. It may also be running if only waiting can determine that."""
+    """Return whether the unit is known to be running. False if it has completed, or if only waiting can show that."""
     for completion in unit[2]:
         try:
             if not completion.is_ready():

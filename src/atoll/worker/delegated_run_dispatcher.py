@@ -113,7 +113,7 @@ class DelegatedRunDispatcher:
         self._units: dict[int, tuple[_Run, int]] = {}  # units in flight with their segments, by sequence
         self._busy_ns = 0  # expected duration of all units in flight
         self._computing = 0  # number of computing units in flight
-        self._last_end = 0  # of a unit
+        self._last_end = 0  # time at which a unit ended last
         self._clocks = DeviceClocks()  # of one device, which stands for all devices of the units
 
     # ---- any thread

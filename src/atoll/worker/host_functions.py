@@ -122,7 +122,10 @@ class Functions:
         start_in(self._pool, self._start, message)
 
     def _start(self, message: Compile) -> None:
-        """Load Python, or compile on the right thread or in a compiler process."""
+        """Load a Python function, or compile a program: in a compiler process, or here.
+
+        A program that asks its client while it is compiled has another thread.
+        """
         try:
             source = self._source(message)
             if source.is_python:

@@ -1,7 +1,7 @@
 """Files of spilled arrays: one per piece, which holds only the piece's bytes, and one manifest per host.
 
-With the manifest, another cluster can open the session. It has the controller's description of the session, and the
-host's pieces with sizes and checksums. It is written last and atomically.
+With the manifests, another cluster can open the session. A manifest has the controller's description of the session,
+and the host's pieces with sizes and checksums. It is written last and atomically.
 """
 
 from __future__ import annotations

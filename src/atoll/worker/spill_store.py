@@ -33,7 +33,7 @@ from atoll.worker.host_network import SendPort, send_to_host
 from atoll.worker.step_runner import alive
 from atoll.worker.store import Readers, Store
 
-THREADS = 4  # per host, which saturate a disk or the memory
+THREADS = 4  # per host; more would not be faster, because these saturate a disk or the memory
 _REMOVAL_SECONDS = 0.5
 
 

@@ -66,7 +66,7 @@ def open_devices(options: WorkerOptions, signs: StartupHeartbeat) -> DeviceBacke
 
 
 class Worker:
-    """The parts of a worker, and the messages between them and the control connection."""
+    """A worker: its parts, and the messages between them and the control connection."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Views: programs of one `Rearrange`, whose arrays share memory with those they were made of."""
+"""Requests that make arrays from other arrays, and that delete or destruct arrays."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_is_assembled_of_donated_shards_shares_nothing_with_them(rig: Rig):
                 "results": [5],
             },
             Code.INVALID_ARGUMENT,
-            "on device 7, but not both",
+            "on device 7, where",
         ),
         (
             "remap_arrays",
@@ -198,7 +198,7 @@ def test_the_same_view_of_another_array_needs_no_other_program(rig: Rig):
     assert second.program == first.program
 
 
-# ---- transfers to other devices, memories and shardings: programs of one `transfer`
+# ---- transfers to other devices, memories and shardings
 
 
 SOURCE = on(0, 1)
@@ -278,7 +278,7 @@ def test_a_copy_without_a_kind_goes_to_the_default_memory(rig: Rig):
     assert rig.session.arrays.spec(5) == moved(0, 1)
 
 
-# ---- deleting and destructing arrays: what the controller gets, and what the client
+# ---- deleting and destructing arrays
 
 
 @pytest.mark.parametrize(

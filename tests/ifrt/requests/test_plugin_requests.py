@@ -1,4 +1,4 @@
-"""What only Atoll's own plug-in asks, and how it is answered."""
+"""Requests of Atoll's own plug-in: questions and slices."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_answered_is_refused(rig: Rig, payload: bytes, code: Code
     check_refused(rig.answer(op), code, text)
 
 
-# ---- slices: executables that stand for devices
+# ---- slices
 
 
 FAILURE = Status(int(Code.RESOURCE_EXHAUSTED), "no such devices")

@@ -1,4 +1,4 @@
-"""Requests about the session itself."""
+"""Requests for information about the session, and the description of its devices."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_request_of_an_unknown_kind_is_refused_by_its_number(rig: Rig):
     check_refused(rig.answer(500), Code.UNIMPLEMENTED, "[99]")
 
 
-# ---- what a client learns of the devices
+# ---- the description of the devices
 
 
 @pytest.mark.parametrize(

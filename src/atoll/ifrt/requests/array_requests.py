@@ -162,7 +162,7 @@ def _by_devices(plan: Any, inputs: Sequence[tuple[int, ...]], outputs: Sequence[
             for device in given.device_list.device_ids:
                 if device not in taken or device not in made:
                     raise invalid(
-                        f"a remap plan maps a shard on device {device}, but not both input {i} and output {o} are there"
+                        f"a remap plan maps a shard on device {device}, where input {i} or output {o} has no shard"
                     )
                 a, b = taken[device], made[device]
                 mappings.append(Mapping(i, o, (a, a + 1, 1), (b, b + 1, 1)))
