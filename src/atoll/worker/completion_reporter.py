@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import Status
-from atoll.host_services.calls.client_errors import status_of
+from atoll.host_services.calls.client_calls import status_of
 from atoll.protocol import messages as m
 from atoll.worker.completions import Completion, ReadCompletion, RunCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, Read

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from atoll.devices.device import DeviceArray, RunToken
 from atoll.errors import Status
-from atoll.host_services.calls.client_errors import status_of
+from atoll.host_services.calls.client_calls import status_of
 from atoll.protocol import messages as m
 
 # If at least this many short units are in flight, the watcher polls instead of waiting for each. Waiting would cost XLA

@@ -22,7 +22,7 @@ import numpy as np
 from atoll.devices.device import LoadedFunction
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.host_services.calls.call_threads import Threads
-from atoll.host_services.calls.client_errors import status_of
+from atoll.host_services.calls.client_calls import status_of
 from atoll.ir import plan as p
 from atoll.ir.plan import LocalArray
 from atoll.worker.dispatch_unit import DispatchUnit

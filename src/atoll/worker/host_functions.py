@@ -18,8 +18,7 @@ from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.devices.device import DeviceBackend, LoadedFunction, ProgramLoader
 from atoll.errors import OK, Status, StatusError, invalid, not_found
 from atoll.host_services.calls.call_threads import SessionThreads
-from atoll.host_services.calls.client_calls import Calls
-from atoll.host_services.calls.client_errors import status_of
+from atoll.host_services.calls.client_calls import Calls, status_of
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.profiles.xspace import Programs
 from atoll.host_services.python.python_sessions import PythonSessions

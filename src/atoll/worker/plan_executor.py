@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 
 from atoll.errors import Code, Status
-from atoll.host_services.calls.client_errors import status_of
+from atoll.host_services.calls.client_calls import status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox

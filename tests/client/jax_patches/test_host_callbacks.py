@@ -19,8 +19,8 @@ from atoll.client.jax_patches import host_callbacks
 from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.client_callbacks import Held, Signature, stubs
 from atoll.errors import StatusError
+from atoll.host_services.calls.callback_operations import SendAndReceive
 from atoll.host_services.calls.function_callbacks import Callbacks
-from atoll.host_services.calls.hlo_host_transfers import SendAndReceive
 from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION
 from atoll.protocol.messages import HostChannels
 
@@ -147,7 +147,7 @@ def test_the_channels_go_along_with_the_numbers_when_a_program_is_compiled(
         (lambda channels: (), "can serve"),  # nobody would answer
         (lambda channels: channels[:1], "can serve"),
         (lambda channels: (channels[0], HostChannels((99,), ())), "can serve"),
-        (lambda channels: (*channels, HostChannels((99,), ())), r"nothing on the channels \[99\]"),
+        (lambda channels: (*channels, HostChannels((99,), ())), r"does not use the channels \[99\]"),
         (lambda channels: tuple(HostChannels(each.receives, each.sends) for each in channels), "can serve"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_proxy_that_does_not_greet_takes_no_callables() -> None:
     loaded = SimpleNamespace(fingerprint=msgspec.json.encode(where))
     table = CallbackTable(lambda client, payload: loaded)
     try:
-        with pytest.raises(ConnectError, match="takes no connection for callbacks"):
+        with pytest.raises(ConnectError, match="did not answer on a connection for callbacks"):
             table.add(None, [lambda: ()])
         assert not len(table)
     finally:

@@ -103,7 +103,7 @@ def test_what_nobody_has_encoded_is_refused(content: bytes):
 
 def test_an_array_of_a_million_dimensions_is_refused():
     content = b"".join(map(bytes, encode(Returned((ArrayType("float32", (1 << 62,) * 1_000_000, 4),)))))
-    with pytest.raises(FrameError, match="no such shape"):
+    with pytest.raises(FrameError, match="an invalid shape"):
         decode(content + bytes(64))
 
 
@@ -193,7 +193,7 @@ def test_an_answer_that_is_none_fails_its_call_alone(ends: Ends, wrong: Any):
 def test_calls_fail_with_their_channel(ends: Ends):
     calls = calls_over(ends)
     Client(ends[1], lambda message, arrays: calls.fail(SESSION))
-    with pytest.raises(StatusError, match="is gone") as caught:
+    with pytest.raises(StatusError, match="has no answer") as caught:
         call(calls)
     assert caught.value.status.code == Code.CANCELLED
 

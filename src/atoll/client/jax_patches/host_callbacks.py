@@ -18,9 +18,14 @@ import msgspec
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.host_services.calls.callback_buffers import on_arrays
+from atoll.host_services.calls.callback_operations import (
+    BUFFER_CALLBACK,
+    SendAndReceive,
+    aliases,
+    callback_index,
+    result_types,
+)
 from atoll.host_services.calls.callback_table import CallbackTable
-from atoll.host_services.calls.hlo_host_transfers import SendAndReceive
-from atoll.host_services.calls.python_custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
 from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION
 from atoll.protocol.messages import HostChannels
 

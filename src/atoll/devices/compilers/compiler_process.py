@@ -29,8 +29,7 @@ from atoll.devices.compilers.compiler_messages import (
     ToCompiler,
 )
 from atoll.errors import OK, Code, FrameError, SettingsError, Status
-from atoll.host_services.calls.client_calls import ClientError
-from atoll.host_services.calls.client_errors import status_of
+from atoll.host_services.calls.client_calls import ClientError, status_of
 from atoll.quantities import human_bytes, parse_bytes
 
 MEMORY_VARIABLE = "ATOLL_COMPILER_MEMORY"

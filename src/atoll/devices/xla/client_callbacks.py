@@ -17,11 +17,19 @@ from jax._src.lib.mlir import ir
 
 from atoll.devices.compilers.compiler_messages import Signature
 from atoll.errors import StatusError, invalid, unimplemented
-from atoll.host_services.calls.client_calls import ClientError
-from atoll.host_services.calls.client_errors import kept, wrapped
+from atoll.host_services.calls.callback_operations import (
+    BUFFER_CALLBACK,
+    INFEED,
+    NAMES,
+    OUTFEED,
+    RECEIVE,
+    SEND,
+    HostTransfers,
+    callback_index,
+    result_types,
+)
+from atoll.host_services.calls.client_calls import ClientError, kept, wrapped
 from atoll.host_services.calls.function_callbacks import Callbacks
-from atoll.host_services.calls.hlo_host_transfers import INFEED, NAMES, OUTFEED, RECEIVE, SEND, HostTransfers
-from atoll.host_services.calls.python_custom_calls import BUFFER_CALLBACK, callback_index, result_types
 from atoll.ir.types import ShardType
 from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
 from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING

@@ -23,9 +23,8 @@ from jax._src.lib.mlir import ir
 
 from atoll.devices.xla.client_callbacks import PARTITIONING, find
 from atoll.errors import StatusError, invalid, unimplemented
-from atoll.host_services.calls.client_calls import ClientError
+from atoll.host_services.calls.client_calls import ClientError, wrapped
 from atoll.host_services.calls.client_compile_calls import Questions
-from atoll.host_services.calls.client_errors import wrapped
 from atoll.protocol.advice import COMPILE_CALL_ADVICE
 from atoll.protocol.compile_calls import (
     INSPECT_SHARDING,

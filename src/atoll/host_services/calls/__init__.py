@@ -1,1 +1,1 @@
-"""A host's calls into its clients' Python: callbacks of programs, and questions of a compilation."""
+"""Calls from hosts into clients' Python: callbacks of programs and of compilations."""

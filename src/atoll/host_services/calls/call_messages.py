@@ -1,8 +1,9 @@
-"""Calls from a host into a client's Python, as pieces of the session's data channels.
+"""Messages of calls from a host into a client's Python, which are pieces of the session's data channels.
 
-The worker that runs the program sends a `Call`; the client answers with `Returned` or `Raised`; the proxy between them
-passes both on. Call and answer are pieces of one feed, whose number says which host waits. A piece is a length, one
-message, and the bytes of its arrays, each at a multiple of 64.
+The worker that runs the program sends a `Call`, and the client answers with `Returned` or `Raised`; the proxy forwards
+both. A call and its answer are pieces of the same feed, whose number identifies the waiting host. A piece contains a
+length, one message, and the bytes of the message's arrays, each at a multiple of 64. Arrays are NumPy arrays at both
+ends; a token is None and has no bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from atoll.errors import FrameError
+from atoll.host_services.host_data import bytes_of
 from atoll.transfers.channel import FIRST_INLINE_FEED
+from atoll.transfers.dtypes import dtype_name, numpy_dtype
 from atoll.wire.framing import NO_MESSAGE
 
-# Feeds from here on are calls. Those of a host count from `first_call(host)`, whose own number is for its notices.
+Array = np.ndarray[Any, Any]
+
+# The first feed number of calls. A host uses its number `first_call(host)` for notices, and the next ones for calls.
 _FIRST_CALL = FIRST_INLINE_FEED
 _CALLS_OF_A_HOST = 1 << 40
 _LENGTH = struct.Struct("<I")
@@ -27,7 +33,7 @@ _MAX_RANK = 64
 
 
 class ArrayType(msgspec.Struct, frozen=True, array_like=True):
-    """An array of a message, whose bytes follow it in C order. `dtype` "": a token, which has no bytes."""
+    """The type of an array whose bytes follow the message in C order. For a token, `dtype` is ""."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -35,20 +41,20 @@ class ArrayType(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """Call the client's callable of this number with these arrays."""
+    """Asks the client to call the callable with this number."""
 
     callback: int
     arrays: tuple[ArrayType, ...]
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """What the callable has returned."""
+    """Answers a call with the results of the callable."""
 
     arrays: tuple[ArrayType, ...]
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """The callable has raised: its traceback, to be shown to the user. With `cancelled`, nobody has called it."""
+    """Answers a call with the traceback of an exception. If `cancelled`, the callable was not called."""
 
     text: str
     cancelled: bool = False
@@ -56,21 +62,23 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="e"):
 
 
 class Retained(msgspec.Struct, frozen=True, array_like=True, tag="k"):
-    """The host has a function that may call these. A notice, without an answer."""
+    """A notice that the host has a function that may call these callables. Has no answer."""
 
     callbacks: tuple[int, ...]
     arrays: tuple[ArrayType, ...] = ()
 
 
 class Released(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """The host will not call these any more; to the client: no host will. A notice, without an answer."""
+    """A notice that the host, or for a client every host, will not call these callables again. Has no answer."""
 
     callbacks: tuple[int, ...]
     arrays: tuple[ArrayType, ...] = ()
 
 
-# What a client hears first on its channel: from now on it gets its calls.
+# The first message on a client's channel. From then on, the client gets its calls there.
 GREETING = Released(())
+
+_TOKEN = ArrayType("", (), 0)
 
 CallMessage = Call | Returned | Raised | Retained | Released
 
@@ -78,7 +86,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CallMessage)
 
 
 def first_call(host: int) -> int:
-    """The number for the notices of a host; those of its calls follow."""
+    """Return the feed number for notices of a host. The numbers of its calls follow."""
     return _FIRST_CALL + host * _CALLS_OF_A_HOST
 
 
@@ -91,12 +99,12 @@ def is_notice(feed: int) -> bool:
 
 
 def host_of(feed: int) -> int:
-    """The host whose call this is."""
+    """Return the host that sent a call."""
     return (feed - _FIRST_CALL) // _CALLS_OF_A_HOST
 
 
 def encode(message: CallMessage, arrays: Sequence[Any] = ()) -> list[Any]:
-    """The contents of a piece; `arrays` are the buffers that belong to `message.arrays`."""
+    """Return the contents of a piece. `arrays` are the buffers of `message.arrays`."""
     head = msgspec.msgpack.encode(message)
     contents = [_LENGTH.pack(len(head)) + head]
     position = len(contents[0])
@@ -113,29 +121,47 @@ def encode(message: CallMessage, arrays: Sequence[Any] = ()) -> list[Any]:
 
 
 def decode(content: Any) -> tuple[Any, list[int]]:
-    """A message, and where in the content the bytes of its arrays begin.
-
-    Raises FrameError for what nobody has encoded.
-    """
+    """Return a message and the offsets of its arrays' bytes in the content. Raise FrameError if it is invalid."""
     whole = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
     try:
         (length,) = _LENGTH.unpack_from(whole)
         position = _LENGTH.size + length
         if position > whole.nbytes:
-            raise FrameError("a call shorter than it says")
+            raise FrameError("invalid call: it is shorter than its length field says")
         message = _decoder.decode(whole[_LENGTH.size : position])
     except (struct.error, *NO_MESSAGE) as error:
-        raise FrameError(f"no call: {error}") from None
+        raise FrameError(f"invalid call: {error}") from None
     offsets = []
     for each in message.arrays:
         if len(each.shape) > _MAX_RANK or each.nbytes < 0 or min(each.shape, default=0) < 0:
-            raise FrameError("an array of a call has no such shape")
+            raise FrameError("invalid call: an array has an invalid shape")
         if each.nbytes and math.prod(each.shape) > each.nbytes:
-            raise FrameError("an array of a call has no such size")
+            raise FrameError("invalid call: an array has fewer bytes than elements")
         if each.nbytes:
             position += -position % _ALIGNMENT
         offsets.append(position)
         position += each.nbytes
         if position > whole.nbytes:
-            raise FrameError("a call whose arrays are not all there")
+            raise FrameError("invalid call: its arrays are incomplete")
     return message, offsets
+
+
+def packed(arrays: Sequence[Any]) -> tuple[tuple[ArrayType, ...], list[Any]]:
+    """Return the types and the bytes of arrays, or of values that NumPy converts to arrays."""
+    types: list[ArrayType] = []
+    contents: list[Any] = []
+    for each in arrays:
+        if each is None:
+            types.append(_TOKEN)
+            continue
+        array = np.ascontiguousarray(each).reshape(np.shape(each))
+        types.append(ArrayType(dtype_name(array.dtype), array.shape, array.nbytes))
+        contents.append(bytes_of(array))
+    return tuple(types), contents
+
+
+def unpacked(whole: Array, kind: ArrayType, offset: int) -> Array | None:
+    """Return the array at `offset` as a view of a piece. Raise ValueError or TypeError if its type is invalid."""
+    if not kind.dtype:
+        return None
+    return whole[offset : offset + kind.nbytes].view(numpy_dtype(kind.dtype)).reshape(kind.shape)

@@ -1,4 +1,4 @@
-"""Threads for calls into clients' Python, which take as long as they like: in the client, and on hosts that wait."""
+"""Threads for calls into clients' Python, both in the client and on waiting hosts. Calls may take any time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-# Compilations of a session that may wait for its client at once: a callback may compile such a program itself.
+# Maximum number of a session's compilations that wait for its client at a time. It is more than one because a callback
+# may itself compile a program with callbacks.
 MOST_OF_A_SESSION = 4
 
-
-# A thread that has had nothing to do for so long ends.
+# Time without work after which a thread ends.
 _IDLE_SECONDS = 30.0
 
 
 class Threads:
-    """Daemon threads that grow on demand: `run` never waits for one. Each ends after `idle` seconds without work."""
+    """A pool of daemon threads that grows on demand, so that `run` never waits.
+
+    A thread ends after `idle` seconds without work.
+    """
 
     def __init__(self, idle: float = _IDLE_SECONDS) -> None:
         self._idle_seconds = idle
@@ -46,13 +49,13 @@ class Threads:
                     break
                 except queue.Empty:
                     with self._lock:
-                        if self._idle > 0:  # else one is being given to some thread
+                        if self._idle > 0:  # otherwise `run` has counted on this thread and is queueing work
                             self._idle -= 1
                             return
 
 
 class SessionThreads:
-    """Runs the work of each session in the order in which it comes. `submit` never waits. For any thread."""
+    """Runs each session's work on up to `most` threads, in order of submission. Thread-safe; `submit` never waits."""
 
     def __init__(self, name: str, most: int = MOST_OF_A_SESSION) -> None:
         self._name = name

@@ -1,8 +1,7 @@
-"""What a callback on buffers gets in the client's process: JAX's `buffer_callback` writes its results into memory.
+"""Arguments of JAX's `buffer_callback` in the client's process.
 
-In one process that memory is XLA's own. Here the arguments come, and the results go, as arrays of a call; the buffers
-between are stand-ins with what jaxlib's have on a CPU: `__array__`, `__dlpack__`, shape, dtype, and whether they may be
-written to.
+Such a callback writes its results into buffers, which are XLA's memory in plain JAX. On Atoll, arguments and results
+are arrays of a call. The classes here replace jaxlib's buffers and context on a CPU, with the same attributes.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from atoll.host_services.calls.call_arrays import Array
+from atoll.host_services.calls.call_messages import Array
 from atoll.transfers.dtypes import numpy_dtype
 
-_CPU = (1, 0)  # DLPack's number for it
+_CPU = (1, 0)  # DLPack's device type and ID
 
 
 class Buffer:
-    """Stands for a `jax.experimental.buffer_callback.Buffer`."""
+    """Replaces `jax.experimental.buffer_callback.Buffer`."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -45,7 +44,7 @@ class Buffer:
 
     def __dlpack__(self, **options: Any) -> Any:
         options.pop("stream", None)
-        if not self.writeable and not options.get("max_version"):  # who does not ask for it knows no read-only arrays
+        if not self.writeable and not options.get("max_version"):  # DLPack before 1.0 has no read-only arrays
             return self._array.copy().__dlpack__()
         return self._array.__dlpack__(**options)
 
@@ -54,7 +53,7 @@ class Buffer:
 
 
 class Context:
-    """Stands for a `jax.experimental.buffer_callback.ExecutionContext` on a CPU."""
+    """Replaces `jax.experimental.buffer_callback.ExecutionContext` on a CPU."""
 
     @property
     def stage(self) -> Any:
@@ -72,9 +71,9 @@ class Context:
 def on_arrays(
     callback: Callable[..., Any], results: Sequence[tuple[str, tuple[int, ...]]], aliases: Mapping[int, int]
 ) -> Callable[..., list[Array]]:
-    """The callback as one that takes arrays and returns arrays of these dtypes and shapes.
+    """Convert a callback on buffers to one that takes arrays and returns arrays of these dtypes and shapes.
 
-    Result i begins as argument `aliases[i]` in the same memory; the others as zeros.
+    Result i is initialized with argument `aliases[i]` and shares its memory; other results are initialized with zeros.
     """
 
     def call(*arguments: Array) -> list[Array]:

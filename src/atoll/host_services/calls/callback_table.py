@@ -1,8 +1,8 @@
-"""The user's callables that programs on Atoll call: kept here, called here.
+"""The client's table of callables, which programs on Atoll call.
 
-A program is compiled with the numbers of its callables (`client/jax_patches/host_callbacks.py`), and its workers' calls
-come on one data channel from the proxy. One thread reads it. Each call has a thread: callbacks may wait for each other,
-and may use JAX on Atoll themselves.
+A program is compiled with the numbers of its callables (`client/jax_patches/host_callbacks.py`). Workers' calls arrive
+on a data channel from the proxy, which one thread reads. Each call runs on a separate thread, because callbacks may
+wait for each other and may use JAX on Atoll.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 
 from atoll.errors import AtollError, ConnectError, traceback_of
-from atoll.host_services.calls.call_arrays import packed, unpacked
 from atoll.host_services.calls.call_messages import (
     GREETING,
     Call,
@@ -31,6 +30,8 @@ from atoll.host_services.calls.call_messages import (
     decode,
     encode,
     first_call,
+    packed,
+    unpacked,
 )
 from atoll.host_services.calls.call_threads import Threads
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
@@ -40,19 +41,19 @@ from atoll.wire.address import Address, parse_address
 
 Callback = Callable[..., Sequence[Any]]
 
-# Memory of the channel that the user's arrays may hold at once; beyond that, arguments are copied.
+# Maximum channel memory that arguments may use at a time. Above that, arguments are copied.
 _HELD_BYTES = 128 << 20
 _SMALL_BYTES = 64 * 1024
-# For the proxy to greet a new channel: before that, it might answer a call by itself.
+# Timeout for the proxy's greeting on a new channel. Before the greeting, the proxy may answer calls itself.
 _GREETING_SECONDS = 10.0
-# Frames of these files are not the user's.
+# Directory of files whose frames are not the user's.
 _OURS = str(Path(__file__).parents[2])  # all of atoll
 
 
 class CallbackTable:
-    """Callables by number, with the channel to the one client that has them. For any thread.
+    """Callables by number, and the channel on which calls arrive. Thread-safe.
 
-    `submit(client, payload)` has the client's proxy answer a plugin program.
+    `submit(client, payload)` sends a plugin program to the client's proxy and returns the proxy's answer.
     """
 
     def __init__(self, submit: Callable[[Any, bytes], Any]) -> None:
@@ -62,13 +63,13 @@ class CallbackTable:
         self._lock = threading.Lock()
         self._threads = Threads()
         self._channel: DataChannel | None = None
-        self._direct: set[DataChannel] = set()  # from hosts on this machine
-        self.proxy = Address()  # where the client's proxy was dialled, where that is not this process's own
-        self._loaded: Any = None  # what the proxy answered with; the place is ours while it lives
-        self._held: dict[int, int] = {}  # bytes of the channel's memory that arrays have, by the feed of their call
+        self._direct: set[DataChannel] = set()  # channels from hosts on this machine
+        self.proxy = Address()  # address at which the client reached the proxy, if it is in another process
+        self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
+        self._held: dict[int, int] = {}  # bytes of channel memory in use by arguments, by the feed of the call
 
     def add(self, client: Any, callbacks: Sequence[Callback]) -> tuple[int, ...]:
-        """Numbers for the callables of one program, one after the other. Raises JaxRuntimeError, or ConnectError."""
+        """Add the callables of one program and return their numbers. Raise JaxRuntimeError or ConnectError."""
         with self._lock:
             if self._channel is None or self._channel.is_closed:
                 self._connect(client)
@@ -80,7 +81,7 @@ class CallbackTable:
         return len(self._callbacks)
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """They will not be called any more."""
+        """Remove callables that will not be called again."""
         for number in numbers:
             self._callbacks.pop(number, None)
 
@@ -88,18 +89,20 @@ class CallbackTable:
         self._loaded = self._submit(client, CALLBACKS_REQUEST)
         where = msgspec.json.decode(self._loaded.fingerprint, type=CallbackAddress)
         address = parse_address(where.address)
-        if self.proxy.host:  # by which name it is reached from here, a proxy cannot know
+        if self.proxy.host:  # the proxy does not know the name by which this process reaches it
             address = replace(address, host=self.proxy.host)
         channel = DataChannel.connect(address, where.session, where.secret)
         heard = threading.Event()
         threading.Thread(target=self._receive, args=(channel, heard), name="atoll-callbacks", daemon=True).start()
         if not heard.wait(_GREETING_SECONDS) or channel.is_closed:
             channel.close()
-            raise ConnectError(f"the proxy at {address} takes no connection for callbacks: it has not answered")
+            raise ConnectError(
+                f"the proxy at {address} did not answer on a connection for callbacks within {_GREETING_SECONDS:.0f} s"
+            )
         self._channel = channel
 
     def clear_cache(self) -> None:
-        """The client that has them is gone."""
+        """Remove all callables and close the channels, because the client was closed."""
         with self._lock:
             channel, self._channel, self._loaded = self._channel, None, None
             self._callbacks.clear()
@@ -135,7 +138,7 @@ class CallbackTable:
             self._direct.discard(channel)
 
     def _take_direct(self, sock: socket.socket) -> None:
-        """A host on this machine offers a channel past the proxy."""
+        """Accept a channel from a host on this machine that bypasses the proxy."""
         channel = DataChannel(sock)
         self._direct.add(channel)
         threading.Thread(
@@ -150,7 +153,7 @@ class CallbackTable:
         callback = self._callbacks.get(call.callback)
         if callback is None:
             done()
-            contents = encode(Raised("its function exists no more", cancelled=True))
+            contents = encode(Raised("its function was deleted", cancelled=True))
         else:
             try:
                 contents = _answer(callback, self._arguments(feed, call, content, offsets, done))
@@ -162,12 +165,12 @@ class CallbackTable:
             try:
                 channel.send(0, feed, encode(Raised(traceback_of(error, _OURS))))
             except Exception:
-                channel.close()  # its proxy answers instead
+                channel.close()  # the proxy answers instead
 
     def _arguments(
         self, feed: int, call: Call, content: Any, offsets: list[int], done: Callable[[], None]
     ) -> list[Any]:
-        """Read-only arrays, or None for tokens. Memory of the channel is given back when the arrays are gone."""
+        """Return the arguments as read-only arrays, or None for tokens. Arrays release their memory when collected."""
         whole = np.frombuffer(content, np.uint8)
         if whole.nbytes <= _SMALL_BYTES or sum(list(self._held.values())) + whole.nbytes > _HELD_BYTES:
             whole = whole.copy()
@@ -179,7 +182,7 @@ class CallbackTable:
         return [unpacked(whole, each, offset) for each, offset in zip(call.arrays, offsets, strict=True)]
 
     def _give_back(self, feed: int, done: Callable[[], None]) -> None:
-        """While garbage is collected, maybe: it takes no lock."""
+        """Release memory of the channel. Takes no lock, because it may run during a garbage collection."""
         self._held.pop(feed, None)
         done()
 

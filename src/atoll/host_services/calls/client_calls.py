@@ -1,6 +1,6 @@
-"""A host's calls into its clients' Python that wait for an answer: the one place where answers are awaited.
+"""Calls from a host into its clients' Python, and the errors that they raise.
 
-Invariant: each call ends, by its answer or with its session's channel, whatever the client sends.
+Invariant: each call ends with its answer or with its session's channel, whatever the client sends.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import re
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from atoll.errors import AtollError, Code, FrameError, StatusError, shortened
+from atoll import errors
+from atoll.errors import AtollError, Code, FrameError, Status, StatusError, shortened
 from atoll.host_services.calls.call_messages import (
     ArrayType,
     Call,
@@ -32,13 +34,15 @@ from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.direct_channels import DirectChannels
 from atoll.transfers.channel import DataChannel
 
-# No traceback has these: workers mark what they pass through XLA with them.
-_NO_MARKS = str.maketrans("", "", "\x02\x03\x04")
+# Marks around the text of an error that a worker raises into XLA, and at the beginning of the text of a StatusError.
+_BEGIN, _END, _STATUS = "\x02", "\x03", "\x04"
+_WRAPPED = re.compile(f"Traceback \\(most recent call last\\):\n[^{_BEGIN}]*{_BEGIN}(.*?){_END}", re.DOTALL)
+_NO_MARKS = str.maketrans("", "", _BEGIN + _END + _STATUS)  # removes marks from a client's text
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a callable has returned: a piece with arrays, where they are in it, and what to call when they are read."""
+    """The results of a callable: a piece, the types and offsets of its arrays, and a function to release the piece."""
 
     types: tuple[ArrayType, ...]
     offsets: list[int]
@@ -46,37 +50,37 @@ class Reply:
     done: Callable[[], None]
 
 
-# For a session; None: no more will follow.
+# A session and its notice; None ends the queue.
 _Notice = tuple[int, Retained | Released] | None
 
 
 class ClientError(Exception):
-    """A callable has raised; the text is the traceback of the client's process."""
+    """A callable has raised an exception. The text is the traceback from the client's process."""
 
 
 class Calls:
-    """For any thread. Those of host `host`, to which the proxies send the answers.
+    """The calls of one host. Thread-safe.
 
-    `channel_of(session)` is the channel to the session's proxy; raises StatusError without one. Answers come by the
-    data port: see `transfers.data_port.Answers`.
+    `channel_of(session)` returns the channel to the session's proxy, or raises StatusError. The data port passes the
+    answers to `answered` (see `peers.data_port.Answers`).
     """
 
     def __init__(self, channel_of: Callable[[int], DataChannel], host: int) -> None:
         self._channel_of = channel_of
         self._host = host
         self._direct = DirectChannels(self.answered, self._fail)
-        # By session and feed: where the answer goes, and the channel of the call.
+        # The queue for the answer and the channel of each call, by session and feed.
         self._waiting: dict[int, dict[int, tuple[queue.SimpleQueue[Any], DataChannel]]] = {}
         self._lock = threading.Lock()
         self._notices: queue.SimpleQueue[_Notice] | None = None
-        self._notifying = SessionThreads("atoll-call-notices", most=1)  # in the order in which they come
-        # Not those of an earlier process of this host, whose calls the client may still answer.
+        self._notifying = SessionThreads("atoll-call-notices", most=1)  # keeps the order of notices
+        # A random start, because the client may still answer calls from an earlier process of this host.
         self._serial = itertools.count(1 + secrets.randbits(39))
 
     def call(self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any]) -> Reply:
-        """Calls the client's callable, and waits for the answer, for as long as the session has a channel.
+        """Call the client's callable, and wait for the answer as long as the session has a channel.
 
-        Raises ClientError where the callable has raised, and StatusError: CANCELLED where nobody will answer.
+        Raises ClientError if the callable raises. Raises StatusError, with the code CANCELLED if there is no answer.
         """
         feed = first_call(self._host) + next(self._serial)
         slot: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -93,7 +97,7 @@ class Calls:
         try:
             raise outcome
         finally:
-            del outcome  # with its traceback it refers to this frame, and so to the arrays of whoever calls
+            del outcome  # its traceback refers to this frame, and so to the caller's arrays
 
     def _forget(self, session: int, feed: int) -> queue.SimpleQueue[Any] | None:
         with self._lock:
@@ -104,7 +108,7 @@ class Calls:
             return slot
 
     def retain(self, session: int, callbacks: tuple[int, ...]) -> None:
-        """Tells the session that this host may call these callables."""
+        """Notify the session that this host may call these callables."""
         with self._lock:
             if self._notices is None:
                 self._notices = queue.SimpleQueue()
@@ -113,34 +117,35 @@ class Calls:
         self._notices.put((session, Retained(callbacks)))
 
     def release(self, session: int, callbacks: tuple[int, ...]) -> None:
-        """Tells the session that this host calls them no more. Blocks on nothing: it may run while garbage is
-        collected, whatever lock that thread holds.
+        """Notify the session that this host will not call these callables again.
+
+        Never blocks, because it may run during a garbage collection, while the thread holds any lock.
         """
         if self._notices is not None:
             self._notices.put((session, Released(callbacks)))
 
     def _pass_notices_on(self, notices: queue.SimpleQueue[_Notice]) -> None:
-        """A client that reads nothing stops the notices of no other session."""
+        """Send notices on one thread per session, so that a client that does not read blocks no other session."""
         while (each := notices.get()) is not None:
             session, notice = each
             self._notifying.submit(session, partial(self._notify, session, notice))
 
     def _notify(self, session: int, notice: Retained | Released) -> None:
-        with contextlib.suppress(AtollError):  # its session has ended
+        with contextlib.suppress(AtollError):  # the session has ended
             _send(self._channel_of(session), session, first_call(self._host), encode(notice))
 
     def close(self) -> None:
-        """Sends no more notices."""
+        """Stop sending notices."""
         if self._notices is not None:
             self._notices.put(None)
 
-    # ---- what arrives
+    # ---- answers
 
     def takes(self, feed: int) -> bool:
         return is_call(feed)
 
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
-        """A piece of a call has arrived. What answers no call is dropped: a client may send anything."""
+        """Handle a piece that has arrived. Pieces that answer no call are dropped, because clients are not trusted."""
         slot = self._forget(session, feed)
         if slot is None:
             done()
@@ -149,7 +154,7 @@ class Calls:
             message, offsets = decode(content)
         except FrameError as error:
             done()
-            slot.put(StatusError(Code.INVALID_ARGUMENT, f"the answer of a callback cannot be read: {error}"))
+            slot.put(StatusError(Code.INVALID_ARGUMENT, f"the answer of a callback is invalid: {error}"))
             return
         if isinstance(message, Returned):
             slot.put(Reply(message.arrays, offsets, content, done))
@@ -159,15 +164,15 @@ class Calls:
             text = shortened(message.text.translate(_NO_MARKS))
             slot.put(_cancelled(session, text) if message.cancelled else ClientError(text))
         else:
-            slot.put(StatusError(Code.INVALID_ARGUMENT, "a callback was answered by a call"))
+            slot.put(StatusError(Code.INVALID_ARGUMENT, "the answer of a callback is invalid: it is a call"))
 
     def fail(self, session: int) -> None:
-        """The session's channel has ended: its calls get no answer."""
+        """Cancel the calls of a session whose channel has ended."""
         self._direct.close(session)
         self._fail(session)
 
     def _fail(self, session: int, channel: DataChannel | None = None) -> None:
-        """No answer will come on this channel, or on any."""
+        """Cancel the calls on one channel of a session, or on all its channels."""
         with self._lock:
             waiting = [slot for slot, its in self._waiting.get(session, {}).values() if channel in (None, its)]
         for slot in waiting:
@@ -177,11 +182,40 @@ class Calls:
 def _send(channel: DataChannel, session: int, feed: int, contents: list[Any]) -> None:
     try:
         channel.send(session, feed, contents)
-    except (OSError, ValueError) as error:  # ValueError: memory of a channel that is being closed
+    except (OSError, ValueError) as error:  # ValueError: the memory of the channel is being closed
         raise _cancelled(session) from error
-    if channel.is_closed:  # `fail` may have been before this call was registered
+    if channel.is_closed:  # `fail` may have run before this call was registered
         raise _cancelled(session)
 
 
-def _cancelled(session: int, why: str = "its client, or the connection to it, is gone") -> StatusError:
+def _cancelled(session: int, why: str = "its client has exited, or the connection to it was lost") -> StatusError:
     return StatusError(Code.CANCELLED, f"a callback of session {session} has no answer: {why}")
+
+
+def wrapped(error: ClientError | StatusError) -> Exception:
+    """Return the exception to raise into XLA.
+
+    XLA converts an exception to text, and adds the traceback of this process. The marks allow `status_of` to extract
+    the client's text.
+    """
+    sign = _STATUS if isinstance(error, StatusError) else ""
+    return ClientError(f"{_BEGIN}{sign}{error}{_END}")
+
+
+def kept(error: ClientError | StatusError) -> Status:
+    """Return the status, as XLA would word it, of a run whose callback failed without XLA's knowledge."""
+    if isinstance(error, StatusError):
+        return error.status
+    return Status(Code.INTERNAL, f"CpuCallback error calling callback: {error}")
+
+
+def status_of(error: BaseException) -> Status:
+    """Return the status for an exception from a device. For a callback, it contains only the client's traceback."""
+    text = str(error)
+    found = _WRAPPED.search(text)
+    if found is None:
+        return errors.status_of(error)
+    inner = found[1]
+    if inner.startswith(_STATUS):
+        return errors.status_of(RuntimeError(inner.removeprefix(_STATUS)))
+    return errors.status_of(RuntimeError(_WRAPPED.sub(lambda match: match[1], text)))

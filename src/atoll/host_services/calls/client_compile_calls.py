@@ -1,8 +1,8 @@
-"""The user's Python that hosts call while XLA compiles there: how often, and on which thread of the client.
+"""Calls into the user's Python while XLA compiles on hosts.
 
-In one process XLA calls it on the thread that compiles, which has the user's meshes and settings. So the compile
-request goes to a thread of its own, and the user's thread serves the calls until that has ended. Hosts that compile the
-same program ask the same: each question is answered once.
+In plain JAX, XLA calls Python on the compiling thread, which has the user's meshes and settings. So the client sends
+the compile request on another thread, and the user's thread serves the calls until the request ends. Hosts that compile
+the same program make the same calls, and the client computes the answer to each only once.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ _answers: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(Compi
 
 
 class Questions:
-    """What one compilation asks; `ask` takes the key of a custom call and bytes, and returns the answer's bytes."""
+    """The calls of one compilation.
+
+    `ask` sends the key of a custom call and the bytes of a request to the client, and returns the answer's bytes.
+    """
 
     def __init__(self, ask: Callable[[bytes, bytes], bytes]) -> None:
         self._ask = ask
         self._asked: Counter[bytes] = Counter()
 
     def ask(self, key: bytes, call: CompileCall) -> CompileAnswer:
-        """Blocks. Raises what `ask` raises, and INVALID_ARGUMENT for an answer that is none."""
+        """Make a call and wait for the answer. Raise INVALID_ARGUMENT if the answer is invalid."""
         digest = hashlib.sha256(key + msgspec.msgpack.encode(call)).digest()
         self._asked[digest] += 1
         numbered = msgspec.structs.replace(call, occurrence=self._asked[digest])
         try:
             return _answers.decode(self._ask(key, msgspec.msgpack.encode(numbered)))
         except msgspec.MsgspecError as error:
-            raise invalid(f"the answer of a callback of a compilation cannot be read: {error}") from None
+            raise invalid(f"the answer of a callback of a compilation is invalid: {error}") from None
 
 
 # ---- in the client
 
 
 class _Outcome:
-    """Of a function that runs on another thread."""
+    """The result of a function that runs on another thread."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -71,7 +74,7 @@ class _Outcome:
         self._done.set()
 
     def get(self) -> Any:
-        """Blocks until it has run; returns what it returned, or raises what it raised."""
+        """Wait until the function has ended; return its result or raise its exception."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -79,7 +82,7 @@ class _Outcome:
 
 
 class CompilingThread:
-    """Runs a compilation beside the thread that wants it, and on this thread what the compilation calls."""
+    """Runs a compilation on another thread, and its calls on the thread that requested it."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] = queue.SimpleQueue()
@@ -87,7 +90,7 @@ class CompilingThread:
         self._is_over = False
 
     def compile(self, compile_: Callable[[], Any]) -> Any:
-        """What `compile_` returns or raises, on another thread. For the thread that wants it, once."""
+        """Run `compile_` on another thread; return its result or raise its exception. Use it once per instance."""
         outcome = _Outcome()
 
         def run() -> None:
@@ -98,17 +101,17 @@ class CompilingThread:
         try:
             while (each := self._work.get()) is not None:
                 each[1].run(each[0])
-        finally:  # KeyboardInterrupt, maybe: the compilation goes on, and gets no answers
+        finally:  # after a KeyboardInterrupt, the compilation continues without answers
             with self._lock:
                 self._is_over = True
             while not self._work.empty():
                 left = self._work.get()
                 if left is not None:
-                    left[1].fail(StatusError(Code.CANCELLED, "its compilation was given up"))
+                    left[1].fail(StatusError(Code.CANCELLED, "the compilation was interrupted"))
         return outcome.get()
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """What `function` returns or raises on the compiling thread; on this one, once that has gone on."""
+        """Run `function` on the thread that waits in `compile`, or on this thread if that wait has ended."""
         outcome = _Outcome()
         with self._lock:
             is_over = self._is_over
@@ -118,8 +121,10 @@ class CompilingThread:
 
 
 def answering(thread: CompilingThread, decide: Decide) -> Callable[[Array], list[Array]]:
-    """What the table of callables has for one custom call. Other hosts, and those that compile it once more after a
-    restart, get the first one's answers.
+    """Return the callable for one custom call.
+
+    It computes each answer once, for the first host that asks. Other hosts, and hosts that compile again after a
+    restart, get the same answers.
     """
     answers: dict[bytes, _Outcome] = {}
     lock = threading.Lock()

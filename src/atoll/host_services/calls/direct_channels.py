@@ -1,8 +1,8 @@
-"""Channels from a host straight to its sessions' clients, past their proxies, where all three are on one machine.
+"""Direct channels from a host to its sessions' clients, which bypass proxies if all three are on one machine.
 
-With a session's first call a host makes a pair of sockets and passes one to the client, along the way of calls. When
-the client has greeted it there, calls go that way. Until then, and where no greeting comes, they go by the proxy. Only
-the host itself makes its end, so nobody else can change how that behaves.
+At a session's first call, the host creates a pair of sockets and passes one to the client through the proxy. When the
+client sends a greeting on it, the host sends further calls there. Without a greeting, calls go through the proxy. The
+host creates its own end, so no other process can change the options of that socket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Answered = Callable[[int, int, Any, Callable[[], None]], None]
 
 
 class DirectChannels:
-    """For any thread. `answered` is as `Calls.answered`; `ended(session, channel)`: no answer will come on it."""
+    """The direct channels of a host. Thread-safe.
+
+    `answered` is `Calls.answered`. `ended(session, channel)` is called when no more answers will arrive on a channel.
+    """
 
     def __init__(self, answered: Answered, ended: Callable[[int, DataChannel], None]) -> None:
         self._answered = answered
@@ -34,7 +37,7 @@ class DirectChannels:
         self._lock = threading.Lock()
 
     def of(self, session: int, proxy: DataChannel) -> DataChannel:
-        """Where the session's calls go now: to its client, or to its proxy."""
+        """Return the channel for the session's next call: to its client, or `proxy`."""
         channel = self._greeted.get(session)
         if channel is not None:
             return channel
@@ -54,7 +57,7 @@ class DirectChannels:
             threading.Thread(target=self._receive, args=(session, channel), name="atoll-answers", daemon=True).start()
             try:
                 proxy.pass_socket(theirs)
-            except OSError:  # the call itself will say so
+            except OSError:  # the call itself will raise the error
                 channel.shut_down()
 
     def _receive(self, session: int, channel: DataChannel) -> None:
@@ -70,11 +73,11 @@ class DirectChannels:
         try:
             with contextlib.suppress(AtollError, OSError, MemoryError):
                 channel.receive(on_piece)
-        except Exception:  # at what this client has sent: it is not served any more, and the others are
-            _log.exception("the direct connection of session %d ends: what came on it cannot be handled", session)
+        except Exception:  # a bug that this client's data has triggered: end only its connection
+            _log.exception("closing the direct connection of session %d: cannot handle its data", session)
             channel.shut_down()
         finally:
-            channel.shut_down()  # before calls fail: who has just called notices
+            channel.shut_down()  # before `ended`, so that a concurrent call detects the closed channel
             with self._lock:
                 if self._greeted.get(session) is channel:
                     del self._greeted[session]
@@ -82,7 +85,7 @@ class DirectChannels:
             channel.close()
 
     def close(self, session: int) -> None:
-        """The session's channel to its proxy has ended, and so does this one."""
+        """Close the session's direct channel, because its channel to the proxy has ended."""
         with self._lock:
             channel = self._offered.pop(session, None)
             self._greeted.pop(session, None)

@@ -1,8 +1,8 @@
-"""The Python of a client that a function calls while it runs.
+"""Callables of a client that a compiled function calls.
 
-XLA calls it on threads of its own, with views of the device's memory; each such thread waits here, without the
-interpreter's lock, until the client has answered. What a client answers is believed in nothing: jaxlib copies as many
-bytes as the program's result has, whatever array it is given.
+XLA makes the calls on its own threads, with views of device memory. Each thread waits without the GIL for the client's
+answer. Answers are checked completely, because jaxlib copies as many bytes as the program's result has, regardless of
+the size of the array that it gets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from atoll.errors import Status, invalid
-from atoll.host_services.calls.call_arrays import Array, packed, unpacked
+from atoll.host_services.calls.call_messages import Array, packed, unpacked
 from atoll.host_services.calls.client_calls import Calls, Reply
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import HostChannels
@@ -22,12 +22,16 @@ from atoll.transfers.dtypes import dtype_name, numpy_dtype
 
 
 class Callbacks:
-    """The callables of one function, by position; `numbers` are the client's numbers for them.
+    """The callables of one function by position.
 
-    The last of them, as many as there are `keys`, are called while the function is compiled; `len()` counts the others.
-    Where a function `spans_devices`, a device that fails leaves others waiting in a collective, for good. So what its
-    callables raise is kept until the run has ended. Where there are `channels`, the function sends to its host and
-    receives from it: those of each callable.
+    Args:
+        calls: The host's calls.
+        session: The session that compiled the function.
+        numbers: The client's numbers for the callables.
+        spans_devices: Whether the function runs on several devices. Then an error on one device would leave the others
+            waiting in a collective forever, so errors of callables are kept until the run has ended.
+        keys: Keys of the last callables, which are called while the function is compiled. `len()` does not count them.
+        channels: The channels of each callable, if the function sends to its host and receives from it.
     """
 
     def __init__(
@@ -53,9 +57,9 @@ class Callbacks:
     def call(
         self, position: int, results: Sequence[ShardType], arguments: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
-        """Calls it with arrays, or None for a token, and returns what it returned, of exactly these types.
+        """Call a callable and wait for its results, which have exactly the types `results`. A token is None.
 
-        Blocks. Raises ClientError with the client's traceback, and StatusError where there is no answer or a wrong one.
+        Raises ClientError with the client's traceback, or StatusError if there is no valid answer.
         """
         reply = self._calls.call(self.session, self._numbers[position], *packed(arguments))
         try:
@@ -65,39 +69,39 @@ class Callbacks:
             raise
 
     def ask(self, key: bytes, request: bytes) -> bytes:
-        """Calls that of a key with some bytes, and returns the bytes that it answers. Blocks, and raises as `call`."""
+        """Call the callable of a key with the bytes of a request, and return the answer's bytes. Raises like `call`."""
         number = self._numbers[len(self) + self.keys.index(key)]
         reply = self._calls.call(self.session, number, *packed([np.frombuffer(request, np.uint8)]))
         try:
             if len(reply.types) != 1:
-                raise invalid(f"a callback of a compilation has answered with {len(reply.types)} arrays, not one")
+                raise invalid(f"a callback of a compilation must return one array, got {len(reply.types)}")
             start = reply.offsets[0]
             return bytes(memoryview(reply.content)[start : start + reply.types[0].nbytes])
         finally:
             reply.done()
 
     def keep_failure(self, failure: Status) -> None:
-        """A callable has raised, and the run goes on."""
+        """Keep the error of a callable while the run continues. Only the first error is kept."""
         self._failure = self._failure or failure
 
     def take_failure(self) -> Status | None:
-        """What was kept. The run has ended, and no other has begun."""
+        """Return and clear the kept error. Call it after a run has ended, before the next one begins."""
         failure, self._failure = self._failure, None
         return failure
 
     def retain(self) -> None:
-        """The function can be run on this host from now on."""
+        """Notify the client that the function can now run on this host."""
         self._calls.retain(self.session, self._numbers)
 
     def release(self) -> None:
-        """The function exists no more on this host: the client may forget its callables."""
+        """Notify the client that the function was deleted on this host, so that it may forget the callables."""
         self._calls.release(self.session, self._numbers)
 
 
 def _results(reply: Reply, wanted: Sequence[ShardType]) -> tuple[Array | None, ...]:
-    """The arrays of a reply, which keep its memory until the last of them is gone."""
+    """Return the arrays of a reply. The memory of the reply is released when the last array is deleted."""
     if len(reply.types) != len(wanted):
-        raise invalid(f"a callback has answered with {len(reply.types)} results, not {len(wanted)}")
+        raise invalid(f"a callback returned {len(reply.types)} results, expected {len(wanted)}")
     whole = np.frombuffer(reply.content, np.uint8)
     results: list[Array | None] = []
     for position, (given, offset, (dtype, shape)) in enumerate(zip(reply.types, reply.offsets, wanted, strict=True)):
@@ -108,8 +112,8 @@ def _results(reply: Reply, wanted: Sequence[ShardType]) -> tuple[Array | None, .
         nbytes = kind.itemsize * math.prod(shape)
         if (given.dtype, given.shape, given.nbytes) != (dtype_name(kind), shape, nbytes):
             raise invalid(
-                f"a callback has answered with {given.dtype}{list(given.shape)} of {given.nbytes} bytes as result "
-                f"{position}, which is {dtype}{list(shape)}"
+                f"result {position} of a callback must be {dtype}{list(shape)}, got {given.dtype}{list(given.shape)} "
+                f"of {given.nbytes} bytes"
             )
         results.append(unpacked(whole, given, offset))
     weakref.finalize(whole, reply.done).atexit = False

@@ -23,7 +23,7 @@ import numpy as np
 from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.processes.process_table import has_memory_for
 from atoll.errors import OK, Code, Status, StatusError, not_found, status_of, unimplemented
-from atoll.host_services.calls.call_arrays import packed
+from atoll.host_services.calls.call_messages import packed
 from atoll.host_services.calls.client_calls import Calls
 from atoll.host_services.profiles.xspace import Others, hide
 from atoll.protocol import profiles as p
