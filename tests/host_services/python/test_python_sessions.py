@@ -96,7 +96,7 @@ def test_a_process_gets_each_feed_once_and_no_other(process):
     feed = call.arguments[0].feeds[0]
     writer.receive(m.Wanted(call.number, feed))
     for number, wanted in ((call.number, feed), (call.number, 999), (999, feed)):
-        with pytest.raises(FrameError, match=f"a call {number} asks for a feed {wanted} that it does not have"):
+        with pytest.raises(FrameError, match=f"call {number} requested feed {wanted}, which"):
             writer.receive(m.Wanted(number, wanted))
 
 

@@ -159,7 +159,7 @@ def test_what_was_not_written_whole_is_an_error_and_no_zeros(tmp_path: Path):
     ("name", "shape", "code", "text"),
     [
         ("b", (8, 8), Code.NOT_FOUND, "cannot read 'b' at"),
-        ("a", (8, 4), Code.INVALID_ARGUMENT, r"has shape \[8, 8\]: it cannot be read as one of \[8, 4\]"),
+        ("a", (8, 4), Code.INVALID_ARGUMENT, r"has the shape \[8, 8\], but the request is for \[8, 4\]"),
     ],
 )
 def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path, name: str, shape: Any, code: Code, text: str):

@@ -1,1 +1,1 @@
-"""Between a worker and the Python processes beside it: how they are started, and how messages and arrays pass."""
+"""Python processes beside a worker, which run users' functions: their start, their sessions, and the link to them."""

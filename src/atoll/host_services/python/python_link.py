@@ -1,7 +1,7 @@
-"""What connects a worker and a Python process: messages and the contents of arrays, in order, on one channel.
+"""The link between a worker and a Python process: messages and contents of arrays, in order, on one channel.
 
-Both ends use it. Contents of any size travel in shared memory, as between other processes of one machine. A process can
-ask for contents that it reads where the worker has written them: it bounds how many it has asked for and still holds.
+Both ends use this module. Contents are sent in shared memory, as between other processes of one machine. A Python
+process can request contents that it reads without a copy, and limits how much of such contents it holds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from atoll.transfers.shared_memory_engine import SharedMemoryEngine, SharedMemor
 from atoll.transfers.socket_engine import SocketEngine
 from atoll.transfers.transfer_engine import Piece
 
-# Pieces of a channel name a session; here that tells a message from contents, and from those that stay where they are.
+# The link uses the session number of a piece to distinguish messages, contents, and contents that are not copied.
 _MESSAGE, _CONTENTS, _IN_PLACE = 0, 1, 2
 _encode = msgspec.msgpack.Encoder().encode
 Bytes = np.ndarray[Any, Any]
 
 
 class LinkMemory(SharedMemoryEngine):
-    """Few blocks for what is on its way, since they are soon back; and those that a process has asked for."""
+    """Shared memory of a link: a small pool, because blocks return soon, and blocks that a process has requested."""
 
     pool_bytes = 64 << 20
     held_session = _IN_PLACE
 
 
 class PythonLink:
-    """One end. Any thread may send, which raises OSError where the peer has ended; one thread receives."""
+    """One end of a link. Any thread may send; one thread receives. Sending raises OSError if the peer has ended."""
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         self._channel = DataChannel(sock, (LinkMemory, SocketEngine))
@@ -45,7 +45,7 @@ class PythonLink:
         self._channel.send(_MESSAGE, 0, [_encode(message)])
 
     def send_array(self, feed: int, array: np.ndarray[Any, Any], in_place: bool = False) -> None:
-        """Sends the contents of an array under a number; waits while the peer does not read."""
+        """Send the contents of an array as the feed `feed`. Waits while the peer does not read."""
         if array.dtype.kind == "T":
             content: Any = host_data.encode_strings(array)
         else:
@@ -59,10 +59,16 @@ class PythonLink:
         max_bytes: int | None = None,
         memory: Callable[[int], Bytes] = aligned,
     ) -> None:
-        """Reads until the peer ends. Contents are copied first, to `memory(nbytes)`: the peer can write to what it has
-        sent. A peer that is trusted, so that there is no `max_bytes`, may send contents that are left where they are.
+        """Receive until the peer ends the link.
 
-        Raises FrameError for what no honest peer sends, and for more than `max_bytes` at a time.
+        Args:
+            on_message: Called with each message.
+            on_contents: Called with the feed and the contents of each array.
+            max_bytes: Maximum size of a piece from an untrusted peer. None for a trusted peer, which may send contents
+                that are used without a copy.
+            memory: Allocates memory for a copy. Contents are copied because the peer could change them later.
+
+        Raises FrameError if a piece is invalid or larger than `max_bytes`.
         """
 
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
@@ -71,7 +77,7 @@ class PythonLink:
                 return
             try:
                 if max_bytes is not None and memoryview(content).nbytes > max_bytes:
-                    raise FrameError(f"{memoryview(content).nbytes} bytes at a time")
+                    raise FrameError(f"{memoryview(content).nbytes} bytes in one piece, more than {max_bytes}")
                 if piece.session in (_CONTENTS, _IN_PLACE):
                     copy = memory(memoryview(content).nbytes)
                     copy[...] = np.frombuffer(content, np.uint8)
@@ -92,5 +98,5 @@ class PythonLink:
 
 
 def view(contents: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The array that was sent as these contents. Raises INVALID_ARGUMENT where they are none of its size."""
+    """Return received contents as an array. Raise INVALID_ARGUMENT if they have the wrong size."""
     return host_data.view(contents.data if dtype == "string" else contents, dtype, shape, None)

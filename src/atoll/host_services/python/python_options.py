@@ -1,4 +1,4 @@
-"""How a Python process beside a worker is started."""
+"""Options for the start of a Python process beside a worker."""
 
 from __future__ import annotations
 
@@ -20,21 +20,29 @@ _MEMORY_VARIABLE, _SCRATCH_VARIABLE = "ATOLL_PYTHON_MEMORY", "ATOLL_PYTHON_SCRAT
 
 @dataclass(frozen=True)
 class PythonHost:
-    """The host beside whose worker the processes run: its number in the cluster, and its rank in its island.
+    """The host of the Python processes.
 
-    Processes have directories in its `directory`; they do not see that otherwise, nor what is `hidden`. The hosts of
-    its island reach it at `hostname`, where there are others, and tell one another `key_values`.
+    Attributes:
+        number: The host's number in the cluster.
+        island_rank: The host's rank in its island.
+        controller: The controller's address.
+        data_address: The address of the host's data port.
+        directory: The parent of the processes' directories. Processes see only their own directories in it.
+        hidden: Other paths that processes cannot see.
+        hostname: The name at which other hosts of the island reach this one.
+        key_values: The key-value store of the island, if it has several hosts.
+        mechanisms: The sandbox mechanisms of this host. None: each process detects them.
     """
 
     number: int
     island_rank: int
-    controller: str  # an address
+    controller: str
     data_address: str
     directory: str
     hidden: tuple[str, ...] = ()
     hostname: str = ""
     key_values: KeyValues | None = None
-    mechanisms: Mechanisms | None = None  # None: each process finds out
+    mechanisms: Mechanisms | None = None
 
 
 def python_options(
@@ -44,10 +52,10 @@ def python_options(
     devices: Sequence[tuple[int, int]],
     rules: PythonRules = USER_RULES,
 ) -> tuple[PythonOptions, Rendezvous]:
-    """For the process of a session with these devices: (host of the island, the client's id).
+    """Return the options of a session's process, and the rendezvous that returns the coordinator address at each start.
 
-    Its `coordinator_address` is to be asked for at each start. Raises FAILED_PRECONDITION if the rules cannot be kept
-    here.
+    `devices` are pairs of the host's rank in the island and the client's device id. Raises FAILED_PRECONDITION if this
+    host cannot enforce the rules.
     """
     _check(host, rules, len({where for where, _ in devices}))
     sockets = [Path(each.path) for each in map(parse_address, (host.controller, host.data_address)) if each.is_unix]
@@ -75,7 +83,7 @@ def python_options(
 
 
 def _private(path: Path) -> str:
-    """The directory of a socket, where it is its user's alone."""
+    """Return the directory of a socket if only its user can access it, otherwise the socket."""
     return str(path if path.parent.stat().st_mode & 0o077 else path.parent)
 
 
@@ -83,8 +91,8 @@ def _check(host: PythonHost, rules: PythonRules, hosts: int) -> None:
     if hosts > 1 and not rules.network:
         raise StatusError(
             Code.FAILED_PRECONDITION,
-            f"Python on the {hosts} hosts of an island needs the network, which this cluster does not give it: "
-            "start it with --python-network on",
+            f"Python on the {hosts} hosts of an island needs the network, which this cluster does not grant: start the "
+            "cluster with --python-network on",
         )
     if rules.view is View.GRANTED and not rules.insecure and host.mechanisms is not None:
         reason = why_not_confined(host.mechanisms)
@@ -108,7 +116,7 @@ def _sandbox(host: PythonHost, session: int, rules: PythonRules, directory: Path
 
 
 def _bytes(variable: str, part: float) -> int:
-    """How much memory the environment says; or that part of the machine's."""
+    """Return the bytes in an environment variable, by default the fraction `part` of the machine's memory."""
     chosen = os.environ.get(variable, "")
     if chosen:
         return parse_bytes(chosen)

@@ -1,7 +1,7 @@
-"""One Python process of a session, as its worker sees it: started, talked to, watched, ended.
+"""The worker's side of a Python process: starts, feeds, watches and ends it.
 
-Whatever the process does, no thread of the worker but its own three waits for it: one sends, one receives and sees its
-end, one reads what it prints.
+Only the threads of this module wait for the process, whatever it does: one thread sends, one receives and detects its
+end, one reads its output, and a pool sends inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from atoll.transfers.inbox import MAX_INBOX_BYTES
 _log = logging.getLogger(__name__)
 
 _MODULE = "atoll.host_services.python.program.python_main"
-# Variables of the machine, the language and the libraries. None of them is a credential.
+# Variables of the machine, the language and the libraries. None of them contains a credential.
 _NAMES = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "HOSTNAME", "TMPDIR"),
@@ -53,18 +53,18 @@ _PREFIXES = ("LC_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "MALLOC_"
 _INPUT_THREADS = 8
 _END_SECONDS = 1.0
 
-# Sends what is ready at once, and says what is left to be sent once it is: see `PythonProcess.call`.
+# Sends messages or arrays on a link.
 Send = Callable[[PythonLink], None]
 
 
 class PythonProcess:
-    """A process that runs, or is on its way. Its threads call `on_message(message)`, `on_end(reason)` and `on_gone()`.
+    """A Python process that is starting or running.
 
-    The thread calls `on_end` once the process has ended or is killed: from then on it executes no code. It calls
-    `on_gone` last. A killed process has yet to free its memory, which may take long on a busy host.
+    A thread calls `on_message(message)` for each message, and `on_end(reason)` when the process has ended or was killed
+    and will execute no more code. It calls `on_gone()` last, because a killed process may need a long time to free its
+    memory on a busy host.
 
-    `take` gives the contents that came before a message. `expected()` is how many bytes of results are to come: it may
-    send that many, and so many more as any peer may have waiting.
+    `expected()` returns the bytes of the results that are due. The process may send these and MAX_INBOX_BYTES more.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class PythonProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._on_gone = on_gone
-        self._is_over = False  # and `on_end` has been called
+        self._is_over = False  # whether `on_end` was called
         self._expected = expected
         self._contents: dict[int, np.ndarray[Any, Any]] = {}
-        self._held = 0  # bytes of them
+        self._held = 0  # bytes of `_contents`
         self._outbox: queue.SimpleQueue[Send | None] = queue.SimpleQueue()
         self._inputs = ThreadPoolExecutor(_INPUT_THREADS, f"atoll-python-input-{name}")
         self._process: subprocess.Popen[bytes] | None = None
         self._link: PythonLink | None = None
         self._is_killed = False
-        self._problem = ""  # by which this side has ended it
+        self._problem = ""  # the reason why this side ended the process
         self._lock = threading.Lock()
 
     # ---- from the worker
@@ -101,13 +101,11 @@ class PythonProcess:
         threading.Thread(target=self._run, name=f"atoll-python-{self.name}", daemon=True).start()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Sends a message after those before it; does not block."""
+        """Queue a message. Does not block."""
         self._outbox.put(lambda link: link.send(message))
 
     def call(self, call: m.Call, send: Send, later: Send | None) -> None:
-        """Sends a call after what was sent before, with what `send` sends ahead of it; `later` sends the rest from a
-        thread on which it may wait.
-        """
+        """Queue a call. `send` sends inputs before the call. `later` sends the other inputs, and may block."""
 
         def both(link: PythonLink) -> None:
             send(link)
@@ -118,14 +116,14 @@ class PythonProcess:
         self._outbox.put(both)
 
     def send_array(self, send: Send) -> None:
-        """Sends what was asked for, from a thread on which it may wait."""
+        """Send an array that the process has requested. `send` may block."""
         link = self._link
-        assert link is not None  # it has asked
-        with contextlib.suppress(RuntimeError):  # it has ended
+        assert link is not None  # because the process has sent a request
+        with contextlib.suppress(RuntimeError):  # the process has ended
             start_in(self._inputs, self._guarded, send, link)
 
     def kill(self) -> None:
-        """Ends it, with what it has started: at once if it can be, and by force a moment later."""
+        """End the process and its children: with SIGTERM, and with SIGKILL a moment later."""
         with self._lock:
             self._is_killed = True
             process, link = self._process, self._link
@@ -164,15 +162,15 @@ class PythonProcess:
             self._on_end(f"the Python process of {self.name} {reason}")
 
     def _serve(self, process: subprocess.Popen[bytes], link: PythonLink) -> str:
-        """Until the process ends, or closes the link; how it ended."""
+        """Serve the link until the process ends it. Return how the process ended."""
         assert process.stdout is not None
         words = ExitMessage(process.stdout, f"atoll-python-log-{self.name}")
         threading.Thread(target=self._send, args=(link,), name=f"atoll-python-out-{self.name}", daemon=True).start()
         try:
             link.receive(self._on_message, self._keep, MAX_INBOX_BYTES)
-        except Exception as error:  # whatever the process has sent
-            self._end_by(f"sent what cannot be handled: {described(error)}", error)
-        if not _ends(process):  # it has closed the link: most often because it ends
+        except Exception as error:  # caused by data from the process
+            self._end_by(f"sent invalid data: {described(error)}", error)
+        if not _ends(process):  # it has closed the link, usually because it is ending
             _signal(process, signal.SIGTERM)
             _ends(process)
         _signal(process, signal.SIGKILL)
@@ -204,10 +202,10 @@ class PythonProcess:
             raise FrameError(f"{self._held} bytes that belong to no result")
 
     def take(self, feed: int) -> np.ndarray[Any, Any]:
-        """Contents that have come; only within `on_message`. Raises FrameError."""
+        """Return contents that arrived before a message. Call it only in `on_message`. Raise FrameError if missing."""
         contents = self._contents.pop(feed, None)
         if contents is None:
-            raise FrameError(f"contents {feed} have not come")
+            raise FrameError(f"the contents {feed} have not arrived")
         self._held -= contents.nbytes
         return contents
 
@@ -219,27 +217,27 @@ class PythonProcess:
         try:
             send(link)
         except OSError:
-            pass  # the process has ended, which `_run` sees
+            pass  # the process has ended; `_run` handles this
         except Exception as error:
-            self._end_by(f"could not be sent its input: {described(error)}", error)
+            self._end_by(f"could not get its input: {described(error)}", error)
 
     def _end_by(self, problem: str, error: Exception) -> None:
-        """End the process because of an exception, which its session gets as the reason."""
+        """End the process because of an exception, and report that to its session as the reason."""
         _log.warning("the Python process of %s %s", self.name, problem, exc_info=error)
         self._problem = self._problem or problem
         self.kill()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To the process and to what it has started."""
-    if process.returncode is None:  # else its number may be another's
+    """Send a signal to the process and its children."""
+    if process.returncode is None:  # otherwise another process may have its number
         with contextlib.suppress(ProcessLookupError):
             restore_priority(process.pid)
             os.killpg(process.pid, number)
 
 
 def _ends(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it ends within a moment. It is not reaped: its group's number stays its own."""
+    """Return whether the process ends within `_END_SECONDS`. Does not reap it, so its group's number stays valid."""
     descriptor = os.pidfd_open(process.pid)
     try:
         poller = select.poll()
@@ -250,9 +248,9 @@ def _ends(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _environment(sandbox: Sandbox) -> dict[str, str]:
-    """Return the variables of the worker's environment that users' Python may have: no credential is among them.
+    """Return the variables of the worker's environment that users' Python gets. None of them contains a credential.
 
-    The user of the cluster adds names with `ATOLL_PYTHON_ENVIRONMENT`; "*" stands for all but those of Atoll and JAX.
+    `ATOLL_PYTHON_ENVIRONMENT` adds names; "*" adds all variables except those of Atoll and JAX.
     """
     own = {name: value for name, value in own_environment().items() if not name.startswith(("ATOLL_", "JAX_"))}
     added = {each.strip() for each in os.environ.get(PYTHON_ENVIRONMENT_VARIABLE, "").split(",")}

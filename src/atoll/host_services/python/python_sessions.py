@@ -1,7 +1,8 @@
-"""The Python processes of a host, by session: opened, given functions, called, replaced where they end, closed.
+"""The Python processes of a host, one per session.
 
-A process that ends fails the calls that it had, with what it printed last. The next call or function starts a fresh
-one, which loads the session's functions again; objects that the old one held are lost, and calls of theirs say so.
+If a process ends, its calls fail with an error that contains its last output. The next call or function starts a new
+process, which loads the session's functions again. The objects of the old process are lost, and calls that need them
+fail.
 """
 
 from __future__ import annotations
@@ -46,17 +47,18 @@ from atoll.transfers.dtypes import numpy_dtype
 _log = logging.getLogger(__name__)
 
 _CODES = frozenset(int(code) for code in Code)
-# Made here, and not by the threads that compile: msgspec cannot work a type out in two of them at once.
+# Created at import, because msgspec cannot analyze a type in two compiling threads at a time.
 _read_program = msgspec.msgpack.Decoder(m.PythonProgram).decode
 
-# The contents of each result's local shards; or why there are none.
+# The contents of each result's local shards, or the status of a failed call.
 Outcome = list[list[np.ndarray[Any, Any]]] | Status
 
 
 @dataclass(frozen=True)
 class Input:
-    """The local shards of an argument. `read` gives them, and waits for them unless they are `at_once`; `release` is
-    called when they have been read, or will not be; more than once does nothing.
+    """The local shards of an argument.
+
+    `read` returns them, without blocking if `at_once`. `release`, which is idempotent, is called after the last read.
     """
 
     position: int
@@ -69,21 +71,21 @@ class Input:
 
 @dataclass
 class _Unasked:
-    """An argument whose process asks for it, shard by shard."""
+    """An argument whose shards the process requests one by one."""
 
     input: Input
-    to_send: int  # shards
+    to_send: int  # remaining shards
 
 
 @dataclass(frozen=True)
 class _Call:
     results: tuple[LocalArray, ...]
     on_outcome: Callable[[Outcome], None]
-    unasked: dict[int, tuple[_Unasked, int]]  # by the feeds that its process may still ask for, with the shard
+    unasked: dict[int, tuple[_Unasked, int]]  # arguments and shards by the feeds that the process may still request
 
     @property
     def nbytes(self) -> int:
-        """Of all its results."""
+        """The bytes of all results."""
         return sum(
             numpy_dtype(array.dtype).itemsize * sum(map(math.prod, array.shard_shapes)) for array in self.results
         )
@@ -91,47 +93,48 @@ class _Call:
 
 @dataclass
 class _Session:
-    """A session's functions here, and the process that has them."""
+    """A session's functions on this host, and its process."""
 
     number: int
     rules: PythonRules
-    options: m.PythonOptions | None = None  # once it is known which devices it has
+    options: m.PythonOptions | None = None  # None until the session's devices are known
     rendezvous: Rendezvous = nowhere
     process: PythonProcess | None = None
     is_ready: bool = False
-    functions: dict[str, m.Load] = field(default_factory=dict)  # as the next process would have to load them
+    functions: dict[str, m.Load] = field(default_factory=dict)  # the messages that load them in the next process
     loading: dict[str, Callable[[Status], None]] = field(default_factory=dict)
     calls: dict[int, _Call] = field(default_factory=dict)
     opening: list[Callable[[Status], None]] = field(default_factory=list)
 
 
 class PythonSessions:
-    """For any thread; nothing here blocks. `host` is None where devices hold no values, and no Python function would
-    find any. No process outlives this one.
+    """The Python processes of a host. Thread-safe; no method blocks. The processes end with the worker.
+
+    `host` is None if devices hold no values, so that Python functions cannot run.
     """
 
     def __init__(self, host: PythonHost | None) -> None:
         self._host = host
-        self._sessions: dict[int, _Session] = {}  # those that are open
-        self._session_of: dict[str, int] = {}  # by function
+        self._sessions: dict[int, _Session] = {}  # open sessions
+        self._session_of: dict[str, int] = {}  # sessions by function
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
 
     def begin(self, session: int, rules: PythonRules = USER_RULES) -> None:
-        """The session is open from now on."""
+        """Open a session."""
         with self._lock:
             self._sessions[session] = _Session(session, rules)
 
     # ---- functions
 
     def load(self, message: Compile, program: bytes, then: Callable[[Status], None]) -> None:
-        """Starts the session's process, or has it load a function, and then calls `then`. Raises StatusError."""
+        """Start the session's process, or load a function in it, and call `then` afterwards. Raise StatusError."""
         try:
             source = _read_program(program)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise invalid(f"a Python function that is none: {error}") from None
+            raise invalid(f"invalid Python function: {error}") from None
         if self._host is None:
-            raise unimplemented("colocated Python needs devices that hold values: these only take time")
+            raise unimplemented("colocated Python needs devices that hold values, and null devices hold none")
         with self._lock:
             record = self._sessions.get(message.session)
             if record is None:
@@ -146,7 +149,7 @@ class PythonSessions:
             record.functions[message.function] = m.Load(message.function, source, message.recompile)
             record.loading[message.function] = then
             self._session_of[message.function] = message.session
-            if record.options is not None:  # else the message that opens it is yet to come
+            if record.options is not None:  # otherwise PythonHosts has not arrived yet
                 self._load(record, message.function)
 
     def _open(self, record: _Session, hosts: m.PythonHosts, message: Compile, host: PythonHost) -> None:
@@ -165,14 +168,14 @@ class PythonSessions:
         process.send(load)
 
     def drop(self, function: str) -> None:
-        """No call of the function will follow."""
+        """Drop a function. No more calls of it may follow."""
         with self._lock:
             record = self._sessions.get(self._session_of.pop(function, 0))
             if record is not None and record.functions.pop(function, None) is not None and record.process is not None:
                 record.process.send(m.Drop(function))
 
     def session_of(self, function: str) -> int | None:
-        """The session of a Python function; None for what is none."""
+        """Return the session of a Python function; None for other functions."""
         return self._session_of.get(function)
 
     # ---- calls
@@ -185,7 +188,7 @@ class PythonSessions:
         results: Sequence[tuple[int, LocalArray]],
         on_outcome: Callable[[Outcome], None],
     ) -> None:
-        """Calls a function; `on_outcome` is called once, on any thread. Raises NOT_FOUND."""
+        """Call a function. `on_outcome` is called once, on any thread. Raise NOT_FOUND if it is not loaded."""
         with self._lock:
             record = self._sessions.get(self._session_of.get(function, 0))
             if record is None or function not in record.functions:
@@ -232,7 +235,7 @@ class PythonSessions:
             call = record.calls.get(wanted.number)
             found = None if call is None else call.unasked.pop(wanted.feed, None)
         if found is None:
-            raise FrameError(f"a call {wanted.number} asks for a feed {wanted.feed} that it does not have")
+            raise FrameError(f"call {wanted.number} requested feed {wanted.feed}, which it does not have")
         argument, shard = found
 
         def send(link: PythonLink) -> None:
@@ -252,7 +255,7 @@ class PythonSessions:
     # ---- processes
 
     def close(self, session: int) -> None:
-        """The session has ended, and its process with it."""
+        """Close a session that has ended, and kill its process."""
         with self._lock:
             record = self._sessions.pop(session, None)
             if record is None:
@@ -261,10 +264,10 @@ class PythonSessions:
                 self._session_of.pop(function, None)
             record.functions.clear()
             if record.process is not None:
-                record.process.kill()  # and then its directory is removed
+                record.process.kill()  # `_gone` removes its directory later
 
     def _running(self, record: _Session) -> PythonProcess:
-        """The session's process; a fresh one, with the functions of the last, where there is none."""
+        """Return the session's process. If none runs, start one and load the previous process's functions."""
         if record.process is None:
             assert record.options is not None
             assert self._host is not None
@@ -309,7 +312,7 @@ class PythonSessions:
             case m.Returned(number=number, status=status, results=results):
                 call = record.calls.get(number)
                 if call is None:
-                    raise FrameError(f"a call {number} that was not made has returned")
+                    raise FrameError(f"call {number} returned, but it was not made")
                 outcome = _outcome(process, call, _checked(status), results)
                 with self._lock:
                     mine = record.calls.pop(number, None)
@@ -321,8 +324,8 @@ class PythonSessions:
         with self._lock:
             if record.process is process:
                 record.process = None
-            # Those on the island's other hosts end, too, and wait for this one when they come back.
-            comes_back = (
+            # The processes on the island's other hosts also end, and wait for this one after their restart.
+            restarts = (
                 record.is_ready
                 and record.options is not None
                 and len(record.options.devices) > 1
@@ -334,7 +337,7 @@ class PythonSessions:
                 record.functions.pop(function, None)
                 self._session_of.pop(function, None)
             record.opening, record.loading = [], {}
-            if comes_back:
+            if restarts:
                 self._running(record)
         for call in calls.values():
             call.on_outcome(status)
@@ -342,10 +345,10 @@ class PythonSessions:
             then(status)
 
     def _gone(self, record: _Session) -> None:
-        """Remove the directories of a session that is over: its process writes no more."""
+        """Remove the directories of a closed session, whose process writes no more."""
         if record.options is not None and record.number not in self._sessions:
             shutil.rmtree(record.options.sandbox.scratch, ignore_errors=True)
-            with contextlib.suppress(OSError):  # other hosts may have theirs there
+            with contextlib.suppress(OSError):  # other hosts may still have directories in it
                 Path(record.options.sandbox.shared).rmdir()
 
 
@@ -359,7 +362,7 @@ def _outcome(process: PythonProcess, call: _Call, status: Status, results: Seque
     if not status.ok:
         return status
     if [len(feeds) for feeds in results] != [len(array.devices) for array in call.results]:
-        raise FrameError("a call has returned other arrays than it was to give")
+        raise FrameError("a call returned a different number of arrays than declared")
     try:
         return [
             [
@@ -369,10 +372,10 @@ def _outcome(process: PythonProcess, call: _Call, status: Status, results: Seque
             for feeds, array in zip(results, call.results, strict=True)
         ]
     except StatusError as error:
-        return Status(Code.INTERNAL, f"a result is not of its declared type: {error.status.message}")
+        return Status(Code.INTERNAL, f"a result does not have its declared type: {error.status.message}")
 
 
 def _checked(status: Status) -> Status:
-    """What a user's process has sent as one: of a code that there is, and not too long to be passed on."""
+    """Return a status from a user's process with a valid code and a shortened message."""
     code = status.code if status.code in _CODES else Code.INTERNAL.value
     return Status(code, shortened(status.message))

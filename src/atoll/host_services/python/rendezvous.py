@@ -1,7 +1,8 @@
-"""Where the Python processes of a session meet, one on each host of an island: they are one JAX program.
+"""The rendezvous of a session's Python processes, which run one JAX program on the hosts of an island.
 
-On one machine that is a socket in the session's directory. On several it is a port of the first of these hosts, whose
-worker chooses it and tells the others by the island's key-value store. It keeps that port: who comes back finds it.
+On one machine, the coordinator address is a socket in the session's directory. On several machines, it is a port of the
+first host. That host's worker chooses the port and publishes it in the island's key-value store. It keeps the port
+while the port is free, so that processes find it again after a restart.
 """
 
 from __future__ import annotations
@@ -14,30 +15,31 @@ from typing import Protocol
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import free_address
 
-Rendezvous = Callable[[], str]  # the address; asked at each start of a process, on its own thread. Raises OSError.
+# Returns the coordinator address. Called at each start of a process, on the process's own thread. Raises OSError.
+Rendezvous = Callable[[], str]
 
-_TOLD_SECONDS = 60.0  # for the first host to say where: it is asked at the same time
-_FREE_SECONDS = 2.0  # for the process before to be gone
-_LOOKS = 0.05
+_TOLD_SECONDS = 60.0  # timeout for the first host to publish the address
+_FREE_SECONDS = 2.0  # timeout for the previous process to release the port
+_POLL_SECONDS = 0.05
 
 
 class KeyValues(Protocol):
-    """What the hosts of an island tell one another. Any thread; both may block."""
+    """The key-value store of an island. Thread-safe; both methods may block."""
 
     def set(self, key: str, value: str) -> None:
-        """Replaces what was there. Raises OSError where the island fails."""
+        """Set a value. Raise OSError if the island fails."""
 
     def get(self, key: str, seconds: float) -> str:
-        """Waits until it is there. Raises OSError where it does not come in time, or the island fails."""
+        """Wait for a value. Raise OSError after a timeout of `seconds`, or if the island fails."""
 
 
 def nowhere() -> str:
-    """A session with one process, which meets nobody."""
+    """Return no address, for a session with one process."""
     return ""
 
 
 def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: KeyValues) -> Rendezvous:
-    """At a port of the first host, whose own address is `hostname` there."""
+    """Return a rendezvous at a port of the first host, which has the address `hostname`."""
     key = f"atoll/python/{session}"
     chosen = ""
 
@@ -61,6 +63,6 @@ def _is_free_soon(text: str) -> bool:
         except OSError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_LOOKS)
+            time.sleep(_POLL_SECONDS)
         else:
             return True

@@ -1,1 +1,1 @@
-"""The user's side of colocated Python: the process that runs his functions. No other process imports it."""
+"""The program of a Python process, which runs users' functions. No other process imports this package."""

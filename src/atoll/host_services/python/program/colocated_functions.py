@@ -1,7 +1,7 @@
-"""The functions of colocated Python inside of the process that runs them: all that this process asks of JAX.
+"""Functions of colocated Python in the process that runs them, and all uses of JAX in this process.
 
-`jax.experimental.colocated_python` pickles devices by the client's ids. Here they are this process's own devices, so
-its table of devices and its three ways to name one are replaced.
+`jax.experimental.colocated_python` pickles devices by the client's ids. In this process the devices are its own, so
+this module replaces JAX's table of devices and the three functions that pickle devices.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from atoll.cluster.sandbox.grants import Sandbox
 from atoll.host_services.python.program.stored_arrays import reading, writing
 from atoll.protocol.messages import python_messages as m
 
-# After which the processes of an island's hosts know that one of them has ended, and end with it.
+# Timeout after which the processes on an island's hosts detect that one of them has ended. They then end as well.
 _HEARTBEAT_SECONDS = 10
 _JOIN_SECONDS = 100
 
 
 def open_functions(options: m.PythonOptions) -> Functions:
-    """Starts JAX; over several hosts, once the island's other hosts have."""
+    """Start JAX. On several hosts, wait until the processes on the island's other hosts start it."""
     adopt(options.settings)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", len(options.devices[options.rank]))
@@ -53,7 +53,7 @@ def open_functions(options: m.PythonOptions) -> Functions:
 
 
 def _compute_at(hostname: str) -> None:
-    """What the processes of the island's hosts say to one another in computations is received at `hostname`."""
+    """Receive data of collectives from the island's other hosts at `hostname`."""
     collectives = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, hostname=hostname)
     xla_bridge.register_backend_factory(
         "cpu", partial(xla_bridge.make_cpu_client, collectives), priority=0, fail_quietly=False
@@ -61,7 +61,10 @@ def _compute_at(hostname: str) -> None:
 
 
 class Functions:
-    """`devices` are those of the island's processes, by the client's ids; those of this process are `local`."""
+    """Loads functions of colocated Python.
+
+    `devices` are the devices of all the island's processes by the client's ids. `local` are the ids of this process.
+    """
 
     def __init__(self, devices: dict[int, jax.Device], local: Sequence[int], sandbox: Sandbox) -> None:
         self._local = local
@@ -76,7 +79,7 @@ class Functions:
         store: Any = obj_backend.SINGLETON_OBJECT_STORE
         self._get_or_create = store.get_or_create
         store.get_or_create = self._object
-        self._of_the_last = threading.local()  # whether this thread runs a function that an earlier process had
+        self._reloaded = threading.local()  # whether this thread runs a function that an earlier process had loaded
 
     def _reduce_mesh(self, mesh: Any) -> Any:
         ids = np.vectorize(lambda device: self._id_of[device.id], otypes=[int])(mesh.devices)
@@ -90,48 +93,52 @@ class Functions:
         return serialization._unreduce_single_device_sharding, (self._id_of[device.id], sharding.memory_kind)
 
     def _object(self, uid: int, initializer: Callable[[], Any]) -> Any:
-        """As the store's own method, but what an earlier process held is not made anew without a word."""
+        """Get or create an object. Raise RuntimeError instead of creating one that an earlier process may have had."""
 
         def make() -> Any:
-            if getattr(self._of_the_last, "holds", False):
+            if getattr(self._reloaded, "value", False):
                 host = f"host {jax.process_index()} of its island"
-                raise RuntimeError(f"the object was lost when its process on {host} ended: make a new one")
+                raise RuntimeError(f"the object was lost when its process on {host} ended: create a new object")
             return initializer()
 
         return self._get_or_create(uid, make)
 
     def release_memory(self) -> None:
-        """jaxlib drops its references to what arrays were made of at its next call, or when Python collects garbage."""
+        """Make jaxlib release the memory of deleted arrays now, rather than at its next call."""
         _jax.collect_garbage()
 
     def load(self, source: m.PythonSource, again: bool) -> Callable[[m.Call, Any], Any]:
-        """What runs one call: takes the local shards of its arguments as they come, and gives those of its results."""
+        """Return a function that runs a call: it takes an iterable of the arguments' local shards, and returns the
+        results' local shards.
+
+        `again` says that an earlier process of the session had loaded the function.
+        """
         match source:
             case m.WriteArrays():
                 return writing(source, self._local, self._sandbox)
             case m.ReadArrays():
                 return reading(source, self._local, self._sandbox)
-        adopt(source.settings)  # those of the start may be none: not all that starts a process has them
+        adopt(source.settings)  # the options of the start may lack settings
         function, in_tree, in_specs, out_tree, out_specs, _ = serialization._deserialize(source.text)
 
         def run(call: m.Call, arguments: Iterable[Sequence[Any]]) -> Any:
             given = {argument.position: shards for argument, shards in zip(call.arguments, arguments, strict=True)}
             leaves = [_array(spec, given.get(i, ())) for i, spec in enumerate(in_specs)]
             args, kwargs = tree_util.tree_unflatten(in_tree, leaves)
-            self._of_the_last.holds = again
+            self._reloaded.value = again
             try:
                 results, tree = tree_util.tree_flatten(function(*args, **kwargs))
             finally:
-                self._of_the_last.holds = False
+                self._reloaded.value = False
             if tree != out_tree:
-                raise TypeError(f"{source.name} returned {tree}, where its specialization says {out_tree}")
+                raise TypeError(f"{source.name} returned {tree}, but its specialization declares {out_tree}")
             return [_shards(source.name, results[i], out_specs[i]) for i in call.results]
 
         return run
 
 
 def adopt(settings: m.ClientSettings) -> None:
-    """Takes over what is there on this host of the client's directory and sys.path, and its configuration of JAX."""
+    """Adopt the client's directory and sys.path, as far as they exist on this host, and its configuration of JAX."""
     with contextlib.suppress(OSError):
         if settings.directory:
             os.chdir(settings.directory)
@@ -145,7 +152,7 @@ def adopt(settings: m.ClientSettings) -> None:
 
 
 def _local(sharding: Any) -> list[Any]:
-    """The sharding's devices of this process, in its order."""
+    """Return the devices of a sharding that belong to this process, in order."""
     here = jax.process_index()
     return [device for device in sharding._device_assignment if device.process_index == here]
 
@@ -156,18 +163,18 @@ def _array(spec: Any, shards: Sequence[Any]) -> jax.Array:
 
 
 def _shards(name: str, array: Any, spec: Any) -> list[Any]:
-    """What the result holds for each local device of its declared sharding. Raises TypeError where it is another."""
+    """Return a result's shards on the local devices of its declared sharding. Raise TypeError if it does not match."""
     if not isinstance(array, jax.Array):
-        raise TypeError(f"{name} returned {type(array)}: a function of colocated Python returns arrays of JAX")
+        raise TypeError(f"{name} returned {type(array)}: a function of colocated Python must return JAX arrays")
     if (array.shape, array.dtype) != (spec.shape, spec.dtype):
         raise TypeError(
-            f"{name} returned {array.dtype}{list(array.shape)}, where its specialization says "
+            f"{name} returned {array.dtype}{list(array.shape)}, but its specialization declares "
             f"{spec.dtype}{list(spec.shape)}"
         )
     by_device = {shard.device: shard.data for shard in array.addressable_shards}
     found = []
     for device in _local(spec.sharding):
         if device not in by_device:
-            raise TypeError(f"{name} returned an array that is not on {device}, where its specialization has a shard")
+            raise TypeError(f"{name} returned an array without a shard on {device}, which its specialization declares")
         found.append(np.asarray(by_device[device]))
     return found

@@ -1,4 +1,4 @@
-"""The Python process of a session on a host: isolated first, since that is for processes of one thread, then JAX."""
+"""The main program of a session's Python process. It isolates itself before it starts threads and imports JAX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.cluster.sandbox.isolation import isolate
 from atoll.cluster.sandbox.mechanisms import Namespaces
 from atoll.protocol.messages.python_messages import PythonOptions
 
-# On a host whose devices are its CPUs, the computations of all tenants go before the Python of one.
+# Give priority to the computations of all tenants, which may run on the same CPUs.
 _NICENESS = 10
 
 
@@ -24,8 +24,8 @@ def main() -> None:
     try:
         sandbox = isolate(options.sandbox, options.mechanisms, (options.descriptor,))
     except (OSError, GrantError) as error:
-        sys.exit(f"its sandbox cannot be made: {error}")
-    # What is printed in Python is for the user; what libraries print to the descriptor, such as gloo, is not.
+        sys.exit(f"its sandbox cannot be created: {error}")
+    # Python's output is for the user. Discard the output of libraries, such as gloo, which write to the descriptor.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with starting():

@@ -1,7 +1,7 @@
-"""What the Python process of a session does for its worker: it loads the user's functions and calls them.
+"""Loads and calls the user's functions in a session's Python process.
 
-One thread reads what the worker sends, one loads functions, and each stream has a thread for its calls. The process
-ends with its worker, and when the worker closes their link.
+One thread receives messages from the worker, one loads functions, and each stream has a thread for its calls. The
+process ends when the worker ends or closes the link.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IDLE_SECONDS = 60.0
 
 
 class Stream:
-    """Runs calls one after the other, on a thread that ends, by calling `on_idle`, when there were none for a while."""
+    """Runs calls one after the other on a thread. After `_IDLE_SECONDS` without calls, it ends and calls `on_idle`."""
 
     def __init__(self, on_idle: Callable[[], None]) -> None:
         self._on_idle = on_idle
@@ -71,12 +71,12 @@ class Stream:
 
 
 class Contents:
-    """What has arrived of arguments, and the calls that wait for it."""
+    """The contents of arguments that have arrived. Calls wait for them here."""
 
     def __init__(self) -> None:
         self._arrived: dict[int, np.ndarray[Any, Any]] = {}
         self._failed: dict[int, Status] = {}  # by call
-        self._unwanted: set[int] = set()  # of calls that have ended without them
+        self._unwanted: set[int] = set()  # feeds of calls that have ended before they arrived
         self._change = threading.Condition()
 
     def put(self, feed: int, contents: np.ndarray[Any, Any]) -> None:
@@ -93,7 +93,7 @@ class Contents:
             self._change.notify_all()
 
     def take(self, call: int, argument: m.Argument) -> list[np.ndarray[Any, Any]]:
-        """The shards of an argument, once they are here. Raises StatusError where the worker cannot send them."""
+        """Wait for the shards of an argument. Raise StatusError if the worker cannot send them."""
         with self._change:
             self._change.wait_for(lambda: call in self._failed or all(feed in self._arrived for feed in argument.feeds))
             self._failed.get(call, OK).raise_if_error()
@@ -101,12 +101,12 @@ class Contents:
         return [view(shard, argument.dtype, argument.shape) for shard in shards]
 
     def take_one(self, call: int, feed: int, argument: m.Argument) -> np.ndarray[Any, Any]:
-        """One shard of an argument. Raises StatusError as `take` does."""
+        """Wait for one shard of an argument. Raise StatusError if the worker cannot send it."""
         (shard,) = self.take(call, msgspec.structs.replace(argument, feeds=(feed,)))
         return shard
 
     def end(self, call: int, left: Iterable[int]) -> None:
-        """The call has ended, and has not taken the feeds that are left."""
+        """Drop the feeds that a call has not taken before it ended."""
         with self._change:
             self._failed.pop(call, None)
             for feed in left:
@@ -115,9 +115,9 @@ class Contents:
 
 
 class Arguments:
-    """Those of one call, which takes each argument as a whole, in order; or asks for shards and takes each as it comes.
+    """The arguments of one call, which either iterates over whole arguments or requests single shards.
 
-    What is asked for stays where the worker has written it: whoever asks bounds how much he holds.
+    Requested shards stay in the worker's shared memory, so the call must limit how many it holds.
     """
 
     def __init__(self, call: m.Call, contents: Contents, ask: Callable[[m.Wanted], None]) -> None:
@@ -139,22 +139,23 @@ class Arguments:
         self._ask(m.Wanted(self._call.number, feed))
 
     def take(self, argument: m.Argument, shard: int) -> np.ndarray[Any, Any]:
-        """Waits for a shard that was asked for. Raises StatusError where the worker cannot send it."""
+        """Wait for a requested shard. Raise StatusError if the worker cannot send it."""
         feed = argument.feeds[shard]
         found = self._contents.take_one(self._call.number, feed, argument)
         del self._asked[feed]
         return found
 
     def end(self) -> None:
-        """The call has ended: nobody takes what is left."""
+        """Drop the contents that the call has not taken."""
         unasked = [feed for argument in self._left for feed in argument.feeds] if not self._call.asks else []
         self._contents.end(self._call.number, [*self._asked, *unasked])
 
 
 class Runner:
-    """Does what the worker asks. `functions` is the JAX side: see `host_services.python.program.colocated_functions`.
+    """Handles the worker's messages.
 
-    Errors name the setting that would grant a file if `sandbox`, the sandbox of this process, does not.
+    `functions` is a `colocated_functions.Functions`. `sandbox` is the sandbox of this process: if it denies access to a
+    file, the error names the setting that grants it.
     """
 
     def __init__(self, link: PythonLink, functions: Any, sandbox: Sandbox = USER_VIEW) -> None:
@@ -169,7 +170,7 @@ class Runner:
         self._feed_lock = threading.Lock()
 
     def run(self, isolated: bool) -> None:
-        """Until the worker closes the link."""
+        """Handle messages until the worker closes the link."""
         self._link.send(m.PythonReady(isolated))
         RECEIVE_BUFFERS.open()
         self._link.receive(self._handle, self._contents.put, memory=RECEIVE_BUFFERS.take)
@@ -177,7 +178,7 @@ class Runner:
     def _handle(self, message: Any) -> None:
         match message:
             case m.Load():
-                # Calls of it may come before it is loaded.
+                # Calls may arrive before the function is loaded.
                 loading: Future[Any] = Future()
                 self._loaded[message.function] = loading
                 self._loads.submit(lambda: self._load(message, loading))
@@ -196,7 +197,7 @@ class Runner:
             trim_malloc()
 
     def _drop(self, function: Future[Any] | None) -> None:
-        """Lets go of it once all calls that came before have run: they may be the next to need its objects."""
+        """Release a function after all earlier calls have run, because these may need its objects."""
         for stream in [each for each in self._streams.values() if each.is_busy]:
             stream.submit(partial(_let_go, [function]))
 
@@ -211,7 +212,7 @@ class Runner:
             self._link.send(m.Loaded(message.function, status))
 
     def _bound(self, call: m.Call, function: Future[Any]) -> Callable[[], None]:
-        """The call with its function, which may be dropped while it waits; nothing holds either afterwards."""
+        """Bind a call to its function, which may be dropped while the call waits. After the call, neither is held."""
         held = [function]
 
         def run() -> None:
@@ -245,14 +246,14 @@ def _let_go(held: list[Any]) -> None:
 
 
 def _nothing(name: str) -> Future[Any]:
-    """What a call finds in the place of a function that was never sent, or is dropped."""
+    """Return a failed future in place of a function that was not loaded or was dropped."""
     missing: Future[Any] = Future()
     missing.set_exception(LookupError(f"function {name} is not in this process"))
     return missing
 
 
 def _failed(what: str, error: BaseException, sandbox: Sandbox) -> Status:
-    """An error of ours as it is; any other exception with its traceback, from the user's first line on."""
+    """Return the status of a StatusError, or a status with the traceback of a user's exception."""
     if isinstance(error, StatusError):
         return error.status
     text = f"{what}:\n{traceback_of(error, os.path.dirname(__file__))}"
@@ -260,7 +261,7 @@ def _failed(what: str, error: BaseException, sandbox: Sandbox) -> Status:
 
 
 def _hints(error: BaseException, sandbox: Sandbox) -> Iterator[str]:
-    """How to get what the sandbox may have kept from the code that raised this error."""
+    """Yield advice on how to grant access if the sandbox may have caused this error."""
     if isinstance(error, ModuleNotFoundError) and sandbox.view is View.GRANTED:
         yield (
             "Modules are imported from the packages of the worker and from granted directories: install the package on "
@@ -274,7 +275,7 @@ def _hints(error: BaseException, sandbox: Sandbox) -> Iterator[str]:
 
 
 def run(options: m.PythonOptions, isolated: bool) -> None:
-    """Runs the process to its end, whatever it still does then."""
+    """Run the process until its worker closes the link, then exit without waiting for user threads."""
     with contextlib.suppress(OSError):
         os.chdir(options.settings.directory or options.sandbox.scratch)
     link = PythonLink(socket.socket(fileno=options.descriptor), m.ToPython)

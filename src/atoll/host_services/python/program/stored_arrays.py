@@ -1,7 +1,7 @@
-"""Arrays in storage: what a host writes of them and reads, beside its devices, in the format that Orbax uses.
+"""Writes and reads a host's shards of stored arrays, in the format of Orbax.
 
-Each is a zarr array whose chunks are the shards that were written, so hosts never write to the same chunk. Another
-sharding reads other boxes of it, on as many hosts as it likes.
+Each array is a zarr array whose chunks are the written shards, so hosts never write to the same chunk. Any other
+sharding can read it, on any number of hosts.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from atoll.ir.types import Box, Shape, shard_boxes
 from atoll.protocol.messages import python_messages as m
 from atoll.transfers.dtypes import numpy_dtype
 
-# Of shards that are asked for and not yet written. More memory than it needs to keep all CPUs busy would be fresh
-# each time, and fresh memory is slow.
+# Maximum and minimum of the window, the bytes of shards that are requested but not written. A window larger than needed
+# to keep all CPUs busy would use fresh memory for each shard, which is slow.
 WINDOW_BYTES = 256 << 20
 _LEAST_WINDOW = 64 << 20
-# As Orbax has them.
+# The same values as in Orbax.
 _COMPRESSOR = {"id": "zstd", "level": 1}
 _FILES_AT_ONCE = 128
 
 
 class Asking(Protocol):
-    """The arguments of a call, shard by shard."""
+    """The arguments of a call, whose shards are requested one by one."""
 
     def ask(self, argument: m.Argument, shard: int) -> None:
-        """The shard is to come. Once for each."""
+        """Request a shard, at most once."""
 
     def take(self, argument: m.Argument, shard: int) -> np.ndarray[Any, Any]:
-        """Waits for a shard that was asked for. Raises StatusError where it cannot be had."""
+        """Wait for a requested shard. Raise StatusError if it is unavailable."""
 
 
 def writing(
     source: m.WriteArrays, devices: Sequence[int], sandbox: Sandbox = USER_VIEW
 ) -> Callable[[m.Call, Asking], list[list[Any]]]:
-    """What writes the shards that `devices`, those of this host, hold of a call's arguments, each as soon as it has
-    arrived, and no more of them at a time than `WINDOW_BYTES`. Raises StatusError.
+    """Return a function that writes the shards of a call's arguments on `devices`, the devices of this host.
+
+    It writes each shard as soon as it arrives, and holds at most WINDOW_BYTES, or one shard. Raises StatusError.
     """
     _check_granted(source.arrays, sandbox, True)
     tensorstore, context = _tensorstore()
@@ -54,7 +55,7 @@ def writing(
 
     def run(call: m.Call, arguments: Asking) -> list[list[Any]]:
         waits = _Waits(source.timeout_seconds)
-        # All are opened at once; what is written has its dtype from the argument.
+        # Open all arrays concurrently. The dtype of a stored array is the argument's.
         stores = {
             argument.position: tensorstore.open(
                 _new(source.arrays[argument.position], argument.dtype), open=True, create=True, context=context
@@ -88,19 +89,19 @@ def writing(
 
 
 def _nbytes(argument: m.Argument) -> int:
-    """Of each shard."""
+    """Return the bytes of each shard of an argument."""
     return numpy_dtype(argument.dtype).itemsize * math.prod(argument.shape)
 
 
 def _window(argument: m.Argument) -> int:
-    """For shards of this size."""
+    """Return the window for shards of an argument's size."""
     return min(WINDOW_BYTES, max(_LEAST_WINDOW, ((os.cpu_count() or 1) + 2) * _nbytes(argument)))
 
 
 def reading(
     source: m.ReadArrays, devices: Sequence[int], sandbox: Sandbox = USER_VIEW
 ) -> Callable[[m.Call, object], list[list[Any]]]:
-    """What reads the shards that `devices` are to hold of each array. Raises StatusError."""
+    """Return a function that reads the shards of each array on `devices`. Raises StatusError."""
     _check_granted(source.arrays, sandbox, False)
     tensorstore, context = _tensorstore()
     here = [_held(array, frozenset(devices)) for array in source.arrays]
@@ -118,7 +119,7 @@ def reading(
             if store.shape != array.shape:
                 raise StatusError(
                     Code.INVALID_ARGUMENT,
-                    f"{_where(array)} has shape {list(store.shape)}: it cannot be read as one of {list(array.shape)}",
+                    f"{_where(array)} has the shape {list(store.shape)}, but the request is for {list(array.shape)}",
                 )
             if store.dtype.name != array.dtype:
                 store = tensorstore.cast(store, array.dtype)
@@ -133,7 +134,7 @@ def reading(
 
 
 def _check_granted(arrays: Sequence[m.StoredArray], sandbox: Sandbox, is_write: bool) -> None:
-    """Raises PERMISSION_DENIED if an array is in no directory that this process is granted, with what grants one."""
+    """Raise PERMISSION_DENIED, with the setting that grants access, if an array is outside the granted directories."""
     for array in arrays:
         path = array.location.removeprefix("file://")
         reason = sandbox.refusal(os.path.normpath(path), is_write) if path.startswith("/") else ""
@@ -143,7 +144,7 @@ def _check_granted(arrays: Sequence[m.StoredArray], sandbox: Sandbox, is_write: 
 
 
 class _Waits:
-    """Waits for storage, until the time that a request has is over. Raises StatusError."""
+    """Waits for storage until the timeout of a request. Raises StatusError."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -154,7 +155,7 @@ class _Waits:
             return future.result(timeout=max(0.0, self._deadline - time.monotonic()))
         except TimeoutError:
             code, why = Code.DEADLINE_EXCEEDED, f"not within the request's timeout of {self._seconds:g} s"
-        except Exception as error:  # TensorStore's own begins with the status's name, and ends with the whole spec
+        except Exception as error:  # TensorStore's errors begin with a status name and end with the whole spec
             name, _, text = str(error).partition(": ")
             code = Code.__members__.get(name, Code.INTERNAL)
             why = (text if name in Code.__members__ else str(error)).partition(" [tensorstore_spec=")[0]
@@ -163,26 +164,29 @@ class _Waits:
 
 @lru_cache(1)
 def _tensorstore() -> tuple[Any, Any]:
-    """The module, and what all reads and writes of this process share. Raises FAILED_PRECONDITION."""
+    """Return the TensorStore module and the context of this process. Raise FAILED_PRECONDITION if it is missing."""
     try:
         import tensorstore
     except ImportError as error:
         raise StatusError(
             Code.FAILED_PRECONDITION,
-            f"arrays are stored with TensorStore, which host {os.uname().nodename} lacks ({error}): "
+            f"storing arrays requires TensorStore, which host {os.uname().nodename} lacks ({error}): "
             "pip install 'atoll[checkpoints]' there",
         ) from None
     return tensorstore, tensorstore.Context({"file_io_concurrency": {"limit": _FILES_AT_ONCE}})
 
 
 def _held(array: m.StoredArray, here: frozenset[int]) -> list[Box]:
-    """The box of each local shard, in the order of the sharding's devices."""
+    """Return the box of each local shard, in the order of the sharding's devices."""
     boxes = shard_boxes(array.sharding, array.shape)
     return [box for device, box in zip(array.sharding.devices, boxes, strict=True) if device in here]
 
 
 def _written(array: m.StoredArray, number: int, here: frozenset[int]) -> list[tuple[int, Box]]:
-    """The local shards that this host writes: of each box, one of those that hold it, in turn over arrays and boxes."""
+    """Return the local shards that this host writes, with their boxes.
+
+    One of the devices that hold a box writes it. The choice rotates over arrays and boxes to balance the writes.
+    """
     holders: dict[Box, list[int]] = {}
     for device, box in zip(array.sharding.devices, shard_boxes(array.sharding, array.shape), strict=True):
         holders.setdefault(box, []).append(device)
@@ -192,7 +196,7 @@ def _written(array: m.StoredArray, number: int, here: frozenset[int]) -> list[tu
 
 
 def _chunk(array: m.StoredArray) -> Shape:
-    """The shape of the largest shard: the first, where the last ones are cut short."""
+    """Return the shape of the first shard, which is the largest, because only the last ones may be smaller."""
     return tuple(max(1, stop - start) for start, stop in shard_boxes(array.sharding, array.shape)[0])
 
 
