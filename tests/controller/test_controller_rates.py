@@ -9,8 +9,8 @@ import msgspec
 from atoll.errors import OK
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.protocol import messages as m
+from atoll.scheduling.gang_states import Reason
 from atoll.scheduling.rates import BURST_SECONDS, COMPILE_BURST_MINUTES
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.session import Session
 from tests.controller.play import Play, on, runs
 from tests.controller.test_crashes import compilation, launch

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.controller.sessions.inboxes import MAX_WAITING
 from atoll.dispatch import registry
-from atoll.dispatch.lowerings import SMALL_NODES
+from atoll.dispatch.registry import SMALL_NODES
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, Program
 from atoll.ir.validation import MAX_NODES

@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from atoll.dependencies.client_run_limits import (
+from atoll.dependencies.dependency_tracker import (
     MOST_IN_XLA_OF_A_SESSION,
     MOST_IN_XLA_OF_AN_ISLAND,
     MOST_OF_A_SESSION,
     MOST_OF_AN_ISLAND,
+    DependencyTracker,
 )
-from atoll.dependencies.dependency_tracker import DependencyTracker
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.queued_nodes import Dependency, Gang, HostCallKind, QueuedNode

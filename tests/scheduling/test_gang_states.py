@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.scheduling.gang_states import TRANSITIONS, GangState
+from atoll.scheduling.gang_states import TRANSITIONS, GangState, Reason
 from atoll.scheduling.queued_nodes import Gang, Step, story
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from tests.scheduling.test_scheduler import launch
 from tests.test_layers import SOURCE

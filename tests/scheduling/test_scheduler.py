@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.scheduling.gang_states import Reason
 from atoll.scheduling.queued_nodes import UNKNOWN_NS, Gang, QueuedNode
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 
 MS = 1_000_000

@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.scheduling.gang_states import Reason
 from atoll.scheduling.queued_nodes import UNKNOWN_NS, Gang, QueuedNode
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from tests.scheduling.test_scheduler import MS, launch
 

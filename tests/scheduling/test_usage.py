@@ -13,7 +13,7 @@ from atoll.ir.exchange import Exchange, spread
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.scheduling.memory_ledger import MemoryLedger
-from atoll.scheduling.movement import bytes_moved
+from atoll.scheduling.programs import bytes_moved
 from atoll.scheduling.usage import Account, Meter
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from atoll.scheduling.gang_states import Reason
 from atoll.scheduling.queued_nodes import Gang, QueuedNode
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 
 

@@ -51,12 +51,12 @@ from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, StoreEstimates, StoreUsage
+from atoll.scheduling.buffer_directory import SpilledArray
 from atoll.scheduling.estimates import Estimates
 from atoll.scheduling.long_gangs import LongGangs
 from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
-from atoll.scheduling.spilled_arrays import SpilledArray
 from atoll.scheduling.usage import Meter
 from atoll.security.tokens import Tokens
 from atoll.telemetry.consistency import Checks

@@ -16,7 +16,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.actions import Log
 from atoll.scheduling.compiled_functions import FunctionRegistry
 from atoll.scheduling.durations import Durations
-from atoll.scheduling.reasons import Reason
+from atoll.scheduling.gang_states import Reason
 
 WATCH_SECONDS = 60.0
 # Interval of the checks. Reports may be late by this.

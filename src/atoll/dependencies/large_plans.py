@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from atoll.cluster.resources import ResourceManager
+from atoll.scheduling.gang_states import Reason
 from atoll.scheduling.queued_nodes import QueuedNode
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic
 
+from atoll.scheduling.gang_states import Reason
 from atoll.scheduling.queued_nodes import Gang, Payload, QueuedNode
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Status
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.buffer_directory import Entry, SpilledArray
 from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.spilled_arrays import SpilledArray
 
 
 class BufferReleases:

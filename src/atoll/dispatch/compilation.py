@@ -17,11 +17,12 @@ from atoll.protocol import messages as m
 from atoll.scheduling.compiled_functions import (
     DeviceAssignment,
     FunctionRegistry,
+    FunctionReport,
     Registration,
     function_name,
     hosts_of,
+    output_sizes,
 )
-from atoll.scheduling.function_reports import FunctionReport, output_sizes
 from atoll.scheduling.launch_checks import island_problem
 from atoll.scheduling.offenses import TenantOffenses
 from atoll.scheduling.quarantine import Quarantine

@@ -28,11 +28,10 @@ from atoll.dispatch.launch_builder import LaunchBuilder
 from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import NO_ENTRY, Entry
+from atoll.scheduling.buffer_directory import NO_ENTRY, Entry, SpilledArray
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.dispatch_units import Unit
-from atoll.scheduling.feeds import Key
-from atoll.scheduling.gang_states import GangState
+from atoll.scheduling.gang_states import GangState, Reason
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.launch_checks import check_window, gang_problem, launch_problem, program_problem
 from atoll.scheduling.long_gangs import settled
@@ -43,12 +42,10 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.queued_nodes import Dropped, Gang, HostCallKind, QueuedNode
 from atoll.scheduling.rates import TenantRates
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.remains import Remains
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.session import ControlFlowRun, GangRun, Launch, Session
-from atoll.scheduling.spilled_arrays import SpilledArray
+from atoll.scheduling.session import ControlFlowRun, GangRun, Key, Launch, Session
 from atoll.scheduling.tallies import TRANSFERS, Tallies
 from atoll.telemetry.trace import Trace
 

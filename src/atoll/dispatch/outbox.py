@@ -9,19 +9,57 @@ Hosts of a group get all but pings by way of their relay: one message for all of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from atoll.dispatch.connections import Connections
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Action, AnyAction, Close, Send
 from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forwards, is_only_for
-from atoll.scheduling.frees import Frees
 from atoll.scheduling.launch_checks import LAUNCH_WINDOW
 
 # Of a session's credits, so many go together. With more, its launches would come in bursts that take the controller
 # longer than hosts have work for.
 _TOGETHER = LAUNCH_WINDOW // 32
+
+
+# By hosts: the handles.
+_Handles = dict[tuple[int, ...], list[int]]
+
+
+class Frees:
+    """What each host may forget, by session; with `delete`, memory goes even while others refer to it."""
+
+    def __init__(self) -> None:
+        self._frees: dict[tuple[int, bool], _Handles] = {}  # by session and delete
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return not self._frees
+
+    def add(self, hosts: tuple[int, ...], session: int, handles: Iterable[int], delete: bool) -> None:
+        self._frees.setdefault((session, delete), {}).setdefault(hosts, []).extend(handles)
+
+    def forget_session(self, session: int) -> None:
+        self._frees.pop((session, False), None)
+        self._frees.pop((session, True), None)
+
+    def forget_host(self, host: int) -> None:
+        for frees in self._frees.values():
+            for hosts in [hosts for hosts in frees if host in hosts]:
+                handles = frees.pop(hosts)
+                left = tuple(other for other in hosts if other != host)
+                if left:
+                    frees.setdefault(left, []).extend(handles)
+
+    def take(self) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...], bool]]:
+        """(hosts, session, handles, delete) of all. Hosts that may forget the same come together."""
+        taken, self._frees = self._frees, {}
+        # What is to be deleted first: a handle that is forgotten cannot be deleted any more.
+        for (session, delete), frees in sorted(taken.items(), key=lambda item: not item[0][1]):
+            for hosts, handles in (frees if len(frees) == 1 else _by_host(frees)).items():
+                yield hosts, session, tuple(handles), delete
 
 
 class Outbox:
@@ -202,3 +240,14 @@ class Outbox:
             return actions  # type: ignore[return-value]
         self._has_forwarded = False
         return encode_forwards(actions, self._hosts)
+
+
+def _by_host(frees: _Handles) -> _Handles:
+    handles_of: dict[int, list[int]] = {}
+    for hosts, handles in frees.items():
+        for host in hosts:
+            handles_of.setdefault(host, []).extend(handles)
+    together: dict[tuple[int, ...], list[int]] = {}
+    for host, handles in handles_of.items():
+        together.setdefault(tuple(handles), []).append(host)
+    return {tuple(hosts): list(handles) for handles, hosts in together.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -14,20 +15,165 @@ from atoll.cluster.locations import Placement
 from atoll.dependencies.large_plans import LargePlans
 from atoll.dispatch.compilation import Compilation
 from atoll.dispatch.discards import Discards
-from atoll.dispatch.lowerings import SMALL_NODES, Lowered, Lowering, Lowerings
 from atoll.dispatch.outbox import Outbox
-from atoll.dispatch.uncompiled import MAX_UNCOMPILED, UncompiledProgram, UncompiledPrograms
 from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program, credits_of
 from atoll.ir.steps import Steps, finish
 from atoll.protocol import messages as m
 from atoll.scheduling.estimates import Estimates, GangsByKey
-from atoll.scheduling.program_parts import calls_of
-from atoll.scheduling.programs import RegisteredProgram, device_groups, register_in_steps
+from atoll.scheduling.programs import RegisteredProgram, calls_of, device_groups, register_in_steps
 from atoll.scheduling.remains import Remains
 from atoll.scheduling.session import Session
+from atoll.scheduling.turns import TurnFailedError, Turns
 from atoll.scheduling.usage import Meter
+
+_GROUPS_PER_STEP = 16
+# A program, and its gangs by their keys in `Estimates`.
+Lowered = tuple[RegisteredProgram, GangsByKey]
+# Programs of up to so many nodes are lowered at once.
+SMALL_NODES = 16
+
+
+@dataclass(eq=False)
+class Lowering:
+    """The lowering of a program of a session, with all that it depends on as it was at the beginning."""
+
+    session: Session
+    number: int
+    definition: Program
+    begin: Callable[[], Steps[Lowered]]
+    functions: tuple[str, ...]  # the workers' names of those that it may call, which it refers to
+    done: int = 0  # steps
+    _steps: Steps[Lowered] | None = None
+
+    def proceed(self, count: int) -> Lowered | Status | None:
+        """Do so many steps. Return the program, or the reason why it cannot be lowered, after the last one."""
+        if self._steps is None:
+            self._steps, count, self.done = self.begin(), count + self.done, 0
+        try:
+            for _ in range(count):
+                next(self._steps)
+        except StopIteration as end:
+            lowered: Lowered = end.value
+            return lowered
+        except StatusError as error:
+            return error.status
+        self.done += count
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_steps": None}
+
+
+class Lowerings:
+    """Lowers programs in steps, so that no other session notices how large they are. Sessions take turns.
+
+    Meanwhile later messages of such a session wait, in order (`controller.sessions.inboxes`). If a session ends, its
+    lowerings are finished and their results dropped: a program that is half lowered would leave garbage that only a
+    full garbage collection frees. A snapshot has no generators: a restored lowering first repeats its steps.
+
+    `finished(lowering, result)` is called with the result of each.
+    """
+
+    def __init__(self, finished: Callable[[Lowering, Lowered | Status], None]) -> None:
+        self._finished = finished
+        self._turns: Turns[Lowering] = Turns()
+        self.waiting = self._turns.waiting
+
+    def add(self, lowering: Lowering) -> None:
+        """Lower this program after the others of its session."""
+        session = lowering.session
+        session.in_steps += 1
+        self._turns.add(session.number, session.tenant.name, lowering)
+
+    def abandon(self, number: int) -> Collection[Lowering]:
+        """Forget the lowerings of a closed session, and return them: a bug was met in one of them."""
+        return self._turns.remove(number)
+
+    def proceed(self, steps: int) -> None:
+        """Do so many steps for the session whose turn it is."""
+        number = self._turns.next()
+        if number is None:
+            return
+        try:
+            result = self.waiting[number][0].proceed(steps)
+        except Exception as error:
+            raise TurnFailedError(session=number) from error
+        if result is not None:
+            finished = self._turns.take(number)
+            finished.session.in_steps -= 1
+            self._finished(finished, result)
+
+
+MAX_UNCOMPILED = 64  # programs of a session; libraries register a program once its functions are compiled
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class UncompiledProgram:
+    """A program of a session. `functions` are those that it calls, by their numbers in the session.
+
+    It holds a reference to each of them.
+    """
+
+    session: Session
+    number: int
+    definition: Program
+    functions: Mapping[int, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.functions.values()))
+
+
+class UncompiledPrograms:
+    """Programs that call functions which are still being compiled, with one function that each of them waits for.
+
+    They are lowered once workers have reported their functions: before that, only the client could say what memory they
+    need.
+    """
+
+    def __init__(self) -> None:
+        self._programs: dict[int, dict[int, tuple[str, UncompiledProgram]]] = {}
+        self._by_function: dict[str, dict[tuple[int, int], None]] = {}
+
+    def add(self, program: UncompiledProgram, function: str) -> None:
+        """The program waits for this function."""
+        session = program.session.number
+        self._programs.setdefault(session, {})[program.number] = function, program
+        self._by_function.setdefault(function, {})[session, program.number] = None
+
+    def is_full(self, session: int) -> bool:
+        """Whether as many programs of the session wait as may."""
+        return len(self._programs.get(session, ())) >= MAX_UNCOMPILED
+
+    def take(self, session: int, number: int) -> UncompiledProgram | None:
+        """Return the program, which waits no more; None if it does not wait."""
+        own = self._programs.get(session, {})
+        if number not in own:
+            return None
+        function, program = own.pop(number)
+        if not own:
+            del self._programs[session]
+        same = self._by_function[function]
+        del same[session, number]
+        if not same:
+            del self._by_function[function]
+        return program
+
+    def take_all(self, function: str) -> list[UncompiledProgram]:
+        """Return the programs that wait for the function. They wait no more."""
+        found = [self.take(*key) for key in list(self._by_function.get(function, ()))]
+        return [each for each in found if each is not None]
+
+    def take_of(self, session: int, function: str | None = None) -> list[UncompiledProgram]:
+        """Return the programs of a session that call the function, or all of them. They wait no more."""
+        own = self._programs.get(session, {})
+        numbers = [
+            number for number, (_, program) in own.items() if function is None or function in program.functions.values()
+        ]
+        found = [self.take(session, number) for number in numbers]
+        return [each for each in found if each is not None]
 
 
 class ProgramRegistry:
@@ -304,9 +450,6 @@ class ProgramRegistry:
 def _registered(called: Iterable[int], session: Session) -> dict[int, str]:
     """Return the names of the functions that a program of the session calls, without those that it does not have."""
     return {each: session.functions[each] for each in called if each in session.functions}
-
-
-_GROUPS_PER_STEP = 16
 
 
 def batched(groups: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:

@@ -14,8 +14,8 @@ import msgspec
 
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
+from atoll.scheduling.buffer_directory import SpilledArray
 from atoll.scheduling.session import Session
-from atoll.scheduling.spilled_arrays import SpilledArray
 
 
 class PartOfArray(msgspec.Struct, frozen=True):

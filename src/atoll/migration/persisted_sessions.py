@@ -17,9 +17,8 @@ from atoll.errors import Code, Status
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.buffer_directory import Entry, SpilledArray
 from atoll.scheduling.session import Session
-from atoll.scheduling.spilled_arrays import SpilledArray
 from atoll.scheduling.tenants import Tenant
 
 _LOST = Status(Code.DATA_LOSS, "its cluster was ended, and only arrays that were spilled to disk are kept")

@@ -1,4 +1,4 @@
-"""The states of a gang, from its launch to its end, and the transitions between them.
+"""The states of a gang, from its launch to its end, the transitions between them, and the reasons to wait.
 
     NEW ──> DEFERRED ──> WAITING <──> READY ──> COMMITTED ──> RUNNING ──> DONE or FAILED
                                                     │
@@ -11,6 +11,7 @@ not started may be DROPPED at any time. `TRANSITIONS` lists what is legal, and `
 from __future__ import annotations
 
 import enum
+from enum import StrEnum
 
 
 class GangState(enum.IntEnum):
@@ -59,3 +60,23 @@ TRANSITIONS: dict[GangState, frozenset[GangState]] = {
 
 # The same, by number, as a bit mask of the states that may follow: `Gang.enter` is on the path of every launch.
 LEGAL = tuple(sum(1 << after for after in TRANSITIONS[state]) for state in GangState)
+
+
+class Reason(StrEnum):
+    """One at a time: what stands first in the way."""
+
+    OWN = "own"  # what its session has launched before it, which goes first
+    ORDER = "order"  # its turn, or room for it: others are before it, or in flight
+    ALONE = "alone"  # a gang that runs alone is before it, or is it
+    MEMORY = "memory"  # of its devices
+    QUOTA = "quota"  # of its tenant's memory
+    RATE = "rate"  # of its tenant's launches or uploads: they are limited per second
+    BYTES = "bytes"  # that its client sends
+    PLAN = "plan"  # a large one, on its way to the hosts
+    PYTHON = "python"  # what the client's Python, or Python on the hosts, is about to make
+    FUNCTIONS = "functions"  # that are compiled again, on an island that failed
+    ISLAND = "island"  # which is not there
+
+
+# Reasons one after another, each with its seconds.
+Waited = tuple[tuple[Reason, float], ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +16,13 @@ from atoll.errors import invalid
 from atoll.ir import plan as p
 from atoll.ir.lowering import lower_in_steps
 from atoll.ir.plan import Lowered, LoweredGang, LoweredValue
-from atoll.ir.program import Call, Program, Report, specs_of
+from atoll.ir.program import Call, Node, Program, Report, specs_of
 from atoll.ir.steps import Steps, collected, finish, freed
-from atoll.ir.types import ArraySpec
+from atoll.ir.types import DTYPE_BITS, ArraySpec, Box
+from atoll.ir.validation import DefinitionCheck
+from atoll.scheduling.compiled_functions import FunctionReport, check_calls
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
-from atoll.scheduling.function_reports import FunctionReport, check_calls
 from atoll.scheduling.gangs import ClientFeed, DurationEstimate, GangSpec, HostFeeds, MadeValue
-from atoll.scheduling.movement import bytes_moved
 from atoll.scheduling.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.scheduling.usage import Account
 
@@ -381,3 +383,61 @@ def device_groups(program: Program) -> Iterator[tuple[int, ...]]:
             yield spec.sharding.devices
         if isinstance(node, Call):
             yield node.devices
+
+
+def bytes_moved(step: p.Step, arguments: Sequence[ArraySpec]) -> int:
+    """Return how many bytes a step moves between a client, devices and hosts: those that it writes.
+
+    `arguments` are those of the step's program. What a compiled function moves in collectives is not known.
+    """
+    match step:
+        case p.Put(array=array) | p.Receive(array=array):
+            return _of_array(array)
+        case p.Move(arrays=arrays):
+            return sum(map(_of_array, arrays))
+        case p.Get(input=value, boxes=boxes) if value < len(arguments):
+            return _of_boxes(arguments[value].dtype, boxes)
+    return 0
+
+
+def _of_array(array: p.LocalArray) -> int:
+    return sum(map(math.prod, array.shard_shapes)) * DTYPE_BITS[array.dtype] // 8
+
+
+def _of_boxes(dtype: str, boxes: Sequence[Box]) -> int:
+    elements = sum(math.prod(stop - start for start, stop in box) for box in boxes)
+    return elements * DTYPE_BITS[dtype] // 8
+
+
+@dataclass
+class ProgramParts:
+    """The parts that have arrived of a definition that is sent in several messages, and their check."""
+
+    name: str
+    arguments: tuple[ArraySpec, ...]
+    feeds: int
+    check: DefinitionCheck
+    nodes: list[Node] = field(default_factory=list)
+    called: dict[int, None] = field(default_factory=dict)  # functions
+
+    def checked(self, part: Program) -> DefinitionCheck:
+        """Return the check after this part. Raises INVALID_ARGUMENT; the parts so far stay as they are."""
+        check = copy.copy(self.check)
+        for node in part.nodes:
+            check.node(node)
+        return check
+
+    def add(self, part: Program) -> None:
+        """Keep a part that was checked."""
+        self.check.count(part.nodes)
+        self.nodes += part.nodes
+        self.called.update(dict.fromkeys(calls_of(part)))
+
+    def whole(self, last: Program) -> Program:
+        """The program that this last part completes."""
+        return Program(self.name, self.arguments, (*self.nodes, *last.nodes), last.results, self.feeds)
+
+
+def calls_of(part: Program) -> list[int]:
+    """Return the functions that the nodes of a program, or of a part of it, call."""
+    return [node.function for node in part.nodes if isinstance(node, Call)]

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
-from atoll.scheduling.gang_states import LEGAL, GangState
-from atoll.scheduling.reasons import Reason, Waited
+from atoll.scheduling.gang_states import LEGAL, GangState, Reason, Waited
 from atoll.scheduling.tenants import Tenant
 
 # What a gang is about: the scheduler never looks at it.

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.gang_states import Reason
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.memory_ledger import Block, MemoryLedger
 from atoll.scheduling.memory_waits import MemoryWait, MemoryWaits
 from atoll.scheduling.queued_nodes import Dropped, Gang, QueuedNode
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Inherited, Session
 from atoll.scheduling.tenants import Tenant

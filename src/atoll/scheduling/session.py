@@ -3,23 +3,75 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from atoll.cluster.virtual_devices import SessionDevices
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Directory, Entry
-from atoll.scheduling.feeds import Feeds
+from atoll.scheduling.gang_states import Waited
 from atoll.scheduling.gangs import GangSpec, HostFeeds
 from atoll.scheduling.memory_ledger import Block
-from atoll.scheduling.program_parts import ProgramParts
-from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.programs import ProgramParts, RegisteredProgram
 from atoll.scheduling.queued_nodes import NOBODY, Dependency, QueuedNode
-from atoll.scheduling.reasons import Waited
 from atoll.scheduling.tallies import ROW_TRANSFERS, Tally
 from atoll.scheduling.tenants import Tenant
+
+Key = tuple[int, int]  # host and feed
+Waiter = TypeVar("Waiter")
+
+
+@dataclass
+class Feeds(Generic[Waiter]):
+    """The bytes that a session's client sends to hosts, by host and feed. Workers report each that has arrived."""
+
+    early: set[Key] = field(default_factory=set)  # arrived before the launch that needs them
+    awaited: dict[Key, Waiter] = field(default_factory=dict)  # by what awaits them
+    unwanted: set[Key] = field(default_factory=set)  # to be dropped when they arrive
+
+    def claim(self, key: Key) -> bool:
+        """Take a feed that has arrived early. Return whether it has."""
+        if key in self.early:
+            self.early.discard(key)
+            return True
+        return False
+
+    def claim_unwanted(self, key: Key) -> bool:
+        """Whether the feed that has just arrived was refused before."""
+        if key in self.unwanted:
+            self.unwanted.discard(key)
+            return True
+        return False
+
+    def refuse(self, key: Key) -> bool:
+        """No launch will take it. True where it has arrived, and is to be dropped now; else it is when it arrives."""
+        if self.claim(key):
+            return True
+        self.awaited.pop(key, None)
+        self.unwanted.add(key)
+        return False
+
+    def lose(self, hosts: set[int]) -> None:
+        """Forget what was sent to these hosts."""
+        for feeds in (self.early, self.unwanted):
+            feeds.difference_update([key for key in feeds if key[0] in hosts])
+
+    def lost(self, hosts: set[int], resent: Iterable[Key], unsent: Iterable[int]) -> list[tuple[Key, Waiter]]:
+        """Return the feeds that launches await of these hosts and that are lost.
+
+        The client's proxy sends the feeds in `resent` to the restarted hosts, and those in `unsent` sooner or later.
+        """
+        coming, later = {key for key in resent if key[0] in hosts}, set(unsent)
+        self.unwanted = {key for key in self.unwanted if key[0] not in hosts or key in coming or key[1] in later}
+        self.unwanted.update(key for key in coming if key not in self.awaited and key not in self.early)
+        return [
+            (key, waiter)
+            for key, waiter in self.awaited.items()
+            if key[0] in hosts and key not in coming and key[1] not in later
+        ]
 
 
 @dataclass(slots=True, eq=False)

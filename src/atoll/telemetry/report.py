@@ -21,15 +21,14 @@ from atoll.cluster.tenant_settings import TenantRole
 from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
 from atoll.scheduling.compiled_functions import FunctionRegistry
+from atoll.scheduling.gang_states import Reason
 from atoll.scheduling.memory_ledger import MemoryLedger
 from atoll.scheduling.offenses import TenantOffenses
-from atoll.scheduling.reasons import Reason
 from atoll.scheduling.reservations import Reservations
-from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.scheduler import Scheduler, Wait
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tallies import Histogram, Tallies
 from atoll.scheduling.tenants import Tenant, Tenants, without_tokens
-from atoll.scheduling.waits import Wait
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 

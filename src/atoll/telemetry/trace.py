@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from atoll.protocol.spans import ClockError, Span
+from atoll.scheduling.gang_states import Reason, Waited
 from atoll.scheduling.gangs import GangSpec, RunGangs
 from atoll.scheduling.queued_nodes import Gang
-from atoll.scheduling.reasons import Reason, Waited
 from atoll.scheduling.session import GangRun
 from atoll.scheduling.tallies import TRANSFERS
 from atoll.telemetry.clocks import Alignment, Clock

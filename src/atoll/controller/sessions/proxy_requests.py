@@ -22,7 +22,7 @@ from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.program_parts import ProgramParts, calls_of
+from atoll.scheduling.programs import ProgramParts, calls_of
 from atoll.scheduling.session import Session
 from atoll.telemetry.trace_requests import Tracing
 
