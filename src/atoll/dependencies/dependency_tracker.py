@@ -222,7 +222,7 @@ class ClientRunLimits(Generic[Payload]):
 
     Such a run occupies the queue of a device for as long as its client likes. A callback may start such runs itself, as
     many as stock JAX takes on a device, and wait for them: the bounds are as wide as they can be for runs that have a
-    thread of their own on their host (`worker/client_run_threads.py`). Other runs keep threads of XLA's, which are few.
+    thread of their own on their host (`worker/future_arrays.py`). Other runs keep threads of XLA's, which are few.
     Of a function over several devices one run is under way at a time: the error of a callback is known when the run has
     ended.
     """
