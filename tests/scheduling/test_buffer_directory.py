@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from atoll.errors import OK, Code, Status
 from atoll.scheduling.buffer_directory import Directory, Entry
+from atoll.scheduling.buffer_states import BufferState, HandleState
 
 LOST = Status(Code.DATA_LOSS, "host 3 is gone")
 BROKEN = Status(Code.INTERNAL, "division by zero")
@@ -23,7 +24,7 @@ def pending(hosts: tuple[int, ...] = (0,), uses: int = 0) -> Entry:
 
 
 def test_a_wait_for_what_is_ready_ends_at_once():
-    assert directory(h1=Entry((0,), 8, ready=True)).wait(1, (1,)) == OK
+    assert directory(h1=Entry((0,), 8, BufferState.READY)).wait(1, (1,)) == OK
     assert directory().wait(1, ()) == OK
 
 
@@ -48,7 +49,7 @@ def test_all_waits_of_a_handle_end_together_in_order():
 
 
 def test_a_wait_reports_the_first_error_once_all_have_settled():
-    d = directory(h1=pending(), h2=Entry((0,), 8, ready=True, error=LOST), h3=pending())
+    d = directory(h1=pending(), h2=Entry((0,), 8, BufferState.FAILED, LOST), h3=pending())
     assert d.wait(7, (1, 2, 3)) is None
     assert d.settle(1, BROKEN) == []
     assert d.settle(3, None) == [(7, LOST)]
@@ -68,7 +69,7 @@ def test_problems_of_an_argument_as_a_table():
     d = directory(
         h1=pending(),
         h2=Entry((0,), 8, error=BROKEN),
-        h3=Entry((0,), 8, consumed=True),
+        h3=Entry((0,), 8, handle=HandleState.CONSUMED),
         h4=Entry((0,), 8, released=True, uses=1),
     )
     assert d.problem(1) is None

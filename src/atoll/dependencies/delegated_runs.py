@@ -217,7 +217,7 @@ class DelegatedRuns:
             )
         node.gangs = tuple(gangs.values())
         for position in launch.program.donated:
-            launch.entries[position].consumed = True
+            launch.entries[position].consume()
         launch.nodes.append(node)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)

@@ -12,6 +12,7 @@ from atoll.dispatch.outbox import Outbox
 from atoll.errors import Status
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry, SpilledArray
+from atoll.scheduling.buffer_states import HandleState
 from atoll.scheduling.queued_nodes import Gang
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Session
@@ -33,7 +34,7 @@ class BufferReleases:
             if delete:
                 entry = session.directory.entries.get(handle)
                 if entry is not None:
-                    entry.consumed = entry.delete = True
+                    entry.delete()
                     if entry.uses <= 0:
                         self._free(session, handle, entry, delete=True)
                 continue
@@ -53,7 +54,7 @@ class BufferReleases:
             if entry is None:
                 continue
             unneeded = session.directory.used(handle) is not None
-            if entry.delete and entry.uses <= 0:
+            if entry.handle is HandleState.DELETED and entry.uses <= 0:
                 self._free(session, handle, entry, delete=True)
             if unneeded:
                 self._free(session, handle, entry)

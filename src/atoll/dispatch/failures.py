@@ -73,7 +73,7 @@ class Failures:
         ]
 
     def island_failed(self, island: int, status: Status) -> Survivors:
-        """Fail the launches that have lost something with the island. The others wait for it: see `survivors`."""
+        """Fail the launches that have lost something with the island. The others wait for it."""
         self._scheduler.pause(island)
         self._launcher.control_flow.island_failed(island, status)
         hosts = set(self._resources.hosts_of(island))

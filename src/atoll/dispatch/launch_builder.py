@@ -108,7 +108,7 @@ class LaunchBuilder:
         for unit in units:
             self.make_node(session, launch, unit, age)
         for i in launch.program.donated:
-            launch.entries[i].consumed = True
+            launch.entries[i].consume()
         return units
 
     def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int = 0) -> None:

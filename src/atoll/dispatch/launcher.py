@@ -29,6 +29,7 @@ from atoll.dispatch.outbox import Outbox
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import NO_ENTRY, Entry, SpilledArray
+from atoll.scheduling.buffer_states import BufferState
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.gang_states import GangState, Reason
@@ -148,7 +149,7 @@ class Launcher:
         if problem is not None:
             session.has_errors = True
             for handle in message.results:
-                session.directory.add(handle, Entry((), 0, ready=True, error=problem))
+                session.directory.add(handle, Entry((), 0, BufferState.FAILED, problem))
             if isinstance(program, RegisteredProgram):
                 self._refuse_feeds(session, program.gangs, message.feeds)
             session.credits -= message.credits
@@ -189,8 +190,8 @@ class Launcher:
         launch = self.builder.bare_launch(session, program, message, self._outbox.seconds)
         self.builder.use_result_entries(session, launch, message.traceback_id)
         launch.then = then
-        for made, entry in zip(program.values, launch.entries[program.arguments :], strict=True):
-            entry.hosts, entry.ready = made.hosts, False
+        for value in program.result_values:
+            launch.entries[value].hosts = program.values[value - program.arguments].hosts
         self._line_up(launch, self.builder.make_nodes(session, launch))
         return launch
 
@@ -265,7 +266,7 @@ class Launcher:
             self.fail(launch, problem)
             return False
         for i in program.donated:
-            launch.entries[i].consumed = True
+            launch.entries[i].consume()
         if program.is_unbounded or self._dependencies.has_some(launch.session):
             self._order_by_dependencies(launch, units)
         self._limit_rate(session, launch)

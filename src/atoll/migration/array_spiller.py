@@ -167,7 +167,7 @@ class ArraySpiller:
             if spill.failure is None and spilled is not None and is_there:
                 self._out.free(entry.hosts, session.number, (handle,))
                 self._launches.memory.release(entry)
-                entry.spilled, entry.hosts = spilled, ()
+                entry.spill(spilled)
                 session.has_spilled = True
             elif spilled is not None:
                 self.drop(session, spilled)
@@ -226,9 +226,10 @@ class ArraySpiller:
                 if spilled.views:
                     if len(specs) < len({source for source, _ in spilled.views}):  # a faulty proxy released a source
                         message = "the array that contained it was released"
-                        entry.spilled, entry.error = None, Status(Code.DATA_LOSS, message)
+                        status = Status(Code.DATA_LOSS, message)
+                        entry.lose(status)
                         if then is not None:
-                            then(handle, entry.error)
+                            then(handle, status)
                         continue
                     definition = _view_program(spec, spilled.views, specs)
                 else:
@@ -249,7 +250,7 @@ class ArraySpiller:
         feeds = tuple(range(first, first + count))
         self._restores[session.number, restore.handle] = restore
         self._by_feed.update(((session.number, feed), restore) for feed in feeds)
-        restore.entry.spilled = None
+        restore.entry.restore()
         by_host: dict[int, list[tuple[m.SpilledPiece, int, tuple[int, ...]]]] = {}
         for part, feed in zip(spilled.parts, feeds, strict=True):
             hosts = tuple(sorted({places[spec.sharding.devices[position]].host for position in part.positions}))
@@ -299,9 +300,9 @@ class ArraySpiller:
             self._out.free(entry.hosts, session.number, (handle,))
             self._launches.memory.release(entry)
             if all(self.losses[host] == losses.get(host, 0) for host in spilled.memory_hosts):
-                entry.spilled, entry.error, entry.ready, entry.hosts = spilled, None, True, ()
+                entry.spill(spilled)
             else:
-                entry.error, entry.ready = entry.error or status, True
+                entry.lose(status)
                 self.drop(session, spilled)
         self._out.flush_frees()
 
@@ -338,8 +339,7 @@ class ArraySpiller:
             for entry in session.directory.entries.values() if session.has_spilled else ():
                 if entry.spilled is not None and not hosts.isdisjoint(entry.spilled.memory_hosts):
                     self.drop(session, entry.spilled)
-                    entry.spilled = None
-                    entry.error = entry.error or status.within(entry.producer)
+                    entry.lose(status.within(entry.producer))
                     session.has_errors = True
         for request, spill in list(self._spills.items()):
             if spill.left & hosts:

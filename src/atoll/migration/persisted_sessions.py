@@ -18,6 +18,7 @@ from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry, SpilledArray
+from atoll.scheduling.buffer_states import BufferState
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
 
@@ -118,6 +119,12 @@ def _buffer(entry: Entry) -> PersistedBuffer:
     )
 
 
+def _state(buffer: PersistedBuffer) -> BufferState:
+    if buffer.error is not None:
+        return BufferState.FAILED
+    return BufferState.READY if buffer.spilled is None else BufferState.SPILLED
+
+
 def restored_session(persisted: PersistedSession, secret: str, tenant: Tenant, devices: SessionDevices) -> Session:
     """Return the suspended session on these `devices`, which belong to a new session. `secret` identifies it to hosts.
 
@@ -130,7 +137,9 @@ def restored_session(persisted: PersistedSession, secret: str, tenant: Tenant, d
     devices.are_free = True
     session = Session(persisted.number, persisted.pid, persisted.label, secret, devices, persisted.platform, tenant)
     for handle, each in persisted.buffers.items():
-        entry = Entry((), each.nbytes, ready=True, error=each.error, consumed=each.consumed, producer=each.producer)
+        entry = Entry((), each.nbytes, _state(each), each.error, producer=each.producer)
+        if each.consumed:
+            entry.consume()
         entry.traceback_id, entry.spec, entry.spilled = each.traceback_id, each.spec, each.spilled
         session.directory.add(handle, entry)
     entries = session.directory.entries.values()

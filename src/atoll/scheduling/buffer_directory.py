@@ -15,6 +15,7 @@ from typing import Any
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
+from atoll.scheduling.buffer_states import LEGAL, BufferState, HandleState
 from atoll.scheduling.memory_ledger import Block
 from atoll.scheduling.queued_nodes import Dependency
 
@@ -60,16 +61,15 @@ class SpilledArray:
 
 @dataclass(slots=True)
 class Entry:
-    """A logical buffer. `error` is set once it is known to stand for one."""
+    """A logical buffer. `error` says why it is DOOMED or FAILED."""
 
     hosts: tuple[int, ...]
     nbytes: int
-    ready: bool = False
+    state: BufferState = BufferState.PENDING
     error: Status | None = None
-    consumed: bool = False  # donated or deleted: nothing new may use it
-    released: bool = False
-    delete: bool = False  # once no gang needs it, its memory goes even if others refer to it
-    uses: int = 0
+    handle: HandleState = HandleState.USABLE
+    released: bool = False  # by the client
+    uses: int = 0  # by gangs that have not started
     waits: list[int] | None = None
     blocks: tuple[Block, ...] = ()  # its memory
     producer: str = ""  # the program that it is a result of
@@ -80,11 +80,57 @@ class Entry:
     spilled: SpilledArray | None = None  # where it is while it has no memory of devices
 
     @property
+    def ready(self) -> bool:
+        """Whether its launch has ended: it exists, or stands for an error."""
+        return self.state >= BufferState.READY
+
+    @property
+    def consumed(self) -> bool:
+        """Whether it was donated or deleted: nothing new may use it."""
+        return self.handle is not HandleState.USABLE
+
+    @property
     def is_idle(self) -> bool:
-        """Whether it is there, on devices, and nothing that was launched and has not started needs it."""
-        if self.uses > 0 or not self.ready or self.spilled is not None or self.spec is None:
+        """Whether it is on devices and usable, and nothing that was launched and has not started needs it."""
+        if self.uses > 0 or self.state is not BufferState.READY or self.spec is None:
             return False
-        return not (self.consumed or self.released or self.error is not None)
+        return self.handle is HandleState.USABLE and not self.released
+
+    def enter(self, state: BufferState) -> None:
+        """Change the state. An illegal transition is a bug of the controller's."""
+        if not LEGAL[self.state] >> state & 1:
+            raise AssertionError(f"a buffer of {self.producer!r} is {self.state.name} and cannot become {state.name}")
+        self.state = state
+
+    def settle(self, error: Status | None) -> None:
+        """Handle the end of its launch. It stands for an error if its launch has failed."""
+        self.error = self.error or error
+        self.enter(BufferState.READY if self.error is None else BufferState.FAILED)
+
+    def lose(self, error: Status) -> None:
+        """Have a buffer that exists stand for an error: its contents are lost."""
+        self.spilled = None
+        if self.state is not BufferState.FAILED:
+            self.error = self.error or error
+            self.enter(BufferState.FAILED)
+
+    def spill(self, spilled: SpilledArray) -> None:
+        """Note that the contents are in the memory of hosts or in files, and no more on devices."""
+        self.spilled, self.hosts, self.error = spilled, (), None
+        self.enter(BufferState.SPILLED)
+
+    def restore(self) -> None:
+        """Note that a launch makes a spilled buffer again."""
+        self.spilled = None
+        self.enter(BufferState.PENDING)
+
+    def consume(self) -> None:
+        """Note that a launch takes its memory."""
+        self.handle = max(self.handle, HandleState.CONSUMED)
+
+    def delete(self) -> None:
+        """Note that the client has deleted it."""
+        self.handle = HandleState.DELETED
 
 
 # In place of those that nobody has asked for.
@@ -124,16 +170,16 @@ class Directory:
         """The buffers will be errors once their launch has ended: nothing new may use them."""
         for handle in handles:
             entry = self.entries.get(handle)
-            if entry is not None and entry.error is None:
+            if entry is not None and entry.state is BufferState.PENDING:
                 entry.error = error
+                entry.enter(BufferState.DOOMED)
 
     def settle(self, handle: int, error: Status | None) -> list[tuple[int, Status]]:
         """The buffer is ready, or an error. Returns the waits that this ends."""
         entry = self.entries.get(handle)
         if entry is None or entry.ready:
             return []
-        entry.ready = True
-        entry.error = entry.error or error
+        entry.settle(error)
         if entry.waits is None:
             return []
         waits, entry.waits = entry.waits, None

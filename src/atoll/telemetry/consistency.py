@@ -256,7 +256,7 @@ class Checks:
 
 def _expect(session: Session, expected: Mapping[int, dict[int, _Expected]]) -> None:
     for handle, entry in session.directory.entries.items():
-        is_there = entry.ready and entry.error is None and not entry.consumed and not entry.delete
+        is_there = entry.ready and entry.error is None and not entry.consumed
         for host in entry.hosts:
             if host in expected:
                 of_session = expected[host][session.number]

@@ -345,8 +345,8 @@ class Recovery:
                     self._launcher.memory.release(entry)
                     if not entry.ready:
                         self._launcher.buffers.settle(session, handle, status.within(entry.producer))
-                    elif entry.error is None:
-                        entry.error = status.within(entry.producer)
+                    else:
+                        entry.lose(status.within(entry.producer))
         impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}
         self._compilation.give_up(hosts, status, impatient)
         self._queries.give_up(hosts, status, impatient)

@@ -22,6 +22,7 @@ from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.buffer_states import BufferState
 from atoll.scheduling.programs import ProgramParts, calls_of
 from atoll.scheduling.session import Session
 from atoll.telemetry.trace_requests import Tracing
@@ -151,7 +152,7 @@ class Proxies:
     def _make_error(self, session: Session, message: m.MakeError) -> None:
         session.has_errors = True
         for handle in message.handles:
-            session.directory.add(handle, Entry((), 0, ready=True, error=message.status))
+            session.directory.add(handle, Entry((), 0, BufferState.FAILED, message.status))
 
     def _answered(self, session: Session, message: m.Pong) -> None:
         session.pongs = min(session.pongs + 1, session.pings)
