@@ -51,7 +51,7 @@ def test_a_rule_may_be_a_function_of_the_variable(square: Mesh):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (P("data", None, None), r"the variable 'kernel' has the shape \(4, 3\), and .* names 3 axes"),
+        (P("data", None, None), r"the variable 'kernel' has the shape \(4, 3\), but .* names 3 axes"),
         (P("rows"), r"names the axis 'rows', but the mesh has \('data', 'model'\)"),
         (P(None, "model"), r"its axis 1 cannot be cut into 2 equal parts"),
         (P(("data", "model"), "model"), r"its axis 1 cannot be cut into 2 equal parts"),
