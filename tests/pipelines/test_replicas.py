@@ -77,9 +77,9 @@ def test_replicas_may_be_of_different_sizes_and_one_micro_batch(wanted: Any) -> 
 @pytest.mark.parametrize(
     ("replicas", "stages", "rows", "said"),
     [
-        (3, [0, 1, 2, 3], 8, "4 stages are not those of 3 replicas"),
-        (0, [0, 1], 8, "2 stages are not those of 0 replicas"),
-        (2, [0, 1, 2, 0], 8, "replicas 0 and 1 both have"),
+        (3, [0, 1, 2, 3], 8, "4 stages cannot be divided among 3 replicas"),
+        (0, [0, 1], 8, "2 stages cannot be divided among 0 replicas"),
+        (2, [0, 1, 2, 0], 8, "replicas 0 and 1 both use"),
         (2, [0, 1, 2, 3], 6, "has 6 rows, which cannot be cut into 2 replicas of 2 micro-batches"),
     ],
 )

@@ -83,12 +83,12 @@ def test_parts_may_be_on_stages_in_any_order() -> None:
     ("table", "message"),
     [
         ("0F0 0B0 0F0", "0F0 twice"),
-        ("0F0 0F1 0B0", "0F1 of part 0 and micro-batch 1"),
+        ("0F0 0F1 0B0", "0F1 for part 0 and micro-batch 1"),
         ("0F0 0I0", "0F0 and 0I0"),
-        ("0F0 0B0 0W0", "F and then B, or F, I and W"),
+        ("0F0 0B0 0W0", "F and B, or F, I and W"),
         ("0F0 0F1 0B0\n0B1", "part 0 on stages 0 and 1"),
-        ("1F0 1B0", "nothing of part 0"),
-        ("0X0", "'0X0' is no entry"),
+        ("1F0 1B0", "nothing for part 0"),
+        ("0X0", "invalid schedule entry '0X0'"),
         ("", "is empty"),
     ],
 )
@@ -101,17 +101,17 @@ def test_a_schedule_that_cannot_run_says_which_entry_waits_for_which() -> None:
     with pytest.raises(PipelineError) as error:
         Schedule.of("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1", "mine").check()
     assert str(error.value) == (
-        "the schedule 'mine' cannot run: 0B0 (stage 0) waits for 1B0 (stage 1), which stands behind 1F1; "
-        "1F1 (stage 1) waits for 0F1 (stage 0), which stands behind 0B0"
+        "the schedule 'mine' cannot run: 0B0 (stage 0) waits for 1B0 (stage 1), which is scheduled after 1F1; "
+        "1F1 (stage 1) waits for 0F1 (stage 0), which is scheduled after 0B0"
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("2f2b", 2, 2), "no schedule '2f2b'; there are gpipe, 1f1b, interleaved, zb-h1"),
+        (("2f2b", 2, 2), "unknown schedule '2f2b': use one of gpipe, 1f1b, interleaved, zb-h1"),
         (("gpipe", 0, 2), "0 stages"),
-        (("interleaved", 4, 6), "6 is no multiple of 4"),
+        (("interleaved", 4, 6), "a multiple of 4 micro-batches, .* got 6"),
     ],
 )
 def test_schedules_that_are_not_there_are_refused(arguments: tuple[str, int, int], message: str) -> None:

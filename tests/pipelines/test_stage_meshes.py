@@ -34,7 +34,7 @@ def test_a_spec_fits_a_mesh_as_far_as_it_has_the_axes() -> None:
 
 
 def test_a_spec_that_cannot_be_is_refused_with_the_name() -> None:
-    with pytest.raises(PipelineError, match=r"params\['w'\], of shape \[4, 4\], cannot lie as"):
+    with pytest.raises(PipelineError, match=r"params\['w'\] has the shape \[4, 4\], which .* cannot divide"):
         parameter_sharding(np.ones((4, 4)), PartitionSpec("expert"), mesh(), "params['w']")
     assert batch_sharding((), None, mesh(), "batch").spec == PartitionSpec()
 
@@ -51,8 +51,8 @@ def test_what_is_no_array_stays_in_the_tree_as_it_is() -> None:
     ("batch", "message"),
     [
         ({"x": np.ones((6, 2))}, r"batch\['x'\] has 6 rows, which cannot be cut into 4"),
-        ({"x": np.ones((8, 2)), "y": np.ones(4)}, "as many rows each"),
-        ({"x": "text"}, r"batch\['x'\] is no array"),
+        ({"x": np.ones((8, 2)), "y": np.ones(4)}, "the same number of rows"),
+        ({"x": "text"}, r"batch\['x'\] must be an array"),
     ],
 )
 def test_batches_that_cannot_be_cut_are_refused(batch: Any, message: str) -> None:
@@ -62,24 +62,24 @@ def test_batches_that_cannot_be_cut_are_refused(batch: Any, message: str) -> Non
 
 def test_a_batch_of_another_kind_than_the_first_is_refused() -> None:
     known = Batch({"x": np.ones((8, 2), np.float32)}, None, 4)
-    with pytest.raises(PipelineError, match="call init for another kind of batch"):
+    with pytest.raises(PipelineError, match="call init again for a different kind of batch"):
         known.leaves_of({"x": np.ones((4, 2), np.float32)})
-    with pytest.raises(PipelineError, match="of structure"):
+    with pytest.raises(PipelineError, match="with the structure"):
         known.leaves_of([np.ones((8, 2), np.float32)])
 
 
 def test_a_pipeline_says_what_is_wrong_with_its_arguments() -> None:
     import optax
 
-    with pytest.raises(PipelineError, match="one stage or more"):
+    with pytest.raises(PipelineError, match="at least one stage"):
         pipeline(lambda params, batch: 0.0, [], 2, optax.sgd(1.0))
-    with pytest.raises(PipelineError, match="an optimizer has init"):
+    with pytest.raises(PipelineError, match="an optimizer must have init"):
         pipeline(lambda params, batch: 0.0, [device()], 2, None)
     with pytest.raises(PipelineError, match="call init"):
         pipeline(lambda params, batch: 0.0, [device()], 2, optax.sgd(1.0)).summary()
-    with pytest.raises(PipelineError, match="it is to give one floating-point number"):
+    with pytest.raises(PipelineError, match="must return a floating-point scalar"):
         pipeline(lambda params, batch: params, [device()], 2, optax.sgd(1.0)).init(np.ones(2), np.ones((2, 2)))
-    with pytest.raises(PipelineError, match="nothing to train"):
+    with pytest.raises(PipelineError, match="no floating-point array to train"):
         pipeline(lambda params, batch: (params * batch).mean(), [device()], 2, optax.sgd(1.0)).init(
             np.ones(2, np.int32), np.ones((2, 2), np.float32)
         )

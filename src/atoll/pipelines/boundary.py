@@ -1,7 +1,6 @@
-"""`atoll.stage_boundary`: the mark in a model where one part of a pipeline ends and the next begins.
+"""`atoll.stage_boundary`: a mark in a model between two parts of a pipeline.
 
-A primitive of its own, which is the identity: outside of `atoll.pipeline` it does nothing, under whatever
-transformation.
+The mark is a JAX primitive. Outside `atoll.pipeline`, it is the identity under all transformations.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ boundary_p.multiple_results = True
 
 
 def stage_boundary(x: Tree) -> Tree:
-    """Marks where a part ends, in the function that `atoll.pipeline` is given. Returns `x`, an array or a tree of them.
+    """Mark the end of a part in a loss function for `atoll.pipeline`. Return `x`, an array or a tree of arrays::
 
         h = block(params, h)
-        h = atoll.stage_boundary(h)   # what is computed from here on is the next stage's
+        h = atoll.stage_boundary(h)   # later operations belong to the next part
 
-    `x` is what later parts get of this one. A value that they use besides it is sent, too, and `pipeline` warns of it;
-    `stage_boundary((h, mask))` names both. It stands outside of `jax.checkpoint`, `jax.lax.scan` and the like, which
-    JAX takes as one computation. Everywhere else than in a pipeline it is the identity.
+    `x` holds the values that later parts use from this part. If they use another value, it is also sent, and `pipeline`
+    warns about it; `stage_boundary((h, mask))` marks both. Call it outside `jax.checkpoint`, `jax.lax.scan` and similar
+    functions, which JAX treats as one computation. Outside a pipeline, the function is the identity.
     """
     leaves, tree = jax.tree.flatten(x)
     marked: Tree = jax.tree.unflatten(tree, boundary_p.bind(*leaves))
@@ -39,7 +38,7 @@ def stage_boundary(x: Tree) -> Tree:
 
 
 def _jvp(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    # Only values are marked: a pipeline is cut before it is differentiated.
+    # Mark only values, because a pipeline is cut before it is differentiated.
     return boundary_p.bind(*values), list(tangents)
 
 

@@ -1,7 +1,7 @@
-"""A traced function as a list of equations that can be cut: what all parts of a pipeline are made of.
+"""A traced function as a flat list of JAX's equations, which a pipeline cuts into parts.
 
-JAX's own jaxprs, flat: a jit call inside of another stands as its equations. Scans, checkpoints, custom derivatives and
-other control flow stay one equation each.
+Nested jit calls are replaced by their equations. Scans, checkpoints, custom derivatives and other control flow stay one
+equation each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Computation:
     constants: Mapping[Var, Any] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """Its outputs; under a JAX transformation, traced."""
+        """Compute the outputs, also under JAX transformations."""
         values: dict[Var, Any] = dict(self.constants)
         values.update(zip(self.inputs, arguments, strict=True))
 
@@ -46,9 +46,9 @@ class Computation:
         return [read(atom) for atom in self.outputs]
 
     def cut(self, outputs: Sequence[Atom], given: Collection[Var] = ()) -> Computation:
-        """What computes `outputs` from the values `given`, where these are needed, and else from its inputs.
+        """Return the computation of `outputs` from the values in `given` and from this computation's inputs.
 
-        The inputs of the result are those that it uses, in the order of this one's and then of `given`.
+        The result has only the inputs that it uses: first this computation's inputs, then `given`, each in order.
         """
         given = dict.fromkeys(given)
         wanted = {atom for atom in outputs if isinstance(atom, Var)}
@@ -63,18 +63,18 @@ class Computation:
         return Computation(tuple(reversed(kept)), tuple(used), tuple(outputs), constants)
 
     def taking(self, inputs: Sequence[Var]) -> Computation:
-        """The same, with these inputs, of which it may use some."""
+        """Return the computation with the given inputs, which must include all that it uses."""
         return Computation(self.equations, tuple(inputs), self.outputs, self.constants)
 
 
 def trace(function: Callable[..., Any], *avals: Any) -> tuple[Computation, Any]:
-    """The computation of a function of arrays, or of trees of arrays, and the tree of its results' types."""
+    """Trace a function of trees of arrays. Return its computation and the tree of its results' types."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*avals)
     return flat(closed), shapes
 
 
 def flat(closed: ClosedJaxpr, keep: Callable[[Equation], bool] = lambda _: False) -> Computation:
-    """`keep` says which jit calls stay calls."""
+    """Flatten a jaxpr. Jit calls for which `keep` returns true stay calls."""
     equations: list[Equation] = []
     constants: dict[Var, Any] = {}
     inputs = tuple(closed.jaxpr.invars)
@@ -89,7 +89,7 @@ def _flatten(
     constants: dict[Var, Any],
     keep: Callable[[Equation], bool],
 ) -> list[Atom]:
-    """Appends the equations, with variables of their own, and returns the atoms of the outputs."""
+    """Append the equations with new variables, and return the atoms of the outputs."""
     names: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         names[var] = Var(var.aval)
@@ -112,7 +112,7 @@ def _flatten(
 
 
 def nbytes(aval: Any) -> int:
-    """Of an array of this type."""
+    """Return the bytes of an array of this type."""
     try:
         return int(math.prod(aval.shape) * aval.dtype.itemsize)
     except (AttributeError, TypeError):  # keys, tokens
@@ -120,10 +120,10 @@ def nbytes(aval: Any) -> int:
 
 
 def is_inexact(aval: Any) -> bool:
-    """Whether JAX differentiates with respect to it."""
+    """Return whether JAX can differentiate with respect to values of this type."""
     return bool(jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact))
 
 
 def structure(aval: Any) -> jax.ShapeDtypeStruct:
-    """The type alone, without a sharding."""
+    """Return the type without a sharding."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

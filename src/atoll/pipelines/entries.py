@@ -1,4 +1,4 @@
-"""The entries of a schedule, how long they take, and what a table of them comes to. Pure."""
+"""The entries of a schedule, their durations, and the result of checking a schedule. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENTRY = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 class Kind(enum.StrEnum):
-    """What an entry computes. INPUT and WEIGHTS are the two halves of a BACKWARD (Qi et al., 2023)."""
+    """The computation of an entry. INPUT and WEIGHTS are the two halves of BACKWARD (Qi et al., 2023)."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -23,7 +23,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, order=True, slots=True)
 class Entry:
-    """One part, on one micro-batch. As text `2F5`: part 2, forward, micro-batch 5."""
+    """A run of one part on one micro-batch. The text `2F5` means part 2, forward, micro-batch 5."""
 
     part: int
     kind: Kind
@@ -37,7 +37,7 @@ class Entry:
         found = _ENTRY.fullmatch(text)
         if found is None:
             raise PipelineError(
-                f"{text!r} is no entry of a schedule: write part, kind and micro-batch, as in 0F3; kinds are F "
+                f"invalid schedule entry {text!r}: write part, kind and micro-batch, as in 0F3; kinds are F "
                 "(forward), B (backward), or I and W (backward, for inputs and for weights)"
             )
         return cls(int(found[1]), Kind(found[2]), int(found[3]))
@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Times:
-    """How long entries take, in any unit. `transfer` is from one stage to another."""
+    """Durations of entries by kind, and of a transfer between stages, in any unit."""
 
     forward: float = 1.0
     backward: float = 2.0
@@ -68,10 +68,17 @@ DEFAULT_TIMES = Times()
 
 @dataclass(frozen=True)
 class Check:
-    """What a table comes to. `held` is, by stage, the most activations of micro-batches that it holds at a time: from
-    the forward entry of a part to the end of its backward one (of its W, where the backward one is split)."""
+    """The result of checking a schedule.
+
+    Attributes:
+      spans: Start and end of each entry.
+      length: The end of the last entry.
+      bubble: The fraction of the stages' time in which they are idle.
+      held: The maximum number of activations that each stage holds at a time. A stage holds an activation from the
+        forward entry of a part to the end of its B entry, or of its W entry if the backward entry is split.
+    """
 
     spans: Mapping[Entry, tuple[float, float]]
     length: float
-    bubble: float  # the part of the stages' time in which they do nothing
+    bubble: float
     held: tuple[int, ...]

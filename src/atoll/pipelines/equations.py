@@ -1,4 +1,4 @@
-"""What pipelines use of JAX's equations and that is not public, in one place: JAX 0.10 to 0.12 have it so."""
+"""Operations on JAX's equations, including all uses of JAX's private API for them (as of JAX 0.10 to 0.12)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Equation = Any  # a jax.extend.core.JaxprEqn
 
 
 def run(equation: Equation, arguments: Sequence[Any]) -> list[Any]:
-    """Its results, where it stands in the user's code and in the user's contexts."""
+    """Run an equation with its location in the user's code and in the context in which it was traced."""
     primitive = equation.primitive
     names = source_info_util.current_name_stack() + equation.source_info.name_stack
     with (
@@ -31,7 +31,7 @@ def run(equation: Equation, arguments: Sequence[Any]) -> list[Any]:
 
 
 def plain_jit(equation: Equation) -> Any:
-    """The ClosedJaxpr of a jit call that says nothing of devices and shardings; else None."""
+    """Return the ClosedJaxpr of a jit call without devices and shardings; None for other equations."""
     if equation.primitive is not jit_p:
         return None
     named = (*equation.params["in_shardings"], *equation.params["out_shardings"])
@@ -39,16 +39,16 @@ def plain_jit(equation: Equation) -> Any:
 
 
 def place(equation: Equation) -> str:
-    """Where the user's code has it: the layer, where the model names its layers, and the line."""
+    """Return the place of an equation in the user's code: the layer, if the model names its layers, and the line."""
     line = source_info_util.summarize(equation.source_info)
     layer = str(equation.source_info.name_stack)
     return f"{layer}, {line}" if layer else line
 
 
 def on_mesh(equation: Equation, mesh: Mesh) -> Equation:
-    """The equation with this mesh in the place of those that it names, where these have the same axes.
+    """Return the equation with `mesh` in place of the meshes that it names, if they have the same axes.
 
-    The model is traced once; its sharding constraints and shard_maps name one mesh, and each stage has another.
+    The model is traced once, so its sharding constraints and shard_maps name one mesh, but each stage has its own.
     """
     changed = {name: _moved(value, mesh) for name, value in equation.params.items()}
     if all(changed[name] is value for name, value in equation.params.items()):
@@ -65,7 +65,7 @@ def _moved(value: Any, mesh: Mesh) -> Any:
         parts = [_moved(each, mesh) for each in value]
         return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
     jaxpr = getattr(value, "jaxpr", None)
-    if hasattr(jaxpr, "eqns") and type(jaxpr) is not type(value):  # a ClosedJaxpr; from JAX 0.12 on there are none
+    if hasattr(jaxpr, "eqns") and type(jaxpr) is not type(value):  # a ClosedJaxpr, which JAX 0.12 no longer has
         inside = _moved(jaxpr, mesh)
         return value if inside is jaxpr else value.replace(jaxpr=inside)
     if hasattr(value, "eqns"):
@@ -77,12 +77,12 @@ def _moved(value: Any, mesh: Mesh) -> Any:
 
 
 def _fits(one: Any, other: Mesh) -> bool:
-    """An abstract mesh names no devices, and stays."""
+    """Return whether the meshes have the same axes. An abstract mesh, which names no devices, does not match."""
     return isinstance(one, Mesh) and one.axis_names == other.axis_names and dict(one.shape) == dict(other.shape)
 
 
 def inner(equation: Equation) -> list[Any]:
-    """The jaxprs that it runs: the body of a scan, of a checkpoint, and so on."""
+    """Return the jaxprs that an equation runs, such as the body of a scan or a checkpoint."""
     found: list[Any] = []
     for value in equation.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):

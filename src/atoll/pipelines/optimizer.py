@@ -1,8 +1,8 @@
-"""The optimizer's update, cut over stages: each updates its own parameters, on its own mesh.
+"""Cuts the optimizer's update over stages: each stage updates its own parameters on its own mesh.
 
-The update of all parameters is traced once, so the optimizer sees the whole tree, whatever it does with it. Each of its
-equations runs on the stage whose values it uses. Where stages meet in something small, as in the norm of all gradients,
-that is sent: the update then has several *rounds*, each of which uses what the rounds before have exported.
+The update of all parameters is traced once, so the optimizer sees the whole tree. Each equation runs on the stage
+whose values it uses. If an equation combines small values of several stages, as in the norm of all gradients, stages
+send these values. The update then has several *rounds*, and each round uses values that earlier rounds exported.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from atoll.pipelines import equations as eq
 from atoll.pipelines.computation import Atom, Computation, Equation, nbytes
 from atoll.quantities import human_bytes
 
-# Values that stages may send one another in an update.
+# Maximum size of a value that stages send to each other in an update.
 SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one stage computes at one time. `exports` are for other stages; in the last round, `results` are the numbers
-    of the update's outputs."""
+    """A computation of one stage in an update.
+
+    `exports` are values for other stages. In a stage's last round, `results` are the indices of the update's outputs.
+    """
 
     stage: int
     computation: Computation
@@ -36,8 +38,11 @@ class Round:
 
 @dataclass(frozen=True)
 class Update:
-    """An update in rounds. `stages[i]` has the optimizer's leaf i, `like[i]` is the parameter with its sharding; None:
-    all stages have the leaf, or it is like none."""
+    """An update in rounds.
+
+    `stages[i]` is the stage with leaf i of the optimizer's state; None if all stages have it. `like[i]` is the
+    parameter whose sharding the leaf has, or None.
+    """
 
     inputs: tuple[Var, ...]
     rounds: tuple[Round, ...]
@@ -46,8 +51,10 @@ class Update:
 
 
 def cut_update(update: Computation, owners: Sequence[int]) -> Update:
-    """`update` takes gradients, parameters and the optimizer's leaves, and gives the two latter anew; parameter i is on
-    the stage `owners[i]`. Raises PipelineError where stages would send one another much.
+    """Cut an update over stages. Raise PipelineError if stages would send each other values above SMALL_BYTES.
+
+    `update` takes gradients, parameters and the optimizer's leaves, and returns new parameters and leaves. Parameter i
+    is on stage `owners[i]`.
     """
     return _Cutter(update, owners).cut()
 
@@ -59,7 +66,7 @@ class _Cutter:
         self.count = len(owners)
         self.stage: dict[Var, int] = {}
         self.like: dict[Var, int] = {}
-        # What a value is made of that belongs to a stage: itself, or what something that any stage can compute is of.
+        # For values that any stage can compute: the values of stages that they depend on.
         self.made_of: dict[Var, frozenset[Var]] = {}
         for i, var in enumerate(update.inputs[: 2 * self.count]):
             self.stage[var] = owners[i % self.count]
@@ -68,7 +75,7 @@ class _Cutter:
     def cut(self) -> Update:
         leaves = list(zip(self.update.inputs[2 * self.count :], self.update.outputs[self.count :], strict=True))
         changed = True
-        while changed:  # a leaf belongs to the stage of its next value
+        while changed:  # a leaf belongs to the stage that computes its new value
             for equation in self.update.equations:
                 self._place(equation)
             changed = False
@@ -105,7 +112,7 @@ class _Cutter:
         return frozenset((var,)) if var in self.stage else self.made_of.get(var, frozenset())
 
     def _exports(self, stages: Sequence[int | None]) -> tuple[list[Var], dict[Var, int]]:
-        """What other stages use, and in which round each value is known."""
+        """Return the values that other stages use, and the round in which each value is known."""
         level: dict[Var, int] = {}
         exports: dict[Var, None] = {}
 
@@ -115,9 +122,9 @@ class _Cutter:
             if nbytes(var.aval) > SMALL_BYTES:
                 what = f"at {eq.place(equation)}" if equation is not None else "in its result"
                 raise PipelineError(
-                    f"the optimizer brings parameters of stages {self.stage[var]} and {stage} together {what}: "
-                    f"{var.aval.str_short(short_dtypes=True)} ({human_bytes(nbytes(var.aval))}) would be sent; over "
-                    f"stages at most {human_bytes(SMALL_BYTES)} are, as in a norm of all gradients"
+                    f"the optimizer combines parameters of stages {self.stage[var]} and {stage} {what}: "
+                    f"{var.aval.str_short(short_dtypes=True)} ({human_bytes(nbytes(var.aval))}) would be sent, but "
+                    f"stages exchange at most {human_bytes(SMALL_BYTES)} per value, as for a norm of all gradients"
                 )
             exports[var] = None
             return level.get(var, 0) + 1
@@ -151,7 +158,7 @@ class _Cutter:
 
 
 def tracer_of(optimizer: Any, unflatten: Callable[[Sequence[Any]], Any], state_tree: Any, microbatches: int) -> Any:
-    """The function whose computation is cut: of flat gradients, parameters and leaves of the optimizer."""
+    """Return the update as a function of flat gradients, parameters and leaves of the optimizer's state."""
 
     def update(
         gradients: Sequence[Any], parameters: Sequence[Any], leaves: Sequence[Any]

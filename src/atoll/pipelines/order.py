@@ -1,9 +1,9 @@
-"""The order of a step's nodes, from a schedule: one list, of which each stage's own order is a part. Pure.
+"""Computes the order of a step's nodes from a schedule: one list that contains the nodes of all stages. Pure.
 
-A host runs what it has of a program in the program's order, and what stands behind a receive waits for it. So a receive
-stands as late as it can, and a send as early: nodes go by the times that the schedule's check gives them; what is
-needed at a time is moved before the entries that begin then, and what else is ready after them. One list cannot
-deadlock.
+A host runs its nodes in the program's order, and nodes after a receive wait for it. So receives are placed as late as
+possible, and sends as early as possible. Nodes are ordered by their times in `Schedule.check`. Values that an entry
+needs are moved before the entries that start at the same time; other values that are ready are moved after these. A
+single list for all stages cannot deadlock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.pipelines.schedule import Schedule
 
 @dataclass(frozen=True)
 class Run:
-    """A stage runs an entry; with `whole`, the last part's forward and backward entries of a micro-batch in one."""
+    """Run an entry on its stage; with `whole`, the last part's forward and backward entries in one function."""
 
     entry: Entry
     whole: bool = False
@@ -26,7 +26,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Move:
-    """What `source` made for `target`, which is on another stage, goes there: values, or gradients of values."""
+    """Move values, or gradients of values, that part `source` computed to part `target` on another stage."""
 
     source: int
     target: int
@@ -38,7 +38,10 @@ Action = Run | Move
 
 
 def order(schedule: Schedule, links: Mapping[int, Iterable[int]], times: Times = DEFAULT_TIMES) -> list[Action]:
-    """`links[part]` are the parts that use what a part makes. Raises PipelineError where the schedule cannot run."""
+    """Return the actions of a step in order. Raise PipelineError if the schedule cannot run.
+
+    `links[part]` are the parts that use the part's values.
+    """
     spans = schedule.check(times).spans
     stage = {part: schedule.stage_of(part) for part in range(schedule.parts)}
     whole = _whole(schedule)
@@ -52,7 +55,7 @@ def order(schedule: Schedule, links: Mapping[int, Iterable[int]], times: Times =
         if not (entry.kind is Kind.BACKWARD and entry in whole):
             starts.setdefault(round(start, 9), []).append(entry)
     actions: list[Action] = []
-    pending: dict[Move, float] = {}  # when it can go
+    pending: dict[Move, float] = {}  # the time at which the values are ready
     for now, entries in sorted(starts.items()):
         needed = {move for entry in entries for move in _needs(entry, sources, forward)}
         first = [move for move, ready in pending.items() if move in needed or ready < now - 1e-9]
@@ -70,8 +73,10 @@ def order(schedule: Schedule, links: Mapping[int, Iterable[int]], times: Times =
 
 
 def replicated(actions: Iterable[Action], replicas: int, parts: int, microbatches: int) -> list[Action]:
-    """The same for so many replicas side by side. Part p of replica r has the number r * `parts` + p, and micro-batches
-    are numbered on likewise."""
+    """Return the actions of all replicas, interleaved.
+
+    Part p of replica r has the number r * `parts` + p, and micro-batches are numbered in the same way.
+    """
     made: list[Action] = []
     for action in actions:
         for replica in range(replicas):
@@ -93,7 +98,7 @@ def replicated(actions: Iterable[Action], replicas: int, parts: int, microbatche
 
 
 def _whole(schedule: Schedule) -> set[Entry]:
-    """The last part's backward entries that stand right behind their forward ones."""
+    """Return the last part's backward entries that immediately follow their forward entries."""
     return {
         entry
         for row in schedule.rows
@@ -121,7 +126,7 @@ def _needs(entry: Entry, sources: Mapping[int, list[int]], targets: Mapping[int,
 
 
 def _move(moves: list[Move], pending: dict[Move, float], actions: list[Action]) -> None:
-    """Of what goes along the pipeline, the far end goes first: a stage sends before it waits for something."""
+    """Append moves, those at the far end of the pipeline first, so that a stage sends before it waits."""
     for move in sorted(moves, key=lambda each: (each.gradients, each.source if each.gradients else -each.source)):
         del pending[move]
         actions.append(move)

@@ -1,21 +1,59 @@
-"""Pictures of a schedule: as text, which needs nothing, and with matplotlib; and of what really ran of it."""
+"""Pictures of a schedule and of a recorded run of it: as text, or with matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from atoll.errors import PipelineError
 from atoll.pipelines.entries import Check, Entry, Kind
-from atoll.pipelines.pipeline_run import Ran, bars, idle
 
 _COLOURS = {Kind.FORWARD: "#8fb4e3", Kind.BACKWARD: "#9bd0a1", Kind.INPUT: "#9bd0a1", Kind.WEIGHTS: "#f0c48a"}
+# Kinds of entries by the names of the functions in `pipelines.parts`. One function may run both entries of the last
+# part and a micro-batch.
+_KINDS: Mapping[str, tuple[Kind, ...]] = {
+    "forward_backward": (Kind.FORWARD, Kind.BACKWARD),
+    "forward": (Kind.FORWARD,),
+    "backward_inputs": (Kind.INPUT,),
+    "backward_weights": (Kind.WEIGHTS,),
+    "backward": (Kind.BACKWARD,),
+}
+_FUNCTION = re.compile(rf"part_(\d+)_({'|'.join(_KINDS)})(?: x(\d+))?")
 
 Rows = Sequence[Sequence[Entry]]
 
 
+class Ran(Protocol):
+    """The attributes of a span of `atoll.trace` that this module reads."""
+
+    @property
+    def island(self) -> int: ...
+    @property
+    def host(self) -> int: ...
+    @property
+    def started(self) -> int: ...
+    @property
+    def ended(self) -> int: ...
+    @property
+    def function(self) -> str: ...
+
+
+class Bar(NamedTuple):
+    """Entries, usually one, that a stage computed from `start` to `end`, in nanoseconds."""
+
+    stage: int
+    entries: tuple[Entry, ...]
+    start: int
+    end: int
+
+
 def text(name: str, rows: Rows, check: Check) -> str:
-    """A line a stage and a column a unit of time; a dot is an idle one. The head has the bubble and what is held."""
+    """Draw one line per stage and one column per unit of time; a dot is an idle unit.
+
+    The first line gives the bubble and the maximum number of activations that a stage holds.
+    """
     several = _several(rows)
     width = 1 + max(len(_name(entry, several)) for entry in check.spans)
     microbatches = 1 + max(entry.microbatch for entry in check.spans)
@@ -44,7 +82,7 @@ def plot(name: str, rows: Rows, check: Check, ax: Any = None) -> Any:
 
 
 def plot_run(name: str, rows: Rows, spans: Iterable[Ran], ax: Any = None) -> Any:
-    """What the spans of a trace say that ran of a step, in the same colours."""
+    """Draw the run of one step from the spans of a trace, in the same style as `plot`."""
     ran = bars(rows, spans)
     several = _several(rows)
     ax = ax or _axes(rows, 2.0 * max(map(len, rows)))
@@ -55,12 +93,54 @@ def plot_run(name: str, rows: Rows, spans: Iterable[Ran], ax: Any = None) -> Any
     return ax
 
 
+def bars(rows: Sequence[Sequence[Entry]], spans: Iterable[Ran]) -> list[Bar]:
+    """Return the bars of the first step that the spans contain, in the first replica.
+
+    Matches the runs of a part's functions with the table's entries in order. Raises PipelineError if no span matches.
+    """
+    stage_of = {entry.part: stage for stage, row in enumerate(rows) for entry in row}
+    left: dict[tuple[int, Kind], deque[Entry]] = defaultdict(deque)
+    for row in rows:
+        for entry in row:
+            left[entry.part, entry.kind].append(entry)
+    where: dict[int, tuple[int, int]] = {}  # the island and host that represent each stage
+    found: list[Bar] = []
+    for span in sorted(spans, key=lambda each: (each.started, each.island, each.host)):
+        ran = [
+            (int(part), kind)
+            for part, what, count in _FUNCTION.findall(span.function)
+            for kind in _KINDS[what] * int(count or 1)
+        ]
+        stages = {stage_of[part] for part, _ in ran if part in stage_of}
+        if len(stages) != 1:
+            continue
+        (stage,) = stages
+        if where.setdefault(stage, (span.island, span.host)) != (span.island, span.host):
+            continue
+        entries = tuple([left[each].popleft() for each in ran if left[each]])
+        if entries:
+            found.append(Bar(stage, entries, span.started, span.ended))
+    if not found:
+        raise PipelineError(
+            "the spans contain no step of a pipeline with this table: record them using `with atoll.trace() as spans:` "
+            "around one call of pipe.step()"
+        )
+    return found
+
+
+def idle(found: Sequence[Bar]) -> float:
+    """Return the fraction of the stages' time between the first and the last bar in which they were idle."""
+    length = max(bar.end for bar in found) - min(bar.start for bar in found)
+    stages = {bar.stage for bar in found}
+    return 1 - sum(bar.end - bar.start for bar in found) / (length * len(stages))
+
+
 def _axes(rows: Rows, length: float) -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
         raise PipelineError(
-            "a plot needs matplotlib: pip install 'atoll[plot]'; print(schedule) draws the table as text"
+            "plotting requires matplotlib: pip install 'atoll[plot]'. print(schedule) draws the table as text"
         ) from None
     _, ax = plt.subplots(figsize=(max(6.0, 0.28 * length), 0.8 + 0.4 * len(rows)))
     return ax
@@ -84,5 +164,5 @@ def _several(rows: Rows) -> bool:
 
 
 def _name(entry: Entry, several: bool) -> str:
-    """The part is left out where the stage says it."""
+    """Return the entry's text, without the part if each stage has only one."""
     return str(entry) if several else f"{entry.kind}{entry.microbatch}"

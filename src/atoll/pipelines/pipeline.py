@@ -1,4 +1,4 @@
-"""`atoll.pipeline`: training steps of a model over several stages, from its loss function."""
+"""`atoll.pipeline`: makes training steps on several stages from a loss function."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from atoll.quantities import human_bytes
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PipelineState:
-    """What a step changes, by stage of each replica: parameters, and the optimizer's state. A tree of arrays;
-    `Pipeline.params` and `Pipeline.optimizer_state` give it in the user's own form."""
+    """The parameters and the optimizer's state, by stage of each replica: a tree of arrays that a step replaces.
+
+    `Pipeline.params` and `Pipeline.optimizer_state` convert it to the user's trees.
+    """
 
     parameters: list[list[Any]]
     optimizer: list[list[Any]]
@@ -41,7 +43,7 @@ def pipeline(
     batch_specs: Any = None,
     donate: bool = True,
 ) -> Pipeline:
-    """Training steps of a model that is cut over several meshes, each step one program and one launch. For example::
+    """Make training steps of a model that is cut over several meshes. Each step is one program and one launch::
 
         pipe = atoll.pipeline(loss_fn, stages=[a, b], microbatches=8, optimizer=optax.adam(1e-3))
         state = pipe.init(params, batch)
@@ -49,32 +51,34 @@ def pipeline(
             state, loss = pipe.step(state, batch)
         params = pipe.params(state)
 
-    `loss_fn(params, batch)` is written for one device or one mesh, and gives the mean over the rows of its batch. It is
-    traced once and cut where `atoll.stage_boundary(x)` stands (of more marks than needed, where the parts cost alike),
-    or, without marks, where the parts cost alike and few bytes cross. Parameters live where they are used.
+    `loss_fn(params, batch)` is written for one device or one mesh, and returns the mean over the rows of its batch. It
+    is traced once and cut at each `atoll.stage_boundary(x)`. If there are more marks than needed, the cut uses those
+    that balance the costs of the parts best. Without marks, it balances the costs and minimizes the transferred bytes.
+    Each parameter is stored on the stages that use it.
 
     Args:
-      stages: for each a `jax.sharding.Mesh`, a slice, a list of devices or a device. Within a mesh of several devices
-        XLA shards as in jit: rows of the batch over its first axis, parameters as their own sharding or `param_specs`
-        say.
-      microbatches: into how many a batch is cut (with replicas, each one's rows of it): row r is of micro-batch
+      loss_fn: computes the loss from the parameters and a batch.
+      stages: a `jax.sharding.Mesh`, a slice, a list of devices or a device per stage. Within a mesh, XLA shards as in
+        jit: rows of the batch over the first axis, and parameters by their own sharding or by `param_specs`.
+      microbatches: the number of micro-batches per batch and replica. Row r of a replica's rows belongs to micro-batch
         r modulo `microbatches`.
-      optimizer: with optax's `init` and `update`. It sees the whole tree of parameters.
+      optimizer: an object with `init` and `update` as in optax. It sees the whole tree of parameters.
       schedule: "gpipe", "1f1b", "interleaved", "zb-h1", or a `Schedule`.
-      replicas: how many pipelines share a batch, each of as many rows that follow one another. `stages` are then those
-        of the first replica, of the second, and so on. Each parameter is updated on one of them, with the sum of all
-        gradients, and sent to the others.
-      param_specs, batch_specs: each a `jax.sharding.PartitionSpec`, or a prefix of the tree with such leaves.
+      replicas: the number of pipelines that share a batch; each gets an equal range of consecutive rows. `stages` lists
+        the stages of the first replica, then those of the second, and so on. One replica updates each parameter with
+        the sum of all gradients and sends it to the others.
+      param_specs, batch_specs: a `jax.sharding.PartitionSpec`, or a prefix of the tree with such leaves.
       donate: whether `step` consumes its state.
 
     Raises:
-      atoll.PipelineError: from here, or from `init`; it names the value, the parameter or the entry.
+      atoll.PipelineError: an argument does not fit, or, from `init`, the model cannot be cut. The message names the
+        value, the parameter or the entry.
     """
     return Pipeline(loss_fn, stages, microbatches, optimizer, schedule, replicas, param_specs, batch_specs, donate)
 
 
 class Pipeline:
-    """Made by `pipeline`."""
+    """Training steps on several stages. Made by `pipeline`."""
 
     def __init__(
         self,
@@ -89,15 +93,15 @@ class Pipeline:
         donate: bool,
     ) -> None:
         if not stages:
-            raise PipelineError("a pipeline has one stage or more")
+            raise PipelineError("a pipeline needs at least one stage")
         if replicas < 1 or len(stages) % replicas:
             raise PipelineError(
-                f"{len(stages)} stages are not those of {replicas} replicas: list the stages of the first one, of the "
-                "second, and so on, as many of each"
+                f"{len(stages)} stages cannot be divided among {replicas} replicas: list the same number of stages for "
+                "each replica, one replica after the other"
             )
         if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
             raise PipelineError(
-                f"an optimizer has init(params) and update(gradients, state, params), and {optimizer!r} not"
+                f"an optimizer must have init(params) and update(gradients, state, params), got {optimizer!r}"
             )
         meshes = [mesh_of(stage, f"stage {number}", PipelineError) for number, stage in enumerate(stages)]
         each = len(stages) // replicas
@@ -107,7 +111,7 @@ class Pipeline:
         if (schedule.stages, schedule.microbatches) != (each, microbatches):
             raise PipelineError(
                 f"the schedule {schedule.name!r} is for {schedule.stages} stages and {schedule.microbatches} "
-                f"micro-batches, and {'a replica' if replicas > 1 else 'the pipeline'} has {each} and {microbatches}"
+                f"micro-batches, but {'a replica' if replicas > 1 else 'the pipeline'} has {each} and {microbatches}"
             )
         schedule.check()
         self.schedule = schedule
@@ -117,10 +121,10 @@ class Pipeline:
         self._built: Built | None = None
 
     def init(self, params: Any, batch: Any) -> PipelineState:
-        """Cuts the model for batches of this kind, and puts the parameters where they are used: the first state.
+        """Cut the model for batches of this kind, and put the parameters on their stages. Return the first state.
 
-        `params` is a tree whose arrays are parameters; what else is in it (a function, a number) stays as it is. Those
-        that are no floating-point numbers are not trained.
+        The arrays in the tree `params` are parameters; all other leaves, such as functions and Python numbers, are
+        constants. Only floating-point parameters are trained.
         """
         parameters = Parameters(params, self._param_specs)
         self._built = built = build(
@@ -130,28 +134,28 @@ class Pipeline:
         placed: list[list[Any]] = []
         for stage in built.plan.stages:
             here = {i: jax.device_put(arrays[i], sharding, may_alias=False) for i, sharding in stage.parameters.items()}
-            arrays.update(here)  # the next stage gets it from this one, not from the client once more
+            arrays.update(here)  # later stages copy a shared parameter from this stage instead of the client
             placed.append(list(here.values()))
         return PipelineState(placed, [built.first_leaves(number, placed) for number in range(len(placed))])
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, Any]:
-        """One step of training: the next state, and the loss before it, a scalar on the last stage (of the first
-        replica). Waits for nothing.
+        """Run one training step without waiting for it. Return the next state and the loss before the update.
 
-        The given state is consumed, unless the pipeline was made with `donate=False`. The batch is of the kind that
-        `init` was given; its leaves are arrays of NumPy or of JAX.
+        The loss is a scalar on the last stage of the first replica. The step consumes `state`, unless the pipeline was
+        made with `donate=False`. The batch must have the same structure, shapes and types as the one passed to `init`;
+        its leaves are NumPy or JAX arrays.
         """
         built = self._known()
         parameters, leaves, loss = built.program(*built.arguments(state.parameters, state.optimizer, batch))
         return PipelineState(parameters, leaves), loss
 
     def lower(self, state: PipelineState, batch: Any) -> Any:
-        """The program of a step before it runs; `lower(...).as_text()` shows it."""
+        """Return the lowered program of a step. `lower(...).as_text()` shows it."""
         built = self._known()
         return built.program.lower(*built.arguments(state.parameters, state.optimizer, batch))
 
     def params(self, state: PipelineState) -> Any:
-        """The parameters, as the tree that `init` was given; each array is on the stage that first uses it."""
+        """Return the parameters as a tree like the one passed to `init`. Each array is on its first stage."""
         built = self._known()
         arrays = list(built.parameters.arrays)
         for i, stage in reversed(list(enumerate(built.plan.stages))):
@@ -160,7 +164,7 @@ class Pipeline:
         return built.parameters.tree_of(arrays)
 
     def optimizer_state(self, state: PipelineState) -> Any:
-        """The optimizer's state, as its `init` gives it for the whole tree."""
+        """Return the optimizer's state for the whole tree of parameters, as the optimizer's `init` does."""
         built = self._known()
         leaves: dict[int, Any] = {}
         for stage, here in zip(built.plan.stages, state.optimizer, strict=True):
@@ -168,7 +172,7 @@ class Pipeline:
         return jax.tree.unflatten(built.state_tree, [leaves[i] for i in sorted(leaves)])
 
     def summary(self) -> str:
-        """The parts: where they run, what they cost, their parameters, and what crosses from one to another."""
+        """Describe the parts: their stages, costs and parameters, and the values that they send to other parts."""
         built = self._known()
         total = sum(part.flops for part in built.cut.parts) or 1.0
         lines = [f"each of {self.replicas} replicas:"] if self.replicas > 1 else []
@@ -183,5 +187,5 @@ class Pipeline:
 
     def _known(self) -> Built:
         if self._built is None:
-            raise PipelineError("call init(params, batch) first: it cuts the model")
+            raise PipelineError("call init(params, batch) before other methods: it cuts the model")
         return self._built

@@ -1,4 +1,4 @@
-"""Builds a pipeline for one kind of parameters and batches: from the loss function to the program of a step."""
+"""Builds a pipeline for one kind of parameters and batches, from the loss function to the program of a step."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from atoll.pipelines.optimizer import Update, cut_update, tracer_of
 from atoll.pipelines.order import order, replicated
 from atoll.pipelines.parts import derivative
 from atoll.pipelines.pipeline_cut import Cut, Part, cut, marks_inside
-from atoll.pipelines.pipeline_plan import StagePlan, StepPlan
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.stage_meshes import batch_sharding, parameter_sharding
-from atoll.pipelines.step import Step
+from atoll.pipelines.step import StagePlan, Step, StepPlan
 from atoll.pipelines.trees import Batch, Parameters
 from atoll.programs.traced_program import Program
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asked for. `meshes` are the stages of the first replica, of the second, and so on."""
+    """The user's arguments. `meshes` are the stages of the first replica, then of the second, and so on."""
 
     loss_fn: Callable[[Any, Any], Any]
     optimizer: Any
@@ -44,14 +43,14 @@ class Built:
 
     parameters: Parameters
     batch: Batch
-    cut: Cut  # of one replica
+    cut: Cut  # the cut of one replica
     plan: StepPlan
     program: Program
-    first: Computation  # the optimizer's state, of the trainable parameters
+    first: Computation  # computes the optimizer's first state from the trainable parameters
     state_tree: Any
 
     def arguments(self, parameters: Any, leaves: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
-        """What the program takes. Only what a stage replaces is donated, not its copies of what others do."""
+        """Return the program's arguments. Parameters that a stage updates, which are donated, are a separate one."""
         updated: list[list[Any]] = []
         others: list[list[Any]] = []
         for number, (stage, here) in enumerate(zip(self.plan.stages, parameters, strict=True)):
@@ -62,7 +61,7 @@ class Built:
         return updated, leaves, others, self.batch.leaves_of(batch)
 
     def first_leaves(self, number: int, placed: Sequence[Sequence[Any]]) -> list[Any]:
-        """The optimizer's first leaves of a stage."""
+        """Compute a stage's leaves of the optimizer's first state."""
         stage = self.plan.stages[number]
         if not stage.leaves:
             return []
@@ -83,10 +82,10 @@ class Built:
 
 
 def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
-    """Traces, cuts and plans; nothing is compiled yet. Raises PipelineError."""
+    """Trace, cut and plan a pipeline without compiling it. Raise PipelineError if the model cannot be cut."""
     schedule = wanted.schedule
     closed = _traced_loss(wanted, parameters, batch)
-    # Made flat anew for each replica, so that values of one are no other's.
+    # Flatten once per replica, so that replicas have distinct variables.
     cuts = [
         cut(_computation(closed, schedule.parts), len(parameters.arrays), schedule.parts)
         for _ in range(wanted.replicas)
@@ -103,7 +102,7 @@ def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
     ]
     trainable = [i for i, array in enumerate(parameters.arrays) if is_inexact(array)]
     if not trainable:
-        raise PipelineError("params has no array of floating-point numbers: there is nothing to train")
+        raise PipelineError("params has no floating-point array to train")
     users = _users(parts, stage_of, len(parameters.arrays))
     homes = {number: _homes(users[number], schedule.stages) for number in trainable}
     owner = _owners(homes, parameters)
@@ -135,28 +134,31 @@ def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
 
 
 def _traced_loss(wanted: Wanted, parameters: Parameters, batch: Batch) -> ClosedJaxpr:
-    """For one micro-batch; its inputs are the parameters, and then the batch's leaves."""
+    """Trace the loss of one micro-batch. The inputs are the parameters, then the batch's leaves."""
     count = len(parameters.arrays)
 
     def flat_loss(*leaves: Any) -> Any:
         loss = wanted.loss_fn(parameters.tree_of(leaves[:count]), batch.tree_of(leaves[count:]))
         if getattr(loss, "shape", None) != () or not is_inexact(loss):
-            raise PipelineError(f"the loss function gives {loss}; it is to give one floating-point number")
+            raise PipelineError(f"the loss function must return a floating-point scalar, got {loss}")
         return loss
 
     return jax.make_jaxpr(flat_loss)(*parameters.types, *batch.microbatch_types)
 
 
 def _computation(closed: ClosedJaxpr, parts: int) -> Computation:
-    """To be cut into so many parts. One part keeps the loss function's jit calls: of a value that is used in one, JAX
-    adds up the gradients in there first, and so the sums have the bits of plain JAX."""
+    """Return the computation to be cut into `parts` parts.
+
+    A single part keeps the jit calls of the loss function. JAX sums gradients inside a jit call first, so the sums are
+    then bitwise equal to those of plain JAX.
+    """
     if parts > 1:
         return flat(closed)
     return flat(closed, lambda call: not any(marks_inside(call)))
 
 
 def _users(parts: Sequence[Part], stage_of: Sequence[int], count: int) -> list[list[int]]:
-    """The stages that use each parameter. One that nothing uses is on the first stage."""
+    """Return the stages that use each parameter. An unused parameter is on the first stage."""
     users: list[list[int]] = [[] for _ in range(count)]
     for part, stage in zip(parts, stage_of, strict=True):
         for number in part.parameters:
@@ -166,7 +168,7 @@ def _users(parts: Sequence[Part], stage_of: Sequence[int], count: int) -> list[l
 
 
 def _homes(users: Sequence[int], stages: int) -> tuple[int, ...]:
-    """The first of them in each replica of so many stages."""
+    """Return the first of the stages in each replica, which has `stages` stages."""
     first: dict[int, int] = {}
     for stage in users:
         first.setdefault(stage // stages, stage)
@@ -174,7 +176,7 @@ def _homes(users: Sequence[int], stages: int) -> tuple[int, ...]:
 
 
 def _owners(homes: Mapping[int, Sequence[int]], parameters: Parameters) -> dict[int, int]:
-    """Which of its homes updates each parameter. Large ones are dealt first, each to the home with least to update."""
+    """Choose the home that updates each parameter: large parameters first, each to the home with the fewest bytes."""
     updates: Counter[int] = Counter()
     owner: dict[int, int] = {}
     for number in sorted(homes, key=lambda number: -nbytes(parameters.arrays[number])):
@@ -186,7 +188,10 @@ def _owners(homes: Mapping[int, Sequence[int]], parameters: Parameters) -> dict[
 def _traced_optimizer(
     wanted: Wanted, parameters: Parameters, owner: Mapping[int, int]
 ) -> tuple[Computation, Update, list[Any], Any]:
-    """How its first state is computed, its update in rounds, and its state: types of the leaves, and the tree."""
+    """Trace the optimizer.
+
+    Return the computation of its first state, its update in rounds, and the types and the tree of its state.
+    """
 
     def tree_of(values: Sequence[Any]) -> Any:
         some = dict(zip(owner, values, strict=True))
@@ -226,7 +231,7 @@ def _stage(
             return whole
         return shardings.get(trainable[number], whole)
 
-    # A stage that updates nothing has no part of the optimizer's state.
+    # A stage that updates no parameter has no leaves of the optimizer's state.
     here = {stage, None} if stage in owner.values() else set()
     taken = sorted({i for part, at in zip(parts, stage_of, strict=True) if at == stage for i in part.batch})
     return StagePlan(
@@ -238,7 +243,11 @@ def _stage(
 
 
 def _step_program(plan: StepPlan) -> Program:
-    """Takes what each stage updates, the optimizer's leaves, what it does not update, and the batch."""
+    """Return the program of a step.
+
+    Its arguments are the parameters that each stage updates, the optimizer's leaves, the other parameters, and the
+    batch.
+    """
     step = Step(plan)
 
     def pipeline_step(updated: Any, leaves: Any, others: Any, batch: Any) -> Any:
@@ -250,13 +259,13 @@ def _step_program(plan: StepPlan) -> Program:
 
     donated = (0, 1) if plan.donate else None
     if len(plan.parts) == plan.microbatches == 1:
-        # One compiled function, as in plain JAX: cut in two, XLA might round otherwise.
+        # Compile one function as in plain JAX, because XLA might round differently in several functions.
         return Program(jax.jit(pipeline_step, donate_argnums=donated), donate_argnums=donated)
     return Program(pipeline_step, donate_argnums=donated)
 
 
 def _on(part: Part, mesh: Any) -> Part:
-    """The part, with the stage's mesh in the place of the one that the model names."""
+    """Return the part with the stage's mesh in place of the mesh that the model names."""
     computation = part.computation
     equations = tuple(eq.on_mesh(each, mesh) for each in computation.equations)
     return replace(part, computation=replace(computation, equations=equations))

@@ -1,35 +1,44 @@
 """Cuts a traced loss function into the parts of a pipeline.
 
-An equation that depends on parameters and on the batch belongs to the part in which it stands: between which marks
-(`stage_boundary`), or between which of the places that `costs.cut_evenly` chose. What depends on parameters alone, or
-on the batch alone (a cast, a mask, targets cut out of tokens), is computed in each part that needs it. So parameters
-are where they are used. What reduces parameters to much less, such as a penalty on weights, stays with these.
+An equation that depends on both the parameters and the batch belongs to one part, which is determined by the marks
+(`stage_boundary`) around it, or by the cuts that `cut_evenly` chose. An equation that depends only on parameters or
+only on the batch (a cast, a mask, targets that are cut out of tokens) is computed in each part that needs it. So
+parameters are on the stages that use them. An equation that reduces parameters to a much smaller value, such as a
+penalty on weights, is computed once, in a part that has these parameters.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 from jax.extend.core import Var
 
 from atoll.errors import PipelineError
 from atoll.pipelines import equations as eq
 from atoll.pipelines.boundary import boundary_p
 from atoll.pipelines.computation import Computation, Equation, nbytes
-from atoll.pipelines.equation_costs import cut_evenly, flops
 from atoll.quantities import human_bytes
 
 _PARAMETERS, _BATCH = 1, 2
 _BOTH = _PARAMETERS | _BATCH
-_MUCH_LESS = 16
+_MUCH_LESS = 16  # least ratio of the input's bytes to the output's bytes for a reduction
+# A part may cost this factor more than the costliest part of the most even cut if fewer bytes cross.
+SLACK = 1.25
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the model. Its computation takes the parameters and leaves of the batch with these numbers, and the
-    values that it receives, and gives those that it sends; the last part gives the loss."""
+    """A part of the model.
+
+    The computation takes the parameters and the leaves of the batch with these numbers, and the values in `received`.
+    It returns the values in `sent`; the last part also returns the loss.
+    """
 
     computation: Computation
     parameters: tuple[int, ...]
@@ -41,13 +50,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that parts get from another one."""
+    """A value that one part sends to others."""
 
     var: Var
     source: int
     targets: tuple[int, ...]
-    made: str  # where in the user's code
-    used: str
+    made: str  # place in the user's code
+    used: str  # place in the user's code
 
     def __str__(self) -> str:
         to = ", ".join(map(str, self.targets))
@@ -64,9 +73,9 @@ class Cut:
 
 
 def cut(loss: Computation, parameters: int, parts: int) -> Cut:
-    """Cuts the computation of a loss, the first so many of whose inputs are parameters, into so many parts.
+    """Cut the computation of a loss, whose first `parameters` inputs are the parameters, into `parts` parts.
 
-    Raises PipelineError, and warns of values that cross without a mark, where there are marks.
+    Raises PipelineError if it cannot be cut. If the function has marks, it warns about values that cross without one.
     """
     return _Cutter(loss, parameters).cut(parts)
 
@@ -76,7 +85,7 @@ class _Cutter:
         for equation in loss.equations:
             _refuse_hidden_marks(equation)
         self.marks = [each for each in loss.equations if each.primitive is boundary_p]
-        # A mark stays where nothing else of its part is needed: it says where the part ends.
+        # Keep marks whose values are not needed, because they separate parts.
         self.loss = loss.cut((*loss.outputs, *(var for mark in self.marks for var in mark.outvars)))
         _warn_of_effects(loss.equations)
         self.inputs = loss.inputs
@@ -84,12 +93,12 @@ class _Cutter:
         self.equations = self.loss.equations
         self.maker = {var: equation for equation in self.equations for var in equation.outvars}
         self.depends = self._dependencies()
-        self.part_of: dict[Var, int] = {}  # of the values that belong to a part
+        self.part_of: dict[Var, int] = {}  # parts by the values that belong to one part
 
     def cut(self, parts: int) -> Cut:
         fixed = [each for each in self.equations if self._is_fixed(each)]
         if not fixed:
-            raise PipelineError("the loss function computes nothing of both the parameters and the batch")
+            raise PipelineError("no operation of the loss function depends on both the parameters and the batch")
         numbers = self._by_marks(fixed, parts) if self.marks else self._by_costs(fixed, parts)
         for equation, number in zip(fixed, numbers, strict=True):
             self.part_of.update((var, number) for var in equation.outvars)
@@ -99,15 +108,15 @@ class _Cutter:
         for number, equations in enumerate(by_part):
             if not any(each.primitive is not boundary_p for each in equations):
                 raise PipelineError(
-                    f"part {number} of {parts} computes nothing of both the parameters and the batch: the "
-                    f"stage_boundary at {eq.place(self.marks[min(number, len(self.marks) - 1)])} leaves nothing to it"
+                    f"part {number} of {parts} is empty: none of its operations depends on both the parameters and the "
+                    f"batch. Move the stage_boundary at {eq.place(self.marks[min(number, len(self.marks) - 1)])}"
                 )
         self._keep_reductions_with_their_parameters(by_part)
         (result,) = self.loss.outputs[:1]
         if self.part_of.get(result) != parts - 1:
             raise PipelineError(
-                f"the loss is computed in part {self.part_of.get(result, 0)}, and the last part is {parts - 1}: what "
-                "stands behind the last stage_boundary does not lead to it"
+                f"the loss is computed in part {self.part_of.get(result, 0)}, but the last part is {parts - 1}: the "
+                "loss must depend on the operations after the last stage_boundary"
             )
         crossings = self._crossings(by_part)
         if self.marks:
@@ -132,12 +141,12 @@ class _Cutter:
     # ---- which part
 
     def _by_marks(self, fixed: Sequence[Equation], parts: int) -> list[int]:
-        """Where there are more marks than needed, those are chosen whose parts cost alike."""
+        """Return the part of each equation. If there are more marks than needed, use those that balance the costs."""
         if len(self.marks) < parts - 1:
             places = "".join(f"\n  {eq.place(mark)}" for mark in self.marks)
             raise PipelineError(
-                f"{len(self.marks)} stage_boundary make {len(self.marks) + 1} parts, and the schedule has {parts}; "
-                f"they are at{places}"
+                f"{len(self.marks)} stage_boundary make {len(self.marks) + 1} parts, but the schedule has {parts}; "
+                f"the marks are at{places}"
             )
         pieces, piece = [], 0
         for equation in fixed:
@@ -151,7 +160,10 @@ class _Cutter:
 
     def _by_costs(self, fixed: Sequence[Equation], parts: int) -> list[int]:
         if len(fixed) < parts:
-            raise PipelineError(f"the loss function has {len(fixed)} operations that can be cut, too few for {parts}")
+            raise PipelineError(
+                f"the loss function has {len(fixed)} operations that depend on both the parameters and the batch, too "
+                f"few for {parts} parts"
+            )
         index = {var: i for i, equation in enumerate(fixed) for var in equation.outvars}
         last = dict.fromkeys(index, -1)
         for i, equation in enumerate(fixed):
@@ -168,7 +180,7 @@ class _Cutter:
         return [sum(start <= i for start in starts) for i in range(len(fixed))]
 
     def _keep_reductions_with_their_parameters(self, by_part: list[list[Equation]]) -> None:
-        """A small value of large parameters alone is computed where these are, and sent."""
+        """Compute small values that depend only on large parameters in a part that has these, and send the values."""
         reductions = [each for each in self.equations if self._reduces(each)]
         stops = {var for each in reductions for var in each.outvars}
         homes: dict[Var, int] = {}
@@ -192,7 +204,7 @@ class _Cutter:
         return taken > _MUCH_LESS * sum(nbytes(var.aval) for var in equation.outvars)
 
     def _reached(self, equation: Equation) -> set[Var]:
-        """All that is computed of it without the batch, and itself."""
+        """Return the outputs of the equation and all values that are computed from them without the batch."""
         found = set(equation.outvars)
         for each in self.equations:
             if not self._is_fixed(each) and any(atom in found for atom in each.invars if not eq.is_literal(atom)):
@@ -200,7 +212,10 @@ class _Cutter:
         return found
 
     def _needs(self, equations: Iterable[Equation], stops: Iterable[Var] = ()) -> dict[Var, None]:
-        """The values that these equations use: of parts, inputs, and what belongs to no part, as far as the stops."""
+        """Return the values that these equations use, directly or through equations that belong to no part.
+
+        The search does not continue beyond `stops`.
+        """
         stops = set(stops)
         found: dict[Var, None] = {}
         left = [atom for each in equations for atom in each.invars if not eq.is_literal(atom)]
@@ -245,8 +260,8 @@ class _Cutter:
         for each in crossings:
             if each.var not in marked and self.depends[each.var] == _BOTH:
                 warnings.warn(
-                    f"a value crosses from part to part that no stage_boundary names: {each}. It is sent, and kept "
-                    "until then; stage_boundary((x, value)) says that it is meant",
+                    f"a value crosses between parts without a stage_boundary: {each}. It is sent, and kept until then; "
+                    "if that is intended, mark it using stage_boundary((x, value))",
                     stacklevel=2,
                 )
 
@@ -268,11 +283,11 @@ class _Cutter:
 
 
 def _warn_of_effects(equations: Sequence[Equation]) -> None:
-    """What no result depends on is in no part."""
+    """Warn about equations with effects but without outputs, which no part contains."""
     for equation in equations:
         if equation.effects and not equation.outvars:
             warnings.warn(
-                f"{equation.primitive.name} at {eq.place(equation)} is left out of the pipeline: the loss does not "
+                f"the pipeline omits {equation.primitive.name} at {eq.place(equation)}, because the loss does not "
                 "depend on it",
                 stacklevel=2,
             )
@@ -281,15 +296,70 @@ def _warn_of_effects(equations: Sequence[Equation]) -> None:
 def _refuse_hidden_marks(equation: Equation) -> None:
     for mark in marks_inside(equation):
         raise PipelineError(
-            f"the stage_boundary at {eq.place(mark)} stands inside of {equation.primitive.name} at "
-            f"{eq.place(equation)}, which JAX takes as one computation: put it outside, between two of them"
+            f"the stage_boundary at {eq.place(mark)} is inside {equation.primitive.name} at {eq.place(equation)}, "
+            "which JAX treats as one computation: move the mark outside"
         )
 
 
 def marks_inside(equation: Equation) -> Iterator[Equation]:
-    """Of the jaxprs that it runs."""
+    """Yield the marks in the jaxprs that an equation runs."""
     for jaxpr in eq.inner(equation):
         for each in jaxpr.eqns:
             if each.primitive is boundary_p:
                 yield each
             yield from marks_inside(each)
+
+
+def flops(equation: Any) -> float:
+    """Return the operations of a product, of a convolution or of inner jaxprs; for others, one per output element."""
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        left = equation.invars[0].aval.shape
+        return 2.0 * _size(equation.outvars[0].aval) * math.prod(int(left[d]) for d in contracted)
+    if name == "conv_general_dilated":
+        kernel = equation.invars[1].aval.shape
+        outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
+        return 2.0 * _size(equation.outvars[0].aval) * float(math.prod(kernel) / outputs)
+    inside = [sum(map(flops, each.eqns)) for each in eq.inner(equation)]
+    if not inside:
+        return float(sum(_size(var.aval) for var in equation.outvars))
+    if name == "cond":
+        return max(inside)
+    return sum(inside) * (params["length"] if name == "scan" else 1)
+
+
+def _size(aval: Any) -> int:
+    return int(math.prod(getattr(aval, "shape", ())))
+
+
+def cut_evenly(costs: Sequence[float], crossing: Sequence[float], parts: int) -> list[int]:
+    """Return the indices at which a list of items is cut into parts.
+
+    `crossing[i]` are the bytes that cross a cut before item i. Among the cuts whose costliest part costs at most
+    `SLACK` times that of the most even cut, this is one with the fewest crossing bytes, and among these the most even.
+    There must be at least as many items as parts.
+    """
+    count = len(costs)
+    before = np.concatenate([[0.0], np.cumsum(np.asarray(costs, float))])
+    part = before[None, :] - before[:, None]  # from item i to before item j
+    part[np.tril_indices(count + 1)] = np.inf
+    worst = part[0].copy()
+    for _ in range(parts - 1):
+        worst = np.min(np.maximum(worst[:, None], part), axis=0)
+    bound = SLACK * float(worst[count])
+    # Less than one byte in total, so that evenness decides only among cuts with equal crossing bytes.
+    toll = np.where(part <= bound, 0.5 / parts * (np.minimum(part, bound) / max(bound, 1.0)) ** 2, np.inf)
+    toll[1:count] += np.asarray(crossing, float)[1:, None]
+    least = toll[0].copy()
+    origins = []
+    for _ in range(parts - 1):
+        ways = least[:, None] + toll
+        origins.append(np.argmin(ways, axis=0))
+        least = np.min(ways, axis=0)
+    ends = [count]
+    for origin in reversed(origins):
+        ends.append(int(origin[ends[-1]]))
+    starts = ends[1:][::-1]
+    assert all(a < b for a, b in pairwise([0, *starts, count]))
+    return starts

@@ -1,8 +1,8 @@
-"""A pipeline's schedule as data: for each stage, what it runs in which order. Pure.
+"""A pipeline's schedule as a table: the entries of each stage, in order. Pure.
 
-A *stage* is what one mesh runs; it has one *part* of the model, or several (interleaved). An *entry* runs one part on
-one micro-batch, forward or backward. `Schedule.check` is the one place that says whether a table is complete and can
-run, and what it costs: its bubble, and how many activations each stage holds.
+A *stage* is one mesh; it runs one *part* of the model, or several (interleaved). An *entry* runs one part on one
+micro-batch, forward or backward. `Schedule.check` determines whether a table is complete and can run, its bubble, and
+the number of activations that each stage holds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _IDLE = ("", ".", "-")
 
 @dataclass(frozen=True)
 class Schedule:
-    """A table: `rows[stage]` are its entries, in order."""
+    """A table of entries: `rows[stage]` are the entries of a stage, in order."""
 
     rows: tuple[tuple[Entry, ...], ...]
     name: str = "custom"
 
     @classmethod
     def of(cls, rows: str | Iterable[str | Sequence[Any]], name: str = "custom") -> Schedule:
-        """A table of the user's own: a line of text for each stage, or a sequence of entries; for example
+        """Make a custom table from one line of text or one sequence of entries per stage. For example::
 
             Schedule.of("0F0 0F1  .  0B0 0B1\\n .  1F0 1B0 1F1 1B1")
 
-        A dot is an idle time, which the order says already. Raises PipelineError.
+        Dots, which show idle time, are ignored. Raises PipelineError if an entry is invalid.
         """
         lines = [line for line in rows.splitlines() if line.strip()] if isinstance(rows, str) else list(rows)
         table = []
@@ -60,21 +60,21 @@ class Schedule:
         return 1 + max((entry.microbatch for row in self.rows for entry in row), default=-1)
 
     def stage_of(self, part: int) -> int:
-        """The stage that runs the part."""
+        """Return the stage that runs a part."""
         return next(stage for stage, row in enumerate(self.rows) if any(entry.part == part for entry in row))
 
     def __str__(self) -> str:
         return picture.text(self.name, self.rows, self.check())
 
     def plot(self, times: Times = DEFAULT_TIMES, ax: Any = None) -> Any:
-        """Draws the table over time on matplotlib's axes, and returns them. Needs the extra `plot`; `print` needs none.
+        """Draw the table over time on matplotlib axes, and return them. `print(schedule)` draws it as text.
 
-        Raises PipelineError where matplotlib is missing.
+        Raises PipelineError if matplotlib, from the extra `plot`, is not installed.
         """
         return picture.plot(self.name, self.rows, self.check(times), ax)
 
     def plot_run(self, spans: Iterable[Any], ax: Any = None) -> Any:
-        """Draws what really ran of one step, by its spans, as `plot` draws the table. For example::
+        """Draw the run of one step from its spans, in the same style as `plot`. For example::
 
             _, (above, below) = plt.subplots(2)
             with pw.trace() as spans:
@@ -82,15 +82,15 @@ class Schedule:
             pipe.schedule.plot(ax=above)
             pipe.schedule.plot_run(spans, ax=below)
 
-        Raises PipelineError where matplotlib is missing, or the spans have nothing of this table.
+        Raises PipelineError if matplotlib is not installed, or if the spans contain no step with this table.
         """
         return picture.plot_run(self.name, self.rows, spans, ax)
 
     def check(self, times: Times = DEFAULT_TIMES) -> Check:
-        """Runs the table as the stages would: each entry when its stage is free and what it needs has come.
+        """Simulate the table: each entry starts when its stage is free and its inputs have arrived.
 
-        Raises PipelineError for a table that lacks an entry, has one twice, or cannot run in this order; it says which
-        entry waits for which.
+        Raises PipelineError if an entry is missing or duplicate, or if entries wait for each other; the message then
+        shows which entry waits for which.
         """
         where = self._complete()
         spans: dict[Entry, tuple[float, float]] = {}
@@ -118,7 +118,7 @@ class Schedule:
         )
 
     def needs(self, entry: Entry) -> tuple[Entry, ...]:
-        """The entries whose results it takes."""
+        """Return the entries whose results an entry takes."""
         part, kind, microbatch = entry.part, entry.kind, entry.microbatch
         if kind is Kind.FORWARD:
             return (Entry(part - 1, kind, microbatch),) if part else ()
@@ -130,7 +130,7 @@ class Schedule:
         return forward, Entry(part + 1, self._backward_kind(part + 1, microbatch), microbatch)
 
     def _backward_kind(self, part: int, microbatch: int) -> Kind:
-        """Of the entry that gives the gradients of the part's inputs."""
+        """Return the kind of the entry that computes the gradients of the part's inputs."""
         whole = Entry(part, Kind.BACKWARD, microbatch)
         return Kind.BACKWARD if whole in self._all else Kind.INPUT
 
@@ -139,20 +139,20 @@ class Schedule:
         return frozenset(entry for row in self.rows for entry in row)
 
     def _complete(self) -> dict[Entry, tuple[int, int]]:
-        """Where each entry stands: stage and position."""
+        """Return the stage and the position of each entry. Raise PipelineError if the table is incomplete."""
         where: dict[Entry, tuple[int, int]] = {}
         stage_of: dict[int, int] = {}
         for stage, row in enumerate(self.rows):
             for position, entry in enumerate(row):
                 if entry in where:
                     raise PipelineError(
-                        f"the schedule {self.name!r} has {entry} twice: on stages {where[entry][0]} and {stage}"
+                        f"the schedule {self.name!r} contains {entry} twice: on stages {where[entry][0]} and {stage}"
                     )
                 where[entry] = stage, position
                 if stage_of.setdefault(entry.part, stage) != stage:
                     raise PipelineError(
                         f"the schedule {self.name!r} runs part {entry.part} on stages {stage_of[entry.part]} and "
-                        f"{stage} ({entry}): a part and its parameters are on one stage"
+                        f"{stage} ({entry}): a part and its parameters must be on one stage"
                     )
         for part in range(self.parts):
             for microbatch in range(self.microbatches):
@@ -160,8 +160,8 @@ class Schedule:
                 if kinds not in ("FB", "FIW"):
                     has = " and ".join(f"{part}{kind}{microbatch}" for kind in kinds) or "nothing"
                     raise PipelineError(
-                        f"the schedule {self.name!r} has {has} of part {part} and micro-batch {microbatch}; each part "
-                        "runs each micro-batch once, F and then B, or F, I and W"
+                        f"the schedule {self.name!r} has {has} for part {part} and micro-batch {microbatch}; each part "
+                        "must run each micro-batch once: F and B, or F, I and W"
                     )
         if not where:
             raise PipelineError(f"the schedule {self.name!r} is empty")
@@ -174,7 +174,7 @@ class Schedule:
         done: Sequence[int],
         where: Mapping[Entry, tuple[int, int]],
     ) -> str:
-        """Which entry waits for which, until one comes again."""
+        """Describe a cycle of entries that wait for each other."""
         steps: list[str] = []
         seen: set[Entry] = set()
         entry = first
@@ -183,7 +183,7 @@ class Schedule:
             missing = next(each for each in self.needs(entry) if each not in spans)
             stage, _ = where[missing]
             ahead = self.rows[stage][done[stage]]
-            behind = "" if ahead == missing else f", which stands behind {ahead}"
+            behind = "" if ahead == missing else f", which is scheduled after {ahead}"
             steps.append(f"{entry} (stage {where[entry][0]}) waits for {missing} (stage {stage}){behind}")
             entry = ahead
         return "; ".join(steps)

@@ -1,6 +1,6 @@
-"""The schedules that Atoll has. Each is a function from numbers of stages and micro-batches to a table.
+"""Built-in schedules. Each is a function from numbers of stages and micro-batches to a table.
 
-To add one: write such a function, and name it in `SCHEDULES`.
+To add a schedule, write such a function and add it to `SCHEDULES`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ F, B, INPUT, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHTS
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
-    """All forward entries, then all backward ones (Huang et al., 2019). Stages hold all micro-batches."""
+    """Run all forward entries, then all backward entries (Huang et al., 2019). Stages hold all micro-batches."""
     row = [(kind, each) for kind in (F, B) for each in range(microbatches)]
     return Schedule(tuple(tuple(Entry(s, kind, each) for kind, each in row) for s in range(stages)), "gpipe")
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """Backward as early as it can be (PipeDream-Flush; Narayanan et al., 2021). Stage s holds S - s micro-batches."""
+    """Run backward as early as possible (PipeDream-Flush; Narayanan et al., 2021).
+
+    Stage s of S holds S - s micro-batches.
+    """
     rows = []
     for s in range(stages):
         ahead = min(microbatches, stages - s - 1)
@@ -34,17 +37,17 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
 
 def interleaved(stages: int, microbatches: int, virtual: int | None = None) -> Schedule:
-    """1F1B with `virtual` parts of the model on each stage, round robin (Narayanan et al., 2021, section 2.2).
+    """Run 1F1B with `virtual` parts of the model per stage, round robin (Narayanan et al., 2021, section 2.2).
 
-    The bubble is that of 1F1B over `virtual`. Micro-batches go in groups of as many as there are stages. Where nobody
-    says, there are two parts, and one on a single stage: it has no bubble, and computes the bits of plain JAX.
+    The bubble is the bubble of 1F1B divided by `virtual`. Micro-batches run in groups of `stages`. The default is two
+    parts per stage, or one part on a single stage, which has no bubble and is bitwise equal to plain JAX.
     """
     if virtual is None:
         virtual = 2 if stages > 1 else 1
     if microbatches % stages:
         raise PipelineError(
-            f"interleaved takes micro-batches in groups of as many as there are stages: {microbatches} is no multiple "
-            f"of {stages}"
+            f"the interleaved schedule requires a multiple of {stages} micro-batches, the number of stages, got "
+            f"{microbatches}"
         )
     total = microbatches * virtual
     rows = []
@@ -66,10 +69,10 @@ def interleaved(stages: int, microbatches: int, virtual: int | None = None) -> S
 
 
 def zb_h1(stages: int, microbatches: int) -> Schedule:
-    """1F1B whose backward entries are split; those for weights fill the bubble (Qi et al., 2023, figure 3).
+    """Run 1F1B with split backward entries; the W entries fill the bubble (Qi et al., 2023, figure 3).
 
-    A third of 1F1B's bubble where F, I and W take equally long. Every stage holds as many micro-batches as there are
-    stages: the later ones put their W off by that.
+    The bubble is a third of 1F1B's if F, I and W take equally long. Every stage holds `stages` micro-batches, because
+    later stages delay their W entries.
     """
     rows = []
     for s in range(stages):
@@ -100,16 +103,19 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def schedule(name: str, stages: int, microbatches: int, **options: int) -> Schedule:
-    """One of the tables by its name: "gpipe", "1f1b", "interleaved" (option `virtual`: parts a stage) or "zb-h1".
+    """Return a built-in schedule: "gpipe", "1f1b", "interleaved" (option `virtual`: parts per stage) or "zb-h1".
 
-    Raises PipelineError.
+    Raises PipelineError if the name, a number or an option is invalid.
     """
     if name not in SCHEDULES:
-        raise PipelineError(f"there is no schedule {name!r}; there are {', '.join(SCHEDULES)}, and tables of your own")
+        raise PipelineError(f"unknown schedule {name!r}: use one of {', '.join(SCHEDULES)}, or a `Schedule` of yours")
     if stages < 1 or microbatches < 1:
-        raise PipelineError(f"a schedule for {stages} stages and {microbatches} micro-batches")
+        raise PipelineError(
+            f"a schedule needs at least one stage and one micro-batch, got {stages} stages and {microbatches} "
+            "micro-batches"
+        )
     if any(value < 1 for value in options.values()):
-        raise PipelineError(f"a schedule with {options}")
+        raise PipelineError(f"the options of a schedule must be at least 1, got {options}")
     try:
         return SCHEDULES[name](stages, microbatches, **options)
     except TypeError:

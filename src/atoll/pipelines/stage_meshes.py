@@ -1,4 +1,4 @@
-"""How parameters and batches lie on the stages' meshes."""
+"""Shardings of parameters and batches on the stages' meshes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.errors import PipelineError
 
 
 def fitted(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
-    """The spec as far as the mesh has its axes and they divide the shape."""
+    """Return the spec without axes that the mesh does not have or that do not divide the shape."""
     fits = []
     for size, names in zip(shape, [*spec, *[None] * len(shape)], strict=False):
         several = (names,) if isinstance(names, str) else tuple(names or ())
@@ -23,12 +23,12 @@ def fitted(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSp
 
 
 def moved(array: Any, mesh: Mesh) -> NamedSharding:
-    """How an array lies on the mesh that lies so on another stage's."""
+    """Return the sharding of an array on `mesh`, based on its sharding on another stage's mesh."""
     return NamedSharding(mesh, fitted(_spec(array), array.shape, mesh))
 
 
 def parameter_sharding(leaf: Any, spec: PartitionSpec | None, mesh: Mesh, name: str) -> NamedSharding:
-    """As the user's spec says, or as the array lies where it is."""
+    """Return the sharding of a parameter, from the user's spec or else based on the array's current sharding."""
     if spec is None:
         return moved(leaf, mesh)
     _check(spec, leaf.shape, mesh, name)
@@ -36,7 +36,7 @@ def parameter_sharding(leaf: Any, spec: PartitionSpec | None, mesh: Mesh, name: 
 
 
 def batch_sharding(shape: Sequence[int], spec: PartitionSpec | None, mesh: Mesh, name: str) -> NamedSharding:
-    """Of a micro-batch's leaf; unless the user says it, data-parallel over the mesh's first axis."""
+    """Return the sharding of a micro-batch's leaf. Without a spec, rows are cut along the mesh's first axis."""
     if not shape:
         return NamedSharding(mesh, PartitionSpec())
     if spec is None:
@@ -46,21 +46,23 @@ def batch_sharding(shape: Sequence[int], spec: PartitionSpec | None, mesh: Mesh,
 
 
 def check_apart(replicas: Sequence[Sequence[Mesh]]) -> None:
-    """Raises PipelineError where two replicas have a device in common: they would compute one after the other."""
+    """Raise PipelineError if two replicas share a device, because they would compute one after the other."""
     replica_of: dict[Any, int] = {}
     for number, meshes in enumerate(replicas):
         for mesh in meshes:
             for device in mesh.devices.flat:
                 if replica_of.setdefault(device, number) != number:
                     raise PipelineError(
-                        f"replicas {replica_of[device]} and {number} both have {device}: each replica has devices of "
-                        "its own"
+                        f"replicas {replica_of[device]} and {number} both use {device}: give each replica its own "
+                        "devices"
                     )
 
 
 def _check(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, name: str) -> None:
     if fitted(spec, shape, mesh) != PartitionSpec(*spec, *[None] * (len(shape) - len(spec))):
-        raise PipelineError(f"{name}, of shape {list(shape)}, cannot lie as {spec} on a mesh of {dict(mesh.shape)}")
+        raise PipelineError(
+            f"{name} has the shape {list(shape)}, which {spec} cannot divide on a mesh of {dict(mesh.shape)}"
+        )
 
 
 def _spec(array: Any) -> PartitionSpec:

@@ -1,38 +1,82 @@
-"""A step of training: the nodes of the program, in the schedule's order, over compiled functions of each stage."""
+"""A training step: its plan, and the nodes of its program in the schedule's order.
+
+Replicas of a pipeline share the batch, the loss, the gradients and the parameters. XLA sums a gradient within a stage's
+mesh. Across replicas, each parameter has one owner: the other replicas send it their gradients, and it adds them in a
+fixed order, updates the parameter and sends the new value. So all replicas have bitwise equal parameters on any
+devices, and the optimizer's state exists once. Owners are distributed over the replicas, so each replica sends and
+receives about as much as in a ring, but in two steps instead of 2 (R - 1).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Var
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.client.jax_internals import leave_out_of_tracebacks
 from atoll.pipelines.entries import Kind
-from atoll.pipelines.optimizer import Round
-from atoll.pipelines.order import Move
-from atoll.pipelines.part_functions import PartFunctions, named
-from atoll.pipelines.pipeline_plan import StagePlan, StepPlan
-from atoll.pipelines.replicas import Replicas
+from atoll.pipelines.optimizer import Round, Update
+from atoll.pipelines.order import Action, Move
+from atoll.pipelines.parts import Derivative, PartFunctions, named
+from atoll.pipelines.pipeline_cut import Part
 from atoll.pipelines.stage_meshes import moved
 
 leave_out_of_tracebacks(__file__)
 
 
+@dataclass(frozen=True)
+class StagePlan:
+    """The mesh of a stage, and the shardings of its arrays by number."""
+
+    mesh: Mesh
+    parameters: dict[int, NamedSharding]
+    leaves: dict[int, NamedSharding]  # leaves of the optimizer's state
+    batch: dict[int, NamedSharding]  # leaves of a micro-batch
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The plan of a step. Stages, parts and micro-batches are numbered through all replicas, one after the other.
+
+    Parts of different replicas exchange no values. `homes` lists, for each trained parameter, the first stage that uses
+    it in each replica. A home sums the gradients of its replica. One of the homes is the `owner`, which sums those of
+    all homes and updates the parameter. With `donate`, new parameters and leaves reuse the memory of the old ones.
+    """
+
+    stages: Sequence[StagePlan]
+    parts: Sequence[Part]
+    derivatives: Sequence[Derivative]
+    stage_of: Sequence[int]  # stages by part
+    source: dict[Var, int]  # parts that compute the values that cross
+    targets: dict[Var, tuple[int, ...]]  # parts that use the values that cross
+    actions: Sequence[Action]
+    microbatches: int  # per replica
+    replicas: int
+    homes: dict[int, tuple[int, ...]]
+    owner: dict[int, int]
+    update: Update
+    donate: bool
+
+    def replica_of(self, stage: int) -> int:
+        return stage * self.replicas // len(self.stages)
+
+
 @dataclass
 class _Values:
-    """What has been made so far in a step. In a program these are traced values: it drops each after its last use."""
+    """The values computed so far in a step. A program drops each traced value after its last use."""
 
     parameters: list[dict[int, Any]]
     batch: list[dict[int, list[Any]]]
-    sums: list[dict[int, Any]]  # by stage: gradients of parameters
-    sent: dict[tuple[Var, int, int], Any] = field(default_factory=dict)  # by stage and micro-batch
+    sums: list[dict[int, Any]]  # gradients of parameters by stage
+    sent: dict[tuple[Var, int, int], Any] = field(default_factory=dict)  # by value, stage and micro-batch
     shardings: dict[Var, Any] = field(default_factory=dict)
-    gradients: dict[tuple[Var, int, int], Any] = field(default_factory=dict)  # by the part that gave it
+    gradients: dict[tuple[Var, int, int], Any] = field(default_factory=dict)  # by value, computing part and micro-batch
     kept: dict[tuple[int, int], Any] = field(default_factory=dict)
     between: dict[tuple[int, int], Any] = field(default_factory=dict)
     given: dict[tuple[int, int], Any] = field(default_factory=dict)
@@ -40,14 +84,13 @@ class _Values:
 
 
 class Step:
-    """`run(parameters, leaves, batch)` is what a step does: lists by stage of parameters and of the optimizer's leaves,
-    and the batch's flat leaves -> both lists, and the loss."""
+    """The function that a step's program traces, and the jit functions that it calls."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self._replicas = Replicas(plan)
         self._parts = [
-            PartFunctions(i, part, derivative, plan.stages[plan.stage_of[i]], plan.microbatches)
+            PartFunctions(i, part, derivative, plan.stages[plan.stage_of[i]].parameters, plan.microbatches)
             for i, (part, derivative) in enumerate(zip(plan.parts, plan.derivatives, strict=True))
         ]
         self._splits = [self._split(number, stage) for number, stage in enumerate(plan.stages)]
@@ -57,6 +100,10 @@ class Step:
         self._rounds = [self._round(number, each) for number, each in enumerate(plan.update.rounds)]
 
     def run(self, parameters: Any, leaves: Any, batch: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """Run a step on parameters and the optimizer's leaves by stage, and on the flat leaves of a batch.
+
+        Return the new parameters, the new leaves and the loss.
+        """
         plan = self.plan
         numbered = [
             dict(zip(stage.parameters, each, strict=True)) for stage, each in zip(plan.stages, parameters, strict=True)
@@ -116,7 +163,7 @@ class Step:
             values.losses[microbatch] = made[-1]
 
     def _given(self, number: int, microbatch: int, values: _Values) -> list[list[Any]]:
-        """For each output of the part: the gradients from all who used it."""
+        """Return the gradients of each differentiable output of a part, one from each part that uses the output."""
         part, derivative = self.plan.parts[number], self.plan.derivatives[number]
         return [
             [
@@ -173,7 +220,7 @@ class Step:
         self._keep_sums(number, sums, values)
 
     def _trained(self, stage: int) -> list[int]:
-        """The trainable parameters that a stage uses."""
+        """Return the trainable parameters that a stage uses."""
         return [i for i in self.plan.stages[stage].parameters if i in self.plan.owner]
 
     def _of_part(self, number: int) -> list[int]:
@@ -188,7 +235,7 @@ class Step:
     def _keep_sums(self, number: int, sums: Sequence[Any], values: _Values) -> None:
         here = values.sums[self.plan.stage_of[number]]
         for i, each in zip(self._of_part(number), sums, strict=True):
-            # Of one micro-batch there are no sums, but two parts of a stage may use one parameter.
+            # With one micro-batch there are no sums, but two parts of a stage may use the same parameter.
             here[i] = self._add([here[i], each]) if self.plan.microbatches == 1 and i in here else each
 
     def _keep_gradients(self, number: int, microbatch: int, gradients: Sequence[Any], values: _Values) -> None:
@@ -255,7 +302,7 @@ class Step:
         return new, [[results[at][count + i] for i in stage.leaves] for at, stage in enumerate(plan.stages)]
 
     def _summed(self, number: int, home: int, parameters: Any, sums: list[dict[int, Any]]) -> Any:
-        """The gradient of a parameter in one replica, from all of its stages that use it."""
+        """Return the gradient of a parameter in one replica, summed over the stages that use it."""
         sharding = self.plan.stages[home].parameters[number]
         parts = [
             here[number] if at == home else jax.device_put(here[number], sharding)
@@ -273,7 +320,7 @@ class Step:
         shardings = [[sharding] * count for sharding in stage.batch.values()]
 
         def split(leaves: Sequence[Any]) -> list[list[Any]]:
-            """Row r is of micro-batch r modulo M, so that rows stay on their devices."""
+            """Put row r into micro-batch r modulo the number of micro-batches, so that rows stay on their devices."""
             if count == 1:
                 return [[leaf] for leaf in leaves]
             cut = [leaf.reshape(-1, count, *leaf.shape[1:]) if leaf.ndim else leaf for leaf in leaves]
@@ -293,8 +340,10 @@ class Step:
         )
 
     def _replaced(self, each: Round) -> tuple[list[Var], list[Var]]:
-        """Which of the inputs of a round its results take the place of, and the others: the last round's are parameters
-        and leaves of the optimizer."""
+        """Split the inputs of a round into those that its results replace and the others.
+
+        Only the last round of a stage has results: its parameters and the optimizer's leaves.
+        """
         state = set(self.plan.update.inputs[len(self.plan.owner) :]) if each.results else set()
         inputs = each.computation.inputs
         return [var for var in inputs if var in state], [var for var in inputs if var not in state]
@@ -311,3 +360,84 @@ class Step:
             donate_argnums=(0,) if self.plan.donate and each.results else (),
             out_shardings=shardings or None,
         )
+
+
+class Replicas:
+    """The functions of a step that combine replicas. With one replica, they change nothing."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self._plan = plan
+        self._cut = jax.jit(named(lambda leaf: jnp.split(leaf, plan.replicas), "replicas_rows"))
+        self._mean = jax.jit(named(lambda losses: sum(losses[1:], losses[0]) / len(losses), "mean_loss"))
+        self._add = jax.jit(named(lambda some: [sum(parts[1:], parts[0]) for parts in some], "sum_replicas"))
+
+    def rows(self, batch: Sequence[Any]) -> list[list[Any]]:
+        """Return each replica's rows of the batch's leaves. `Batch.leaves_of` has already split NumPy leaves."""
+        count = self._plan.replicas
+        if count == 1:
+            return [list(batch)]
+        each = [self._pieces(leaf) for leaf in batch]
+        return [[pieces[replica] for pieces in each] for replica in range(count)]
+
+    def _pieces(self, leaf: Any) -> Sequence[Any]:
+        if isinstance(leaf, list):
+            return leaf
+        pieces: Sequence[Any] = self._cut(leaf) if np.ndim(leaf) else [leaf] * self._plan.replicas
+        return pieces
+
+    def mean_loss(self, losses: Mapping[int, Any]) -> Any:
+        """Return the mean over all micro-batches of all replicas, which have equal numbers of rows."""
+        count = self._plan.microbatches
+        means = []
+        for first in range(0, len(losses), count):
+            some = [losses[first + i] for i in range(count)]
+            means.append(self._mean(some) if count > 1 else some[0])
+        if len(means) == 1:
+            return means[0]
+        return self._mean([means[0], *(jax.device_put(each, means[0].sharding) for each in means[1:])])
+
+    def summed(self, gradients: Mapping[tuple[int, int], Any]) -> dict[int, Any]:
+        """Sum gradients, which are given by parameter and home, at their owners in the order of the replicas.
+
+        All gradients are sent before the first addition, and each stage sums all its parameters in one function.
+        """
+        plan = self._plan
+        parts: dict[int, dict[int, list[Any]]] = {}  # by owner and parameter
+        for number, owner in plan.owner.items():
+            sharding = plan.stages[owner].parameters[number]
+            parts.setdefault(owner, {})[number] = [
+                gradients[number, home] if home == owner else jax.device_put(gradients[number, home], sharding)
+                for home in plan.homes[number]
+            ]
+        summed: dict[int, Any] = {}
+        for here in parts.values():
+            several = {number: some for number, some in here.items() if len(some) > 1}
+            summed.update((number, some[0]) for number, some in here.items() if number not in several)
+            if several:
+                summed.update(zip(several, self._add(list(several.values())), strict=True))
+        return summed
+
+    def everywhere(self, updated: Mapping[int, Any], parameters: Sequence[Mapping[int, Any]]) -> list[list[Any]]:
+        """Distribute updated parameters, and return the parameters of all stages.
+
+        Owners send updated parameters to the other homes, and each home sends them to the stages of its replica that
+        use them. Other parameters are unchanged.
+        """
+        plan = self._plan
+        at_home = {
+            (number, plan.replica_of(home)): updated[number]
+            if home == plan.owner[number]
+            else jax.device_put(updated[number], plan.stages[home].parameters[number])
+            for number, homes in plan.homes.items()
+            for home in homes
+        }
+        new: list[list[Any]] = []
+        for stage, here in enumerate(plan.stages):
+            new.append([])
+            for number, sharding in here.parameters.items():
+                if number not in updated:
+                    new[-1].append(parameters[stage][number])
+                    continue
+                value = at_home[number, plan.replica_of(stage)]
+                new[-1].append(value if stage in plan.homes[number] else jax.device_put(value, sharding))
+        return new

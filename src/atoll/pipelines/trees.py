@@ -1,4 +1,4 @@
-"""The user's trees, of parameters and of a batch, as flat lists of arrays with names."""
+"""The user's trees of parameters and batches as flat lists of named arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.pipelines.computation import structure
 
 
 class Parameters:
-    """A tree of parameters: its arrays, and what else is in it, which stays as it is."""
+    """A tree of parameters: its arrays, which are parameters, and its other leaves, which are constants."""
 
     def __init__(self, tree: Any, specs: Any) -> None:
         paths, self.structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -27,7 +27,7 @@ class Parameters:
         self.types = [structure(jax.typeof(array)) for array in self.arrays]
 
     def tree_of(self, arrays: Sequence[Any], fixed: bool = True) -> Any:
-        """The tree with these arrays; without `fixed`, with None for what is no array."""
+        """Return the tree with these arrays. Without `fixed`, the other leaves are None."""
         left = iter(arrays)
         leaves = [
             (self._fixed[i] if fixed else None) if i in self._fixed else next(left)
@@ -37,7 +37,7 @@ class Parameters:
 
 
 class Batch:
-    """A kind of batch: the types of its leaves, and those of a micro-batch's, of which each replica has so many."""
+    """The structure and types of a batch, and of its micro-batches. `microbatches` is the number per replica."""
 
     def __init__(self, tree: Any, specs: Any, microbatches: int, replicas: int = 1) -> None:
         self.replicas = replicas
@@ -47,7 +47,7 @@ class Batch:
         self.types = [self._type(leaf, name) for (_, leaf), name in zip(paths, self.names, strict=True)]
         rows = {name: each.shape[0] for name, each in zip(self.names, self.types, strict=True) if each.shape}
         if len(set(rows.values())) > 1:
-            raise PipelineError(f"the leaves of a batch have as many rows each, and these have {rows}")
+            raise PipelineError(f"all leaves of a batch must have the same number of rows, got {rows}")
         for name, count in rows.items():
             if count % (replicas * microbatches):
                 of = f"{replicas} replicas of " if replicas > 1 else ""
@@ -65,25 +65,26 @@ class Batch:
         try:
             return structure(jax.typeof(leaf))
         except TypeError:
-            raise PipelineError(f"{name} is no array, but {type(leaf)}") from None
+            raise PipelineError(f"{name} must be an array, got {type(leaf)}") from None
 
     def tree_of(self, leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self.structure, leaves)
 
     def leaves_of(self, batch: Any) -> list[Any]:
-        """The leaves of a batch of this kind: those that are in the client's memory as a list, of what each replica
-        gets. Raises PipelineError for another kind.
+        """Return the leaves of a batch. Raise PipelineError if its structure or types differ from this batch's.
+
+        With several replicas, each NumPy leaf is split into a list of one array per replica.
         """
         leaves: list[Any]
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.structure:
-            raise PipelineError(f"init got a batch of structure {self.structure}, and step got {tree}")
+            raise PipelineError(f"init got a batch with the structure {self.structure}, but step got {tree}")
         for leaf, name, wanted in zip(leaves, self.names, self.types, strict=True):
             got = self._type(leaf, name)
             if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
                 raise PipelineError(
-                    f"{name} is {got.dtype}{list(got.shape)}, and init cut the model for {wanted.dtype}"
-                    f"{list(wanted.shape)}: call init for another kind of batch"
+                    f"{name} is {got.dtype}{list(got.shape)}, but init cut the model for {wanted.dtype}"
+                    f"{list(wanted.shape)}: call init again for a different kind of batch"
                 )
         if self.replicas == 1:
             return leaves
@@ -93,12 +94,12 @@ class Batch:
 
 
 def is_array(leaf: Any) -> bool:
-    """What JAX's libraries take as one: numbers of Python are settings of a model."""
+    """Return whether a leaf is an array of JAX or NumPy. Python numbers are constants of a model."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def _spread(specs: Any, tree: Any, name: str) -> list[PartitionSpec | None]:
-    """A spec for each leaf, of a prefix of the tree."""
+    """Return a spec for each leaf of `tree`, from a prefix of the tree with specs."""
 
     def is_spec(each: Any) -> bool:
         return each is None or isinstance(each, PartitionSpec)
@@ -109,5 +110,5 @@ def _spread(specs: Any, tree: Any, name: str) -> list[PartitionSpec | None]:
             lambda spec, below: found.extend([spec] * len(jax.tree.leaves(below))), specs, tree, is_leaf=is_spec
         )
     except ValueError as error:
-        raise PipelineError(f"{name} is no prefix of the tree: {error}") from None
+        raise PipelineError(f"{name} is not a prefix of the tree: {error}") from None
     return found

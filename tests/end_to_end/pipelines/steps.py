@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import atoll as pw
-from atoll.pipelines.pipeline_run import bars
+from atoll.pipelines.picture import bars
 from tests.end_to_end.pipelines import pipeline_models
 
 

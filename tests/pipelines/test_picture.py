@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import PipelineError
-from atoll.pipelines.pipeline_run import bars, idle
+from atoll.pipelines.picture import bars, idle
 from atoll.pipelines.schedules import schedule
 from atoll.protocol.spans import Span
 
@@ -60,5 +60,5 @@ def test_stages_are_idle_for_what_their_bars_leave():
 
 
 def test_spans_of_something_else_are_refused():
-    with pytest.raises(PipelineError, match="nothing of a pipeline"):
+    with pytest.raises(PipelineError, match="contain no step of a pipeline"):
         run_of(span(0, "jit_train_step", 0, 1))
