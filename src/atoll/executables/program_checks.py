@@ -48,7 +48,7 @@ class ProgramChecker:
         """Return the rewritten program, and XLA's form of each value's sharding. Raises INVALID_ARGUMENT."""
         program = self.program
         if len(program.nodes) > MAX_NODES:
-            raise invalid(f"a program of {len(program.nodes)} nodes; at most {MAX_NODES} are allowed")
+            raise invalid(f"a program has {len(program.nodes)} nodes; at most {MAX_NODES} are allowed")
         if program.feeds:
             raise invalid("a client's program cannot have feeds")
         check(program)
@@ -74,7 +74,7 @@ class ProgramChecker:
                     raise invalid(f"a {type(node).__name__} is not allowed in {place}")
             consumed = consumes(node)
             if any(node.inputs.count(value) > 1 for value in consumed):
-                raise invalid(f"program {program.name!r} donates a value and passes it to the same node once more")
+                raise invalid(f"program {program.name!r} donates a value and passes it to the same node again")
             self.consumed.update(consumed)
             nodes.append(node)
         count = len(program.arguments)
@@ -89,7 +89,7 @@ class ProgramChecker:
 
     def _define(self, spec: ArraySpec, op_sharding: bytes | None) -> None:
         if len(self.specs) >= MAX_VALUES:
-            raise invalid(f"a program of more than {MAX_VALUES} values")
+            raise invalid(f"a program has more than {MAX_VALUES} values")
         self.specs.append(spec)
         self.op_shardings.append(op_sharding)
 
