@@ -18,7 +18,7 @@ import atoll
 
 ROOT = Path(atoll.__file__).parent
 PACKAGES = (
-    *("worker", "controller", "controller_process", "dispatch", "dependencies", "scheduling", "session", "ifrt"),
+    *("worker", "controller", "controller_process", "launch", "state", "session", "ifrt"),
     *("transfers", "peers", "host_services", "engines", "journal", "migration"),
 )
 _BROAD = {"Exception", "BaseException"}

@@ -74,7 +74,7 @@ def resharding(settings: Settings) -> Round:
     from atoll.ir.program import Transfer, single
     from atoll.ir.types import ArraySpec, Sharding, Tiled
     from atoll.protocol import messages as m
-    from atoll.scheduling.programs import register
+    from atoll.state.programs import register
 
     shards = settings.size(full=1024, quick=64)
     order = tuple(range(shards))

@@ -61,10 +61,10 @@ arguments.
 
 from atoll.devices.null.model import MODELS, NullModel
 from atoll.devices.null.null_program import NullProgram
-from atoll.scheduling.policies.first_come import FirstComeFirstServed
-from atoll.scheduling.policy import Policy
-from atoll.scheduling.queued_nodes import QueuedNode
+from atoll.launch.policies.first_come import FirstComeFirstServed
+from atoll.launch.policy import Policy
 from atoll.session.bare import BareClient, call, program, sharded, transfer
+from atoll.state.queued_nodes import QueuedNode
 from atoll.virtual.cluster import VirtualCluster
 from atoll.virtual.simulated_costs import Costs
 

@@ -12,7 +12,6 @@ import msgspec
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
-from atoll.dispatch.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
@@ -22,12 +21,13 @@ from atoll.ir.program import (
     single,
 )
 from atoll.ir.types import ArraySpec, Sharding
+from atoll.launch.launcher import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.scheduling.session import Session
 from atoll.security.tokens import digest
 from atoll.session.registered_programs import in_parts
+from atoll.state.session import Session
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 

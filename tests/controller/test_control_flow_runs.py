@@ -11,7 +11,7 @@ from atoll.errors import OK, Code
 from atoll.ir.program import Call, Mapping, Program, Rearrange, Report, Transfer, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
-from atoll.scheduling.programs import RegisteredProgram
+from atoll.state.programs import RegisteredProgram
 from tests.controller.play import BROKEN, Play, on, runs
 
 NUMBER = ArraySpec("int32", (), Sharding((0,)))

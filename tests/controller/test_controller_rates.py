@@ -9,9 +9,9 @@ import msgspec
 from atoll.errors import OK
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.protocol import messages as m
-from atoll.scheduling.gang_states import Reason
-from atoll.scheduling.rates import BURST_SECONDS, COMPILE_BURST_MINUTES
-from atoll.scheduling.session import Session
+from atoll.state.gang_states import Reason
+from atoll.state.rates import BURST_SECONDS, COMPILE_BURST_MINUTES
+from atoll.state.session import Session
 from tests.controller.play import Play, on, runs
 from tests.controller.test_crashes import compilation, launch
 from tests.controller.test_tenants import shared, status

@@ -5,8 +5,8 @@ from __future__ import annotations
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
-from atoll.scheduling.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
-from atoll.scheduling.session import Session
+from atoll.state.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
+from atoll.state.session import Session
 from tests.controller.play import Play, on, runs
 from tests.controller.test_tenants import shared, status
 

@@ -10,8 +10,8 @@ import pytest
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, Program, Transfer
 from atoll.protocol import messages as m
-from atoll.scheduling.in_flight import BUSY_NS
-from atoll.scheduling.tallies import counts_of
+from atoll.state.in_flight import BUSY_NS
+from atoll.state.tallies import counts_of
 from tests.controller.play import BROKEN, Play, on, runs
 
 NODES = 6

@@ -8,7 +8,6 @@ import pytest
 
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.controller.sessions import proxy_requests
-from atoll.dispatch.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
@@ -18,6 +17,7 @@ from atoll.ir.program import (
     Transfer,
     single,
 )
+from atoll.launch.launcher import GANG_WINDOW
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Play, joined, on, runs
 

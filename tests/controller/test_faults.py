@@ -12,12 +12,12 @@ from atoll.errors import Code
 from atoll.journal.event_log import replayed, skipped_of
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.scheduling.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
-from atoll.scheduling.session import Session
+from atoll.state.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
+from atoll.state.session import Session
 from tests.controller.play import Cluster, Play, joined
 from tests.controller.test_tenants import shared
 
-REASON = "Launch: TypeError: not callable (dispatch/launcher.py:1)"
+REASON = "Launch: TypeError: not callable (launch/launcher.py:1)"
 
 
 def skip(cluster: Cluster, connection: int, **more: object) -> list[tuple[tuple[str, int], object]]:

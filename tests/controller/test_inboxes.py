@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from atoll.controller.sessions.inboxes import MAX_WAITING_NODES
-from atoll.dispatch.compilation import MAX_RECOMPILES
 from atoll.errors import OK
 from atoll.ir.program import Program
 from atoll.ir.validation import MAX_RESULTS
+from atoll.launch.compilation import MAX_RECOMPILES
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.session.registered_programs import in_parts

@@ -12,8 +12,8 @@ from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.topology import IslandShape
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
-from atoll.scheduling.queued_nodes import NOBODY
-from atoll.scheduling.session import Session
+from atoll.state.queued_nodes import NOBODY
+from atoll.state.session import Session
 from atoll.telemetry.report import report
 from tests.controller.play import Play, joined
 

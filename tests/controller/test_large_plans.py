@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from atoll.dispatch.launcher import GANG_WINDOW
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program
+from atoll.launch.launcher import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
-from atoll.scheduling.programs import LARGE_PLAN_BYTES
-from atoll.scheduling.session import Session
+from atoll.state.programs import LARGE_PLAN_BYTES
+from atoll.state.session import Session
 from tests.controller.play import Cluster, Play, joined, on, runs
 
 # A plan has its program's name.

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from atoll.controller.sessions.inboxes import MAX_WAITING
-from atoll.dispatch import registry
-from atoll.dispatch.registry import SMALL_NODES
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, Program
 from atoll.ir.validation import MAX_NODES
+from atoll.launch import registry
+from atoll.launch.registry import SMALL_NODES
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.scheduling.turns import TurnFailedError
 from atoll.session.registered_programs import in_parts
+from atoll.state.turns import TurnFailedError
 from atoll.virtual.host_process import decoded
 from tests.controller.play import Play, chain_of, on, runs
 

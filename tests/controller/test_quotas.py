@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from atoll.cluster.slice_requests import SliceRequest
-from atoll.dispatch.registry import MAX_UNCOMPILED
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, Mapping, Program, Rearrange, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.journal.snapshots import pickled, unpickled
+from atoll.launch.memory_waits import _amounts
+from atoll.launch.registry import MAX_UNCOMPILED
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
-from atoll.scheduling.compiled_functions import output_sizes
-from atoll.scheduling.memory_waits import _amounts
+from atoll.state.compiled_functions import output_sizes
 from tests.controller.play import Play, on, runs
 from tests.controller.test_tenants import shared
 

@@ -15,8 +15,8 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.permissions import COMMANDS, PERMISSIONS, Peer, Scope, scope_of, table
-from atoll.scheduling.session import Session
 from atoll.security.tokens import digest
+from atoll.state.session import Session
 from tests.controller.play import Play
 from tests.controller.test_tenants import ALICE, BOB, ROOT
 from tests.protocol.test_messages import sample_message

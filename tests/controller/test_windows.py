@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from atoll.ir.program import NODES_PER_CREDIT, Program, Report
+from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.protocol import messages as m
-from atoll.scheduling.launch_checks import LAUNCH_WINDOW
 from tests.controller.play import Play, chain_of, on, runs
 from tests.controller.test_control_flow_runs import BRANCHES, FIRST, LOOP, NUMBER, SWITCH, Chooser, view
 

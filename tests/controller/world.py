@@ -19,9 +19,9 @@ from atoll.ir.program import (
 )
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
-from atoll.scheduling.compiled_functions import hosts_of
-from atoll.scheduling.queued_nodes import Gang
-from atoll.scheduling.session import GangRun
+from atoll.state.compiled_functions import hosts_of
+from atoll.state.queued_nodes import Gang
+from atoll.state.session import GangRun
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
 from atoll.worker.host_group import HostGroup
 from tests.controller.model_host import ModelHost

@@ -128,8 +128,8 @@ def steps_until_one_fails() -> str:
 def failing_controller(start_ready: Path) -> dict[str, str]:
     """An environment in which a launch with seven arguments raises, and one turn of the controller if a file exists."""
     places = {
-        "atoll.dispatch.launcher:Launcher.launch_within_window": "raises_if:len(arguments[2].arguments) == 7",
-        "atoll.dispatch.launcher:Launcher.start_ready": f"raises_if_file:{start_ready}",
+        "atoll.launch.launcher:Launcher.launch_within_window": "raises_if:len(arguments[2].arguments) == 7",
+        "atoll.launch.launcher:Launcher.start_ready": f"raises_if_file:{start_ready}",
     }
     return faults.environment(places, quick({}))
 

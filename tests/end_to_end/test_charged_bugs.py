@@ -13,7 +13,7 @@ import pytest
 
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
-from atoll.scheduling.offenses import MOST_CRASHES
+from atoll.state.offenses import MOST_CRASHES
 from atoll.wire.framing import encode
 from tests.cluster_process import User
 from tests.faults import VARIABLE, environment

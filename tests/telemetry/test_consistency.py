@@ -8,7 +8,7 @@ import pytest
 
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry
+from atoll.state.buffer_directory import Entry
 from atoll.telemetry.consistency import CHECK_SECONDS, contradictions
 from tests.controller.play import Play
 

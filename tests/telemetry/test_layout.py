@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.spans import Span
-from atoll.scheduling.device_clocks import DeviceClocks
+from atoll.state.device_clocks import DeviceClocks
 from atoll.telemetry.layout import laid_out
 
 # How long after the one before each ends, how long before that it was dispatched, and whether it computes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.scheduling.tallies import BOUNDS
+from atoll.state.tallies import BOUNDS
 from tests.controller.play import BROKEN, Play, runs
 from tests.telemetry.reports import snapshot_of
 

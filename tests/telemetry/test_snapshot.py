@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.protocol import messages as m
-from atoll.scheduling.tenants import Tenant
+from atoll.state.tenants import Tenant
 from atoll.telemetry.report import report
 from atoll.telemetry.snapshot import Snapshot, read_snapshot
 from tests.controller.play import Play

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.scheduling.tallies import BOUNDS
+from atoll.state.tallies import BOUNDS
 from atoll.telemetry.snapshot import HistogramView
 from atoll.telemetry.tables import event_rows, headline, session_rows, tenant_rows, time_text, transfer_rows, wait_rows
 from atoll.telemetry.watch import Watch, quantile

@@ -16,9 +16,9 @@ from atoll.errors import ClusterError, StatusError
 from atoll.ir.program import Node, Route, Switch, Unroute
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
-from atoll.scheduling.queued_nodes import QueuedNode
-from atoll.scheduling.session import Launch
 from atoll.session.bare import BareClient, call, program, sharded, transfer
+from atoll.state.queued_nodes import QueuedNode
+from atoll.state.session import Launch
 from atoll.virtual.cluster import VirtualCluster
 from atoll.virtual.simulated_costs import Costs
 from atoll.virtual.virtual_time import Future, VirtualClock

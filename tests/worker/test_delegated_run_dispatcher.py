@@ -12,7 +12,7 @@ from atoll.ir import plan as p
 from atoll.ir.exchange import Exchange, spread
 from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
-from atoll.scheduling.tallies import counts_of
+from atoll.state.tallies import counts_of
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
 
 SESSION, PLAN, FIRST = 7, 3, 100

@@ -87,7 +87,7 @@ def parse_seconds(text: str, what: str) -> float:
 
 
 class Dispatch(StrEnum):
-    """Whether gangs are dispatched before those ahead of them are enqueued: see `dependencies.sequential`."""
+    """Whether gangs are dispatched before those ahead of them are enqueued: see `launch.sequential`."""
 
     PARALLEL = "parallel"
     SEQUENTIAL = "sequential"
@@ -113,7 +113,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     platform: str = DEFAULT_PLATFORM  # of the workers, as JAX names it
     device_memory: int = 0  # bytes of each device; 0: what the platform says
     dispatch: Dispatch = Dispatch.PARALLEL
-    policy: str = DEFAULT_POLICY  # for scheduling: one of `scheduling.policies`, which checks the name
+    policy: str = DEFAULT_POLICY  # for scheduling: one of `launch.policies`, which checks the name
     lease_seconds: float = LEASE_SECONDS  # how long a worker may be silent
     max_sessions: int = 256
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts

@@ -76,7 +76,7 @@ class TenantSettings(msgspec.Struct, frozen=True):
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     reserve: _Percent = 0  # of device time, that it gets although higher priorities have work
-    # While others have sessions: see `scheduling.rates`.
+    # While others have sessions: see `state.rates`.
     launch_rate: _Limit = 2000  # launches per second
     compile_seconds: _Limit = 60  # seconds of compilations per minute
     upload_rate: _Limit = 1 << 30  # bytes per second

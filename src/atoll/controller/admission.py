@@ -21,8 +21,8 @@ from atoll.controller.islands.island_recovery import Recovery
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.validation import ALLOWED, validate
-from atoll.dispatch.connections import Peer
 from atoll.errors import Code, Status, StatusError
+from atoll.launch.connections import Peer
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
 from atoll.protocol.events import (
@@ -35,9 +35,9 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import check as check_permission
-from atoll.scheduling.session import Session
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens
+from atoll.state.session import Session
 
 # For a connection to send its Hello, and for a worker to send its WorkerReady.
 HELLO_SECONDS = 10.0

@@ -37,12 +37,14 @@ from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
-from atoll.dispatch.compilation import Compilation
-from atoll.dispatch.failures import Failures
-from atoll.dispatch.launcher import Launcher
-from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
+from atoll.launch.compilation import Compilation
+from atoll.launch.failures import Failures
+from atoll.launch.launcher import Launcher
+from atoll.launch.long_gangs import LongGangs
+from atoll.launch.policies import find_policy
+from atoll.launch.registry import ProgramRegistry
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import InternalPrograms
 from atoll.migration.memory_pressure import MemoryPressure
@@ -51,16 +53,15 @@ from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, StoreEstimates, StoreUsage
-from atoll.scheduling.buffer_directory import SpilledArray
-from atoll.scheduling.estimates import Estimates
-from atoll.scheduling.long_gangs import LongGangs
-from atoll.scheduling.policies import find_policy
-from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.session import Session
-from atoll.scheduling.usage import Meter
 from atoll.security.tokens import Tokens
+from atoll.state.buffer_directory import SpilledArray
+from atoll.state.estimates import Estimates
+from atoll.state.programs import RegisteredProgram
+from atoll.state.session import Session
+from atoll.state.usage import Meter
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.load import LoadRecord
+from atoll.telemetry.trace import Trace
 from atoll.telemetry.trace_requests import Tracing
 
 _NOTHING: list[AnyAction] = []
@@ -155,6 +156,7 @@ class Controller:
     def _make_programs(self) -> None:
         """Make the parts that handle programs, from their registration to their end."""
         settings = self.settings
+        self.trace = Trace()
         self.launcher = Launcher(
             self.resources,
             self.sessions,
@@ -162,6 +164,7 @@ class Controller:
             self._drop_program,
             self._restore_spilled,
             self._drop_spilled,
+            self.trace,
             self.quarantine,
             self.offenses,
             self._state.rates,
@@ -172,7 +175,6 @@ class Controller:
         )
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger
-        self.trace = self.launcher.trace
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
         self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections)
         self._compilation = Compilation(

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 
 from atoll.controller.islands.island_recovery import Recovery
 from atoll.controller.state import ClusterState
-from atoll.dispatch.connections import Peer
 from atoll.errors import Code, Status
+from atoll.launch.connections import Peer
 from atoll.protocol import messages as m
 from atoll.protocol.events import Skipped
-from atoll.scheduling.session import Session
-from atoll.scheduling.tenants import Tenant
+from atoll.state.session import Session
+from atoll.state.tenants import Tenant
 
 
 class NothingChangedError(Exception):

@@ -9,14 +9,14 @@ from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.slice_placement import Slices
-from atoll.dispatch.connections import Connections
-from atoll.dispatch.outbox import Outbox
-from atoll.scheduling.offenses import TenantOffenses
-from atoll.scheduling.quarantine import Quarantine
-from atoll.scheduling.rates import TenantRates
-from atoll.scheduling.remains import Remains
-from atoll.scheduling.session import Session
-from atoll.scheduling.tenants import Tenants
+from atoll.launch.connections import Connections
+from atoll.launch.outbox import Outbox
+from atoll.state.offenses import TenantOffenses
+from atoll.state.quarantine import Quarantine
+from atoll.state.rates import TenantRates
+from atoll.state.remains import Remains
+from atoll.state.session import Session
+from atoll.state.tenants import Tenants
 from atoll.telemetry.history import History
 
 

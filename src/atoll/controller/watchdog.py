@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
-from atoll.dispatch.launcher import Launcher
+from atoll.launch.launcher import Launcher
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Log
-from atoll.scheduling.compiled_functions import FunctionRegistry
-from atoll.scheduling.durations import Durations
-from atoll.scheduling.gang_states import Reason
+from atoll.state.compiled_functions import FunctionRegistry
+from atoll.state.durations import Durations
+from atoll.state.gang_states import Reason
 
 WATCH_SECONDS = 60.0
 # Interval of the checks. Reports may be late by this.

@@ -16,7 +16,7 @@ from atoll.engines.engine_interface import check_engine
 from atoll.engines.engine_options import EngineOptions, Started
 from atoll.engines.ray.bundles import demand_of
 from atoll.errors import ClusterError, SettingsError
-from atoll.scheduling.policies import find_policy
+from atoll.launch.policies import find_policy
 from atoll.security.join_token import JoinToken, read_join
 from atoll.security.roles import Role
 from atoll.security.start_security import host_join_file, join_file

@@ -25,9 +25,9 @@ from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.migration.controller import InternalPrograms, Launches, Out
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry, SpilledArray, SpilledPart
-from atoll.scheduling.memory_ledger import Block
-from atoll.scheduling.session import Launch, Session
+from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
+from atoll.state.memory_ledger import Block
+from atoll.state.session import Launch, Session
 
 # Feeds with spilled pieces. They are above the feeds of proxies and below those between hosts.
 _FIRST_FEED = m.INTERNAL_FEEDS >> 1

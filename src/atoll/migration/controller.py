@@ -13,11 +13,11 @@ from atoll.cluster.locations import Placement
 from atoll.errors import Status
 from atoll.ir import program as ir
 from atoll.ir.program import Program
+from atoll.launch.reservations import Reservations
 from atoll.protocol import messages as m
-from atoll.scheduling.compiled_functions import FunctionRegistry
-from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.reservations import Reservations
-from atoll.scheduling.session import Launch, Session
+from atoll.state.compiled_functions import FunctionRegistry
+from atoll.state.programs import RegisteredProgram
+from atoll.state.session import Launch, Session
 
 
 class Out(Protocol):

@@ -14,8 +14,8 @@ import msgspec
 
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
-from atoll.scheduling.buffer_directory import SpilledArray
-from atoll.scheduling.session import Session
+from atoll.state.buffer_directory import SpilledArray
+from atoll.state.session import Session
 
 
 class PartOfArray(msgspec.Struct, frozen=True):

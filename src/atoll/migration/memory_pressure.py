@@ -24,12 +24,12 @@ from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import SuspendLower
 from atoll.cluster.slice_placement import Choice, Slices
 from atoll.errors import Status, StatusError
+from atoll.launch.reservations import Reservations
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.suspensions import Suspensions
-from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.queued_nodes import QueuedNode
-from atoll.scheduling.reservations import Reservations
-from atoll.scheduling.session import GangRun, Session
+from atoll.state.buffer_directory import Entry
+from atoll.state.queued_nodes import QueuedNode
+from atoll.state.session import GangRun, Session
 
 # Until Atoll tries again to suspend a session, or to spill an array, after a failure.
 RETRY_SECONDS = 30.0

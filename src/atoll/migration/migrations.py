@@ -27,10 +27,10 @@ from atoll.migration.controller import Compiler, InternalPrograms, Launches, Out
 from atoll.migration.movers import DeviceCopies, Mover, Restore
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
-from atoll.scheduling.compiled_functions import DeviceAssignment, function_name, hosts_of
-from atoll.scheduling.durations import Durations
-from atoll.scheduling.programs import device_groups
-from atoll.scheduling.session import Session
+from atoll.state.compiled_functions import DeviceAssignment, function_name, hosts_of
+from atoll.state.durations import Durations
+from atoll.state.programs import device_groups
+from atoll.state.session import Session
 
 # For a proxy to hold its client back.
 QUIESCE_SECONDS = 10.0

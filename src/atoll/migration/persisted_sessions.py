@@ -17,10 +17,10 @@ from atoll.errors import Code, Status
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry, SpilledArray
-from atoll.scheduling.buffer_states import BufferState
-from atoll.scheduling.session import Session
-from atoll.scheduling.tenants import Tenant
+from atoll.state.buffer_directory import Entry, SpilledArray
+from atoll.state.buffer_states import BufferState
+from atoll.state.session import Session
+from atoll.state.tenants import Tenant
 
 _LOST = Status(Code.DATA_LOSS, "its cluster was ended, and only arrays that were spilled to disk are kept")
 

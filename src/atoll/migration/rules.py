@@ -14,12 +14,12 @@ from atoll.cluster.virtual_devices import check_apart
 from atoll.errors import Code, StatusError, not_found, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import DTYPE_BITS, Opaque, shard_shape
+from atoll.launch.reservations import Reservations
 from atoll.quantities import human_bytes
-from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.memory_ledger import MemoryLedger
-from atoll.scheduling.programs import RegisteredProgram, device_groups
-from atoll.scheduling.reservations import Reservations
-from atoll.scheduling.session import Session
+from atoll.state.buffer_directory import Entry
+from atoll.state.memory_ledger import MemoryLedger
+from atoll.state.programs import RegisteredProgram, device_groups
+from atoll.state.session import Session
 
 # The new locations of virtual devices.
 Changes = Mapping[int, DeviceLocation]

@@ -28,8 +28,8 @@ from atoll.migration.migrations import QUIESCE_SECONDS, REST_SECONDS, WORK_SECON
 from atoll.migration.rules import Changes, MemoryNeed, current_places, places_on
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
-from atoll.scheduling.durations import Durations
-from atoll.scheduling.session import Session
+from atoll.state.durations import Durations
+from atoll.state.session import Session
 from atoll.telemetry.history import History
 
 

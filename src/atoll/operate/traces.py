@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atoll.protocol.spans import ClientCall, ClockError, SessionCalls, SessionName, Span, TraceRecord
-from atoll.scheduling.gang_states import Reason
+from atoll.state.gang_states import Reason
 
 _MOST_DEVICES = 1 << 12  # per host
 _SESSIONS = 1 << 20  # "process" numbers of the trace: islands by number, then sessions

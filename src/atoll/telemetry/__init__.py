@@ -1,5 +1,5 @@
 """The state of a cluster as data, and the model of it that every display reads.
 
 `report` builds the controller's report, `snapshot` is its type, and `watch` follows it over time. The counts come from
-`scheduling.tallies`, `history` and `load`.
+`state.tallies`, `history` and `load`.
 """

@@ -17,14 +17,14 @@ from typing import Any, Protocol
 
 from atoll.cluster.locations import HostDevice
 from atoll.cluster.resources import ResourceManager
+from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.memory_ledger import Block, MemoryLedger
-from atoll.scheduling.queued_nodes import Gang
-from atoll.scheduling.remains import Remains
-from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tenants import Tenants
+from atoll.state.buffer_directory import Entry
+from atoll.state.memory_ledger import Block, MemoryLedger
+from atoll.state.queued_nodes import Gang
+from atoll.state.remains import Remains
+from atoll.state.session import GangRun, Session
+from atoll.state.tenants import Tenants
 
 CHECK_SECONDS = 5.0  # for all hosts and proxies to answer
 _MOST_NAMED = 20

@@ -2,7 +2,7 @@
 
 A device computes one gang after another, in the order of their dispatches. Transfers overlap with that. A transfer that
 was dispatched before a computing gang, and ended before it, had the device until its end. A transfer that was
-dispatched later, and ended while a gang computed, counts as taking no time. `scheduling.device_clocks` charges tenants
+dispatched later, and ended while a gang computed, counts as taking no time. `state.device_clocks` charges tenants
 by the same rules, as ends are reported.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import msgspec
 
 from atoll.protocol.spans import Span
-from atoll.scheduling.tallies import computes
+from atoll.state.tallies import computes
 
 
 def laid_out(spans: Iterable[Span]) -> list[Span]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.protocol.events import Load
-from atoll.scheduling.tallies import Histogram
+from atoll.state.tallies import Histogram
 
 if TYPE_CHECKING:
     from atoll.wire.connection import ConnectionStatistics

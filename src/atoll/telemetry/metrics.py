@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from atoll.cluster.lifecycle import IslandState
-from atoll.scheduling.tallies import BOUNDS
+from atoll.state.tallies import BOUNDS
 from atoll.telemetry.snapshot import HistogramView, IslandSnapshot, Snapshot, TenantSnapshot
 
 

@@ -18,17 +18,17 @@ from atoll.cluster.resources import Host, ResourceManager
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import TenantRole
+from atoll.launch.reservations import Reservations
+from atoll.launch.scheduler import Scheduler, Wait
 from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
-from atoll.scheduling.compiled_functions import FunctionRegistry
-from atoll.scheduling.gang_states import Reason
-from atoll.scheduling.memory_ledger import MemoryLedger
-from atoll.scheduling.offenses import TenantOffenses
-from atoll.scheduling.reservations import Reservations
-from atoll.scheduling.scheduler import Scheduler, Wait
-from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tallies import Histogram, Tallies
-from atoll.scheduling.tenants import Tenant, Tenants, without_tokens
+from atoll.state.compiled_functions import FunctionRegistry
+from atoll.state.gang_states import Reason
+from atoll.state.memory_ledger import MemoryLedger
+from atoll.state.offenses import TenantOffenses
+from atoll.state.session import GangRun, Session
+from atoll.state.tallies import Histogram, Tallies
+from atoll.state.tenants import Tenant, Tenants, without_tokens
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 

@@ -122,7 +122,7 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     in_flight: int = 0
     device_seconds: float = 0.0
     device_bytes: tuple[tuple[int, int], ...] = ()
-    suspended_seconds: float = 0.0  # until it may launch and compile again (`scheduling.offenses`)
+    suspended_seconds: float = 0.0  # until it may launch and compile again (`state.offenses`)
 
 
 class Viewer(SnapshotStruct, frozen=True):
@@ -133,7 +133,7 @@ class Viewer(SnapshotStruct, frozen=True):
 
 
 class HistogramView(SnapshotStruct, frozen=True):
-    """A histogram: `counts` per bucket of `scheduling.tallies.BOUNDS`, and the sum of the observations in `seconds`."""
+    """A histogram: `counts` per bucket of `state.tallies.BOUNDS`, and the sum of the observations in `seconds`."""
 
     counts: tuple[int, ...] = ()
     seconds: float = 0.0

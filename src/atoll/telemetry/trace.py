@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from atoll.protocol.spans import ClockError, Span
-from atoll.scheduling.gang_states import Reason, Waited
-from atoll.scheduling.gangs import GangSpec, RunGangs
-from atoll.scheduling.queued_nodes import Gang
-from atoll.scheduling.session import GangRun
-from atoll.scheduling.tallies import TRANSFERS
+from atoll.state.gang_states import Reason, Waited
+from atoll.state.gangs import GangSpec, RunGangs
+from atoll.state.queued_nodes import Gang
+from atoll.state.session import GangRun
+from atoll.state.tallies import TRANSFERS
 from atoll.telemetry.clocks import Alignment, Clock
 from atoll.telemetry.layout import laid_out
 

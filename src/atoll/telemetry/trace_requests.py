@@ -14,8 +14,8 @@ import msgspec
 
 from atoll.protocol import messages as m
 from atoll.protocol.spans import SessionCalls, SessionName, Span, TraceRecord
-from atoll.scheduling.session import Session
-from atoll.scheduling.tenants import Tenant
+from atoll.state.session import Session
+from atoll.state.tenants import Tenant
 from atoll.telemetry.clocks import Clock, offsets
 from atoll.telemetry.trace import Trace
 

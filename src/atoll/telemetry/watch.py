@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.protocol.spans import Span
-from atoll.scheduling.tallies import BOUNDS
+from atoll.state.tallies import BOUNDS
 from atoll.telemetry.snapshot import HistogramView, Snapshot, read_snapshot
 from atoll.telemetry.timeline import TimeLine
 

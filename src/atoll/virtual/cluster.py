@@ -12,8 +12,8 @@ from atoll.cluster.topology import Topology
 from atoll.devices.null.model import DEFAULT, MODELS, NullModel
 from atoll.devices.null.null_backend import Collectives
 from atoll.errors import ClusterError, Status
+from atoll.launch.policy import Policy
 from atoll.protocol import messages as m
-from atoll.scheduling.policy import Policy
 from atoll.session.bare import BareClient
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.outgoing_messages import Outgoing

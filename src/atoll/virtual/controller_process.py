@@ -12,7 +12,7 @@ from atoll.controller.core import Controller
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.scheduling.programs import RegisteredProgram
+from atoll.state.programs import RegisteredProgram
 from atoll.virtual.simulated_costs import Costs
 from atoll.virtual.virtual_time import VirtualClock
 

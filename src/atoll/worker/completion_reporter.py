@@ -21,7 +21,7 @@ from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.step_runner import StepRunner
 
 # The controller limits the runs of a host that wait for their clients in XLA's threads to this number
-# (`dependencies.dependency_tracker`).
+# (`launch.dependency_tracker`).
 MOST_CLIENT_ENDS = 8
 # A pseudo device for runs on several devices, because XLA's CPU devices run only one of them at a time.
 _TOGETHER = -1

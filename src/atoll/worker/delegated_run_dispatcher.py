@@ -19,9 +19,9 @@ import msgspec
 
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.scheduling.device_clocks import DeviceClocks
-from atoll.scheduling.in_flight import BUSY_NS, NEW_NS, least_in_flight
-from atoll.scheduling.tallies import computes, counts_of
+from atoll.state.device_clocks import DeviceClocks
+from atoll.state.in_flight import BUSY_NS, NEW_NS, least_in_flight
+from atoll.state.tallies import computes, counts_of
 
 _HERE, _DEVICES = (0,), {0: (0,)}
 # Interval of reports about longer runs, whose use is charged at each report.

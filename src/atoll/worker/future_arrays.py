@@ -1,7 +1,7 @@
 """Futures for arrays that a session's Python process is still computing, or a run that waits for its client.
 
 A future takes the place of such an array in its buffer. Threads may wait for it. The controller dispatches launches
-that need the array on a device only when it is available (`dependencies.dependency_tracker`). Only the executor's
+that need the array on a device only when it is available (`launch.dependency_tracker`). Only the executor's
 thread resolves futures.
 
 XLA's CPU client runs a function with callbacks on one device inside the call that enqueues it. It can run it on its own

@@ -9,7 +9,7 @@ flushes at least once a second, so that nothing is held for long.
 import sys
 
 if any("atoll.controller_process.controller_main" in argument for argument in getattr(sys, "orig_argv", [])):
-    from atoll.dispatch.outbox import Outbox
+    from atoll.launch.outbox import Outbox
     from atoll.protocol.actions import Send
 
     take = Outbox.take

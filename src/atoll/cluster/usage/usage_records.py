@@ -39,7 +39,7 @@ class Expected(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Estimate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The estimated duration of a gang after `runs` observations. `key` identifies it: see `scheduling.estimates`."""
+    """The estimated duration of a gang after `runs` observations. `key` identifies it: see `state.estimates`."""
 
     key: str
     nanoseconds: int

@@ -5,8 +5,8 @@ from __future__ import annotations
 from atoll.controller.islands.island_recovery import Recovery
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
-from atoll.dispatch.connections import Peer
 from atoll.errors import Code, StatusError
+from atoll.launch.connections import Peer
 from atoll.protocol import messages as m
 from atoll.protocol.events import Received
 

@@ -9,11 +9,11 @@ from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.resources import Host
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.state import ClusterState
-from atoll.dispatch.launcher import Launcher
-from atoll.dispatch.registry import ProgramRegistry
+from atoll.launch.launcher import Launcher
+from atoll.launch.registry import ProgramRegistry
 from atoll.protocol import messages as m
-from atoll.scheduling.memory_ledger import MemoryLedger
-from atoll.scheduling.session import Session
+from atoll.state.memory_ledger import MemoryLedger
+from atoll.state.session import Session
 from atoll.telemetry.trace_requests import Tracing
 
 

@@ -12,16 +12,16 @@ from typing import NamedTuple
 from atoll.cluster.lifecycle import IslandFailed, IslandRemoved, IslandRestarted, IslandState
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
-from atoll.dispatch.compilation import Compilation
-from atoll.dispatch.failures import Failures
-from atoll.dispatch.launcher import Launcher
 from atoll.errors import OK, Code, Status
+from atoll.launch.compilation import Compilation
+from atoll.launch.failures import Failures
+from atoll.launch.launcher import Launcher
 from atoll.protocol import messages as m
-from atoll.scheduling.durations import Durations
-from atoll.scheduling.offenses import Running
-from atoll.scheduling.quarantine import is_crash, is_own_crash
-from atoll.scheduling.queued_nodes import Gang
-from atoll.scheduling.session import GangRun, Session
+from atoll.state.durations import Durations
+from atoll.state.offenses import Running
+from atoll.state.quarantine import is_crash, is_own_crash
+from atoll.state.queued_nodes import Gang
+from atoll.state.session import GangRun, Session
 
 # For the other hosts of a gang to end, after it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.controller.state import ClusterState
-from atoll.dispatch.launcher import Launcher
+from atoll.launch.launcher import Launcher
 from atoll.protocol import messages as m
-from atoll.scheduling.durations import Durations
-from atoll.scheduling.queued_nodes import Gang
-from atoll.scheduling.session import GangRun, Session
+from atoll.state.durations import Durations
+from atoll.state.queued_nodes import Gang
+from atoll.state.session import GangRun, Session
 
 # For the runs of a closed session, whose results nobody can read, to end normally.
 STOP_SECONDS = 5.0

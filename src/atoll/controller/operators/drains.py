@@ -18,8 +18,8 @@ from atoll.migration.migrations import Migrations
 from atoll.migration.rules import Changes, has_arrays
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
-from atoll.scheduling.durations import Durations
-from atoll.scheduling.session import Session
+from atoll.state.durations import Durations
+from atoll.state.session import Session
 
 # For the workers of a drained island to end.
 END_SECONDS = 30.0

@@ -20,14 +20,14 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.topology import IslandShape
 from atoll.controller.operators.drains import Drains
 from atoll.controller.state import ClusterState
-from atoll.dispatch.launcher import Launcher
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.launch.launcher import Launcher
 from atoll.migration.migrations import Migrations
 from atoll.migration.rules import Changes, current_places
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
-from atoll.scheduling.durations import Durations
-from atoll.scheduling.session import Session
+from atoll.state.durations import Durations
+from atoll.state.session import Session
 
 _MOST_ISLANDS = 1 << 16
 Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest

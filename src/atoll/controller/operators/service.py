@@ -10,17 +10,17 @@ import msgspec
 from atoll.cluster.tenant_settings import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
-from atoll.dispatch.connections import Peer
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.journal.event_log import EventLog
+from atoll.launch.connections import Peer
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnswerUsage, End
 from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
-from atoll.scheduling.estimates import expectations
-from atoll.scheduling.tenants import Tenant
-from atoll.scheduling.turns import TurnFailedError, Turns
+from atoll.state.estimates import expectations
+from atoll.state.tenants import Tenant
+from atoll.state.turns import TurnFailedError, Turns
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.report import ReportSource, report
 from atoll.telemetry.trace_requests import Tracing

@@ -1,7 +1,7 @@
 """Inboxes: queue the messages of a session while large work for it is done in steps.
 
 Parts of programs and long lists of handles take long to handle, so they always queue, and the lists are divided. Each
-flush of the controller handles a few messages, takes turns between the sessions (`scheduling.turns`), and counts the
+flush of the controller handles a few messages, takes turns between the sessions (`state.turns`), and counts the
 cost of each message in steps.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from atoll.dispatch.discards import Discards
 from atoll.errors import Code, Status
+from atoll.launch.discards import Discards
 from atoll.protocol import messages as m
-from atoll.scheduling.session import Session
-from atoll.scheduling.turns import TurnFailedError, Turns
+from atoll.state.session import Session
+from atoll.state.turns import TurnFailedError, Turns
 
 # Per session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192

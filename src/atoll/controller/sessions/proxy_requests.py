@@ -13,18 +13,18 @@ from atoll.controller.faults import NothingChangedError
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.validation import PROXIES
-from atoll.dispatch.compilation import Compilation
-from atoll.dispatch.launcher import Launcher
-from atoll.dispatch.registry import ProgramRegistry
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir.validation import DefinitionCheck
+from atoll.launch.compilation import Compilation
+from atoll.launch.launcher import Launcher
+from atoll.launch.registry import ProgramRegistry
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.buffer_states import BufferState
-from atoll.scheduling.programs import ProgramParts, calls_of
-from atoll.scheduling.session import Session
+from atoll.state.buffer_directory import Entry
+from atoll.state.buffer_states import BufferState
+from atoll.state.programs import ProgramParts, calls_of
+from atoll.state.session import Session
 from atoll.telemetry.trace_requests import Tracing
 
 # Feeds that a session may have uploaded ahead of the launches that use them.

@@ -12,10 +12,10 @@ import msgspec
 from atoll.cluster.locations import DeviceLocation
 from atoll.controller.state import ClusterState
 from atoll.errors import Status, not_found
+from atoll.launch.launch_checks import island_problem
 from atoll.protocol import messages as m
-from atoll.scheduling.launch_checks import island_problem
-from atoll.scheduling.memory_ledger import MemoryLedger
-from atoll.scheduling.session import Session
+from atoll.state.memory_ledger import MemoryLedger
+from atoll.state.session import Session
 
 
 class Queries:

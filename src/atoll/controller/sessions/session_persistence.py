@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from atoll.cluster.lifecycle import IslandReady
 from atoll.controller.state import ClusterState
-from atoll.dispatch.compilation import Compilation
 from atoll.errors import Code, Status
+from atoll.launch.compilation import Compilation
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.persisted_sessions import (
     PersistedSession,
@@ -27,8 +27,8 @@ from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.protocol.actions import PersistSessions
 from atoll.protocol.events import SessionsPersisted
-from atoll.scheduling.compiled_functions import function_name
-from atoll.scheduling.session import Session
+from atoll.state.compiled_functions import function_name
+from atoll.state.session import Session
 
 _ENDED = Status(Code.DATA_LOSS, "the cluster was ended, and everything on its devices was lost")
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from atoll.cluster.processes.leases import CLIENT_LEASES, Leases
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError
+from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.protocol import messages as m
-from atoll.scheduling.launch_checks import LAUNCH_WINDOW
-from atoll.scheduling.session import Session
-from atoll.scheduling.tenants import Tenant
+from atoll.state.session import Session
+from atoll.state.tenants import Tenant
 
 
 class Sessions:

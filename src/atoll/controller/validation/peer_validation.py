@@ -21,7 +21,7 @@ from atoll.controller.validation.fields import (
 )
 from atoll.errors import MAX_TEXT
 from atoll.protocol import messages as m
-from atoll.scheduling.tallies import BOUNDS
+from atoll.state.tallies import BOUNDS
 
 _PAIR_BYTES = 16  # the start and the end of a segment
 _MAX_NANOSECONDS = 1 << 63

@@ -25,7 +25,7 @@ from atoll.controller.validation.fields import (
 from atoll.errors import StatusError, invalid
 from atoll.ir.validation import MAX_RESULTS, DefinitionCheck
 from atoll.protocol import messages as m
-from atoll.scheduling.session import Session
+from atoll.state.session import Session
 
 # Per session.
 MAX_FUNCTIONS = 1 << 16

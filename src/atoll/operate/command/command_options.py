@@ -67,7 +67,7 @@ def _checked(check: Callable[[str], object], text: str | None) -> str | None:
 
 
 def _check_policy(text: str | None) -> str | None:
-    from atoll.scheduling.policies import find_policy
+    from atoll.launch.policies import find_policy
 
     return _checked(find_policy, text)
 

@@ -138,7 +138,7 @@ class GangsEnded(msgspec.Struct, frozen=True, array_like=True, gc=False):
     started: int  # start of the first gang
     free: int  # end of the work before the first gang on this host
     ended: int  # end of the last gang
-    counts: tuple[int, ...]  # histogram of these times, as `scheduling.tallies.counts_of` returns
+    counts: tuple[int, ...]  # histogram of these times, as `state.tallies.counts_of` returns
     samples: tuple[tuple[int, int], ...] = ()  # (segment, nanoseconds) for the segments in `Run.sampled`
 
 

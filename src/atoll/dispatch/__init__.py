@@ -1,1 +1,0 @@
-"""Programs and compiled functions: registered, compiled, launched, failed; and what the controller has to say."""

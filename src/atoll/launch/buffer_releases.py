@@ -1,0 +1,72 @@
+"""When the memory of a buffer is freed, and when waits for it are answered.
+
+A buffer's memory may be freed once the client has released it and the last gang that needs it has started: messages to
+a host arrive in order, so a `Free` that is sent then comes after the last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atoll.errors import Status
+from atoll.launch.outbox import Outbox
+from atoll.launch.reservations import Reservations
+from atoll.protocol import messages as m
+from atoll.state.buffer_directory import Entry, SpilledArray
+from atoll.state.buffer_states import HandleState
+from atoll.state.queued_nodes import Gang
+from atoll.state.session import GangRun, Session
+
+
+class BufferReleases:
+    """Releases, deletes, and settles the buffers of sessions."""
+
+    def __init__(
+        self, memory: Reservations, outbox: Outbox, on_spilled_freed: Callable[[Session, SpilledArray], None]
+    ) -> None:
+        self._memory = memory
+        self._outbox = outbox
+        self._on_spilled_freed = on_spilled_freed
+
+    def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
+        """The client needs the handles no more; with `delete`, nobody may use their memory either."""
+        for handle in handles:
+            if delete:
+                entry = session.directory.entries.get(handle)
+                if entry is not None:
+                    entry.delete()
+                    if entry.uses <= 0:
+                        self._free(session, handle, entry, delete=True)
+                continue
+            entry = session.directory.release(handle)
+            if entry is not None:
+                self._free(session, handle, entry)
+
+    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
+        """The gang has started, or never will: it keeps none of its buffers from being freed any more."""
+        handles = gang.run.launch.handles
+        self.unuse(session, [handles[position] for position in gang.run.spec.handles])
+
+    def unuse(self, session: Session, handles: Sequence[int]) -> None:
+        """One use less of each of these."""
+        for handle in handles:
+            entry = session.directory.entries.get(handle)
+            if entry is None:
+                continue
+            unneeded = session.directory.used(handle) is not None
+            if entry.handle is HandleState.DELETED and entry.uses <= 0:
+                self._free(session, handle, entry, delete=True)
+            if unneeded:
+                self._free(session, handle, entry)
+
+    def settle(self, session: Session, handle: int, error: Status | None) -> None:
+        """The buffer is ready, or an error: answers the waits that this ends."""
+        for wait, status in session.directory.settle(handle, error):
+            self._outbox.to_session(session.number, m.Awaited(wait, status))
+
+    def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
+        self._memory.release(entry)
+        if entry.spilled is not None:
+            self._on_spilled_freed(session, entry.spilled)
+            entry.spilled = None
+        self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)

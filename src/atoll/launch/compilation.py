@@ -1,0 +1,357 @@
+"""Compiling: a session's request for a function, its source on its way to the hosts, their answers, and its release.
+
+The source travels from the proxy to each host as a feed; a host is asked to compile once it has arrived there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+import msgspec
+
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import OK, Code, Status, StatusError, invalid
+from atoll.launch.launch_checks import island_problem
+from atoll.launch.outbox import Outbox
+from atoll.launch.scheduler import Scheduler
+from atoll.protocol import messages as m
+from atoll.state.compiled_functions import (
+    DeviceAssignment,
+    FunctionRegistry,
+    FunctionReport,
+    Registration,
+    function_name,
+    hosts_of,
+    output_sizes,
+)
+from atoll.state.offenses import TenantOffenses
+from atoll.state.quarantine import Quarantine
+from atoll.state.rates import TenantRates
+from atoll.state.remains import Remains
+from atoll.state.session import GangRun, Session
+from atoll.state.tenants import Tenant
+from atoll.state.usage import Meter
+
+# Of one function and session, on one host.
+MAX_RECOMPILES = 64
+
+
+class Compilation:
+    """Functions on their way to the workers, and those that are there."""
+
+    def __init__(
+        self,
+        resources: ResourceManager,
+        sessions: dict[int, Session],
+        outbox: Outbox,
+        quarantine: Quarantine,
+        offenses: TenantOffenses,
+        rates: TenantRates,
+        remains: Remains,
+        scheduler: Scheduler[GangRun],
+        meter: Meter,
+        location_of: Callable[[Session, int], DeviceLocation],
+    ) -> None:
+        self.functions = FunctionRegistry()
+        self._resources = resources
+        self._sessions = sessions
+        self._outbox = outbox
+        self._quarantine = quarantine
+        self._offenses = offenses
+        self._rates = rates
+        self._remains = remains
+        self._scheduler = scheduler
+        self._meter = meter
+        self._location_of = location_of
+        # For programs that call functions which are being compiled; to be set.
+        self.on_reported: Callable[[str], None]
+        self.on_failed: Callable[[int, str, Status], None]  # of a session
+        self._deferred: set[int] = set()  # sessions with releases that wait
+        self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
+        # Until a time, by (session, host, feed): compilations of their tenants crashed, or took long.
+        self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
+
+    # ---- a session's requests
+
+    def register(self, session: Session, message: m.RegisterFunction) -> None:
+        try:
+            flat = [device for partitions in message.assignment for device in partitions]
+            locations = tuple(
+                tuple(self._location_of(session, d) for d in partitions) for partitions in message.assignment
+            )
+            islands = {location.island for partitions in locations for location in partitions}
+            if len(islands) != 1:
+                raise invalid(session.devices.scattered(flat))
+            session.devices.use("a compiled function", [tuple(flat)])
+            loss = island_problem(session, self._resources.islands[islands.pop()])
+            if loss is not None:
+                loss.raise_if_error()
+            name = function_name(message.content, locations, session.tenant.name)
+            self._check_quota(session.tenant)
+            (self._offenses.compile_problem(session.tenant, self._outbox.seconds) or OK).raise_if_error()
+            self._quarantine.refused.get(name, OK).raise_if_error()
+        except StatusError as error:
+            self._outbox.to_session(session.number, m.FunctionReady(message.function, error.status, b""))
+            return
+        session.functions[message.function] = name
+        session.function_requests[message.function] = message
+        self.functions.acquire(name)
+        self.functions.locations[name] = locations
+        self.functions.contents[name] = message.content
+        self._compile(session, message.function, name, message.feed)
+
+    def _check_quota(self, tenant: Tenant) -> None:
+        if tenant.settings.compiles:
+            waiting = (each for some in self.functions.waiting.values() for each in some)
+            compiling = {(each.session, each.function) for each in waiting}
+            own = sum(self._sessions[session].tenant is tenant for session, _ in compiling if session in self._sessions)
+            (tenant.exceeded("compiles", 1, own, "these are being compiled") or OK).raise_if_error()
+
+    def recompile(self, session: Session, message: m.Recompile) -> None:
+        """Compile a function again: its island was restarted with nothing compiled, or the session migrates."""
+        name = session.migrating.get(message.function) or session.functions.get(message.function)
+        if name is not None:  # else it was released meanwhile
+            for host in hosts_of(self.functions.locations[name]):
+                waiting = self.functions.waiting.get((name, host), ())
+                if sum(each.session == session.number for each in waiting) >= MAX_RECOMPILES:
+                    text = f"{MAX_RECOMPILES} compilations of it wait on host {host}"
+                    raise invalid(f"Recompile.function is {message.function}: {text}")
+            self._compile(session, message.function, name, message.feed, recompile=True)
+
+    def _compile(self, session: Session, function: int, name: str, feed: int, recompile: bool = False) -> None:
+        """Has the function's hosts compile what arrives, or has arrived, as `feed`."""
+        locations = self.functions.locations[name]
+        hosts = hosts_of(locations)
+        base = self._resources.topology.first_host(locations[0][0].island)
+        assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in locations)
+        self.functions.expect(Registration(session.number, function, name, set(hosts)))
+        content = session.function_requests[function].content
+        tenant = session.tenant
+        compile_ = m.Compile(
+            name, session.number, feed, assignment, content, recompile, tenant.host_name, tenant.settings.share
+        )
+        now = self._outbox.seconds
+        rates = self._rates.of(tenant)
+        wait = rates.compile_wait(now) if rates is not None else 0.0
+        delay = max(wait, self._offenses.compile_delay(tenant, now))
+        for host in sorted(hosts):
+            if delay:
+                self._delayed[session.number, host, feed] = now + delay, compile_
+            else:
+                self._send(session, host, compile_)
+
+    def _send(self, session: Session, host: int, compile_: m.Compile) -> None:
+        """Have a host compile once the source has arrived there."""
+        if session.feeds.claim((host, compile_.feed)):
+            self._outbox.to_host(host, compile_)
+        else:
+            self._awaiting.setdefault((session.number, host, compile_.feed), compile_)
+
+    def tick(self, now: float) -> None:
+        """Once a second: send the delayed compilations that are due, or refuse them if their tenant is suspended."""
+        for key, (due, compile_) in list(self._delayed.items()):
+            session, host = self._sessions.get(key[0]), key[1]
+            if self._delayed.get(key) is None or due > now:  # a refusal may have ended it
+                continue
+            del self._delayed[key]
+            if session is None or (compile_.function, host) not in self.functions.waiting:
+                if session is not None:
+                    session.feeds.unwanted.add((host, compile_.feed))
+            elif (problem := self._offenses.compile_problem(session.tenant, now)) is not None:
+                session.feeds.unwanted.add((host, compile_.feed))
+                self._settle(compile_.function, host, problem, b"")
+            else:
+                self._send(session, host, compile_)
+
+    def release(self, session: Session, function: int) -> None:
+        """The session needs the function no more, once all that it has launched before has started: a Python function
+        may hold objects that calls of others, in line already, are for.
+        """
+        if session.python_gangs:
+            session.deferred_releases.append((max(session.python_gangs), function))
+            self._deferred.add(session.number)
+        else:
+            self._release(session, function)
+
+    def release_late(self) -> None:
+        """Does the releases that need not wait any more."""
+        for number in sorted(self._deferred):
+            session = self._sessions.get(number)
+            if session is not None:
+                deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
+                while deferred and (waiting is None or deferred[0][0] < waiting):
+                    self._release(session, deferred.popleft()[1])
+            if session is None or not session.deferred_releases:
+                self._deferred.discard(number)
+
+    def _release(self, session: Session, function: int) -> None:
+        name = session.functions.pop(function, None)
+        session.function_requests.pop(function, None)
+        if name is not None:
+            self.drop_reference(name)
+            self._recompiled(session.number, name)
+
+    def drop_reference(self, name: str) -> None:
+        """A session or program refers to the function no more; with the last reference the hosts drop it.
+
+        A host that compiles it may stop, and then answers nothing. So nobody waits for its answer.
+        """
+        if self.functions.release(name):
+            for host in self._resources.hosts:
+                self._outbox.to_host(host, m.DropFunction(name))
+            for each in self.functions.abandon(name, self._resources.hosts):
+                if each.session in self._sessions:
+                    status = Status(Code.CANCELLED, "the function was released before it was compiled")
+                    self._outbox.to_session(each.session, m.FunctionReady(each.function, status, b""))
+
+    def is_waiting(self, session: int) -> bool:
+        """Whether something is being compiled for the session."""
+        return any(each.session == session for waiting in self.functions.waiting.values() for each in waiting)
+
+    def forget(self, session: Session, name: str) -> None:
+        """The session does not wait for it any more."""
+        for number, host, feed in [key for key, each in self._awaiting.items() if each.function == name]:
+            if number == session.number:
+                del self._awaiting[number, host, feed]
+                session.feeds.unwanted.add((host, feed))
+        for number, host, feed in [key for key, (_, each) in self._delayed.items() if each.function == name]:
+            if number == session.number:
+                del self._delayed[number, host, feed]
+                session.feeds.unwanted.add((host, feed))
+        for key, waiting in list(self.functions.waiting.items()):
+            if key[0] == name:
+                waiting[:] = [each for each in waiting if each.session != session.number]
+                if not waiting:
+                    del self.functions.waiting[key]
+
+    def session_closed(self, session: Session) -> None:
+        for key in [key for key in self._awaiting if key[0] == session.number]:
+            del self._awaiting[key]
+        for key in [key for key in self._delayed if key[0] == session.number]:
+            del self._delayed[key]
+        self._remains.release_in_steps(session, session.functions, self.drop_reference)
+
+    # ---- the hosts' answers
+
+    def source_arrived(self, session: int, host: int, feed: int) -> bool:
+        """A feed is complete at a host; True where that is a function's source."""
+        compile_ = self._awaiting.pop((session, host, feed), None)
+        if compile_ is None:
+            return False
+        self._outbox.to_host(host, compile_)
+        return True
+
+    def compiled(self, host: int, message: m.Compiled) -> None:
+        if message.status.ok:
+            self.functions.compiled += not message.cached
+            self.functions.cached += message.cached
+            self.functions.seconds += message.seconds
+            waiting = self.functions.waiting.get((message.function, host), ())
+            first = self._sessions.get(waiting[0].session) if waiting else None  # who asked first pays
+            if first is not None:
+                self._meter.account(first.tenant.name, first.number, first.label, message.name).compiled(
+                    message.seconds
+                )
+                self._charge_seconds(first, host, message)
+            reports = self.functions.reports
+            # It may have been released meanwhile; the hosts of an island all report the same.
+            if message.function in self.functions.users and message.function not in reports:
+                reports[message.function] = _report(message, self.functions.locations[message.function])
+                self.on_reported(message.function)
+        elif message.crashed:
+            self._charge(host, message)
+        self._settle(message.function, host, message.status, message.info)
+
+    def _charge_seconds(self, session: Session, host: int, message: m.Compiled) -> None:
+        """Charge a compilation to its tenant's limit, and to its device time if the host's devices are its CPUs.
+
+        An island's hosts compile the same function at the same time: only the first of them counts for the limit.
+        """
+        if message.cached:
+            return
+        rates, locations = self._rates.of(session.tenant), self.functions.locations.get(message.function)
+        if rates is not None and locations is not None and host == min(hosts_of(locations)):
+            rates.compiles.take(message.seconds, self._outbox.seconds)
+        record = self._resources.hosts.get(host)
+        if record is not None and record.devices and record.devices[0].platform == "cpu":
+            self._scheduler.compiled(record.island, session.number, session.tenant, round(message.seconds * 1e9))
+
+    def _charge(self, host: int, message: m.Compiled) -> None:
+        """Charge the crash of a compiler process to the tenant of the first session that asked for the function."""
+        waiting = self.functions.waiting.get((message.function, host), ())
+        session = self._sessions.get(waiting[0].session) if waiting else None
+        if session is not None and session.tenant.memory is not None:  # the cluster has several tenants
+            self._offenses.compiler_crashed(session.tenant, self._outbox.seconds)
+
+    def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
+        for done in self.functions.settle(name, host, status, info):
+            failure = done.failure
+            session = self._sessions.get(done.session)
+            if session is not None and session.migrating.get(done.function) == name:
+                del session.migrating[done.function]  # its migration goes on, or fails, at the next flush
+                session.migration_failure = session.migration_failure or failure
+                continue
+            if failure is not None:
+                self.on_failed(done.session, name, failure)
+            if failure is not None and session is not None and session.functions.get(done.function) == name:
+                del session.functions[done.function]
+                session.function_requests.pop(done.function, None)
+                self.drop_reference(name)
+            self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
+            self._recompiled(done.session, name)
+
+    # ---- islands that go and come back
+
+    def under_way(self, host: int) -> set[str]:
+        """What the host compiles."""
+        return {name for name, where in self.functions.waiting if where == host}
+
+    def refuse(self, refused: dict[str, Status]) -> None:
+        """These will not be compiled any more, on any host."""
+        for name, host in list(self.functions.waiting):
+            if name in refused:
+                self._settle(name, host, refused[name], b"")
+
+    def give_up(self, hosts: set[int], status: Status, of: Container[int] | None = None) -> None:
+        """These hosts will not be back; or only the sessions `of` which this is do not wait for them."""
+        for (name, host), registrations in list(self.functions.waiting.items()):
+            if host in hosts and (of is None or all(each.session in of for each in registrations)):
+                self._settle(name, host, status, b"")
+
+    def invalidate_island(self, session: Session, island: int) -> None:
+        """Exclude the session from a restarted island, whose hosts have to compile its functions again."""
+        hosts = set(self._resources.hosts_of(island))
+        names = {name for name in session.functions.values() if hosts_of(self.functions.locations[name]) & hosts}
+        if names:
+            session.needs_recompile[island] = names
+            self._scheduler.exclude(island, session.number)
+
+    def _recompiled(self, number: int, name: str) -> None:
+        """Note that a function was compiled again, or is not needed. Admit the session after the last one."""
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        for island, names in list(session.needs_recompile.items()):
+            names.discard(name)
+            if not names:
+                del session.needs_recompile[island]
+                self._scheduler.admit(island, number)
+
+
+_read_outputs = msgspec.msgpack.Decoder(m.FunctionOutputs).decode
+
+
+def _report(message: m.Compiled, locations: DeviceAssignment) -> FunctionReport:
+    """Read a worker's report about a function that runs at these locations. Raises INVALID_ARGUMENT."""
+    devices = tuple((each.host, each.ordinal) for partitions in locations for each in partitions)
+    of_run = message.name, message.scratch_bytes, message.calls_client
+    if not message.info:  # a Python function
+        return FunctionReport(devices, *of_run)
+    try:
+        info = _read_outputs(message.info)
+    except msgspec.MsgspecError as error:
+        raise invalid(f"Compiled.info cannot be read: {error}") from None
+    outputs = tuple((each.dtype, each.shape) for each in info.outputs)
+    sizes = output_sizes(outputs, info.memory_stats.get("output_size_in_bytes", 0))
+    return FunctionReport(devices, *of_run, outputs, sizes, frozenset(info.donated))

@@ -1,0 +1,298 @@
+"""Control flow nodes: which programs a launch of one runs is known when a device has computed it.
+
+The paper calls such a node *irregular* (section 4.5): only what depends on it is dispatched after it is known. A switch
+has a program that reports a number, and a branch for each number; a loop has one that reports whether to begin, one
+that makes the next carried arrays and reports whether to go on, and one that makes the results of the last ones. All of
+them are ordinary programs, and their launches, the *parts* of the node's launch, ordinary launches: in the islands'
+order, with memory reserved in that order.
+
+The results have their handles and a dependency from the start (`launch.dependency_tracker`), so launches that use
+them are deferred and everything else continues. The part that makes the results gets the dependency when it is decided,
+and the age of the whole, so that it comes before all that was launched later. A part waits for nothing but what was
+launched before the whole. So nothing deadlocks by it, and one part at a time is under way for each node: a loop takes
+its turns as any other launch does.
+
+Pure. Invariant: until it is over, a launch of such a node keeps its arrays and its programs from going.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
+from atoll.ir.program import credits_of
+from atoll.launch.dependency_tracker import DependencyTracker
+from atoll.launch.launch_checks import check_cost, program_problem, quota_problem
+from atoll.protocol import messages as m
+from atoll.state.buffer_directory import Entry
+from atoll.state.programs import RegisteredProgram
+from atoll.state.quarantine import Quarantine
+from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
+
+
+class PartLauncher(Protocol):
+    """What launches parts and ends launches: the controller."""
+
+    def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
+        """Launch a part whose arguments exist or have a dependency. With credits it is the last one: it gives the
+        whole's results, and its nodes are in no line yet. `part_ended` is called at its end.
+        """
+
+    def end_credits(self, session: Session, credits: int) -> None:
+        """Return the credits of a launch that has ended."""
+
+    def drop_if_idle(self, program: RegisteredProgram) -> None:
+        """Drop a released program if no gang waits that needs it."""
+
+
+class Buffers(Protocol):
+    """What frees and settles the buffers of sessions."""
+
+    def settle(self, session: Session, handle: int, error: Status | None) -> None: ...
+    def unuse(self, session: Session, handles: Sequence[int]) -> None: ...
+    def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None: ...
+
+
+class ControlFlowRuns:
+    """The launches of control flow nodes, until they are over."""
+
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        resources: ResourceManager,
+        quarantine: Quarantine,
+        dependencies: DependencyTracker[GangRun],
+        buffers: Buffers,
+        parts: PartLauncher,
+        next_age: Callable[[], int],
+    ) -> None:
+        self._sessions = sessions
+        self._resources = resources
+        self._quarantine = quarantine
+        self._dependencies = dependencies
+        self._buffers = buffers
+        self._parts = parts
+        self._next_age = next_age
+        self._next_handle = m.FIRST_INTERNAL_HANDLE  # of what a loop carries
+        self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by the host that is to report, and its gang
+        self._ended: dict[tuple[int, int], None] = {}  # of those the ones whose gang has ended
+
+    def statistics(self) -> dict[str, int]:
+        return {"awaited": len(self._awaited)}
+
+    # ---- events
+
+    def launch(self, session: Session, message: m.Launch) -> Status | None:
+        """A client launches such a node. Returns why that cannot be. Raises INVALID_ARGUMENT where its proxy says that
+        this takes less of the session's window than it does.
+        """
+        node = session.control_flow[message.program]
+        known = [session.definitions[each] for each in _numbers(node) if each in session.definitions]
+        check_cost(message, credits_of(*known))
+        try:
+            parts = _parts(session, node, message)
+        except StatusError as error:
+            return error.status
+        problem = quota_problem(session)
+        for handle in message.arguments:
+            problem = problem or session.directory.problem(handle)
+        for program in parts:
+            problem = problem or program_problem(session, program, self._quarantine, self._resources)
+        if problem is not None:
+            return problem
+        entries = session.directory.entries
+        arguments = [entries[handle] for handle in message.arguments]
+        dependency = self._dependencies.of_control_flow(session.number, arguments)
+        last = parts[-1]
+        for made in last.values:
+            if made.result >= 0:
+                spec = last.result_specs[made.result]
+                entry = Entry(made.hosts, made.nbytes, producer=last.name, traceback_id=message.traceback_id, spec=spec)
+                entry.dependency = dependency
+                session.directory.add(message.results[made.result], entry)
+        whole = ControlFlowRun(
+            session.number,
+            node,
+            parts,
+            message.arguments,
+            message.results,
+            dependency,
+            self._next_age(),
+            message.traceback_id,
+            message.credits,
+        )
+        for handle in message.arguments + message.results:
+            entries[handle].uses += 1
+        for program in parts:
+            program.waiting += 1
+        if isinstance(node, m.RegisterLoop):
+            whole.carried = message.arguments[node.constants :]
+            self._begin(session, whole, parts[0], message.arguments, ())
+        else:
+            self._begin(session, whole, parts[0], message.arguments[:1], ())
+        return None
+
+    def reported(self, host: int, sequence: int, value: int) -> None:
+        """A host reports the number that a gang was to report."""
+        whole = self._awaited.pop((host, sequence), None)
+        self._ended.pop((host, sequence), None)
+        session = None if whole is None else self._sessions.get(whole.session)
+        if whole is None or session is None:
+            return
+        node, parts = whole.node, whole.parts
+        if isinstance(node, m.RegisterSwitch):
+            branches = parts[1:]
+            branch = branches[min(max(value, 0), len(branches) - 1)]
+            self._end(session, whole, branch, whole.arguments[1:])
+            return
+        if not value:
+            self._end(session, whole, parts[3], whole.carried)
+            return
+        before, begins = whole.carried, whole.arguments[node.constants :]
+        whole.carried = tuple([self._mint() for _ in before])
+        around = parts[1] if before == begins else parts[2]
+        self._begin(session, whole, around, whole.arguments[: node.constants] + before, whole.carried)
+        self._drop_carried(session, whole, before)
+
+    def part_ended(self, launch: Launch) -> None:
+        """A part of such a launch is done, or has failed."""
+        whole = launch.part_of
+        session = None if whole is None else self._sessions.get(whole.session)
+        if whole is None or session is None or whole.is_over:
+            return
+        if launch.error is not None:
+            self._fail(session, whole, launch.error)
+        elif any(gang.sequence == whole.awaited[1] for node in launch.nodes for gang in node.gangs):
+            self._ended[whole.awaited] = None
+
+    def island_failed(self, island: int, status: Status) -> None:
+        """What its hosts have not reported, though the gang has ended, is lost on its way."""
+        hosts = set(self._resources.hosts_of(island))
+        for awaited in [each for each in self._ended if each[0] in hosts]:
+            whole = self._awaited[awaited]
+            self._fail(self._sessions[whole.session], whole, status.within(whole.parts[-1].name))
+
+    def session_closed(self, number: int) -> None:
+        for whole in [each for each in self._awaited.values() if each.session == number]:
+            self._over(whole)
+
+    # ---- parts
+
+    def _begin(
+        self,
+        session: Session,
+        whole: ControlFlowRun,
+        program: RegisteredProgram,
+        arguments: tuple[int, ...],
+        results: tuple[int, ...],
+    ) -> None:
+        """Launches a part that reports something."""
+        problem = self._problem(session, program, arguments)
+        if problem is not None:
+            self._fail(session, whole, problem)
+            return
+        message = m.Launch(0, arguments, results, (), whole.traceback_id, 0)
+        launch = self._parts.launch_part(whole, program, message)
+        for handle in results:
+            session.directory.entries[handle].uses += 1
+        (reporter,) = [gang for node in launch.nodes for gang in node.gangs if gang.run.spec.kind == "report"]
+        (host,) = reporter.hosts
+        whole.awaited = host, reporter.sequence
+        self._awaited[whole.awaited] = whole
+
+    def _end(
+        self, session: Session, whole: ControlFlowRun, program: RegisteredProgram, arguments: tuple[int, ...]
+    ) -> None:
+        """Launches the last part: its results are those of the whole."""
+        problem = self._problem(session, program, arguments)
+        if problem is not None:
+            self._fail(session, whole, problem)
+            return
+        message = m.Launch(0, arguments, whole.results, (), whole.traceback_id, whole.credits)
+        launch = self._parts.launch_part(whole, program, message)
+        self._over(whole)
+        self._forget(session, whole)
+        self._dependencies.decided(whole.dependency, launch.nodes)
+
+    def _problem(self, session: Session, program: RegisteredProgram, arguments: tuple[int, ...]) -> Status | None:
+        for handle in arguments:
+            error = session.directory.entries[handle].error
+            if error is not None:
+                return error
+        return program_problem(session, program, self._quarantine, self._resources)
+
+    def _fail(self, session: Session, whole: ControlFlowRun, status: Status) -> None:
+        self._over(whole)
+        session.has_errors = True
+        session.directory.fail(whole.results, status)
+        for handle in whole.results:
+            self._buffers.settle(session, handle, status)
+        self._forget(session, whole)
+        self._dependencies.resolve(whole.dependency)
+        self._parts.end_credits(session, whole.credits)
+
+    def _over(self, whole: ControlFlowRun) -> None:
+        whole.is_over = True
+        self._awaited.pop(whole.awaited, None)
+        self._ended.pop(whole.awaited, None)
+        for program in whole.parts:
+            program.waiting -= 1
+            self._parts.drop_if_idle(program)
+
+    def _forget(self, session: Session, whole: ControlFlowRun) -> None:
+        """Its arrays are its no more."""
+        self._buffers.unuse(session, whole.arguments + whole.results)
+        self._drop_carried(session, whole, whole.carried)
+
+    def _drop_carried(self, session: Session, whole: ControlFlowRun, handles: tuple[int, ...]) -> None:
+        """The loop needs these no more, unless they are what it began with."""
+        if isinstance(whole.node, m.RegisterLoop) and handles != whole.arguments[whole.node.constants :]:
+            self._buffers.release(session, handles, delete=False)
+            self._buffers.unuse(session, handles)
+
+    def _mint(self) -> int:
+        self._next_handle += 1
+        return self._next_handle - 1
+
+
+def _numbers(node: m.RegisterSwitch | m.RegisterLoop) -> tuple[int, ...]:
+    """Those of its programs."""
+    if isinstance(node, m.RegisterSwitch):
+        return node.index, *node.branches
+    return node.first, node.begins, node.following, node.last
+
+
+def _parts(
+    session: Session, node: m.RegisterSwitch | m.RegisterLoop, message: m.Launch
+) -> tuple[RegisteredProgram, ...]:
+    """The programs of a node, checked: a client is not believed in how they fit together. Raises StatusError."""
+    taken, given = len(message.arguments), len(message.results)
+    may_consume = range(0)  # a loop's following ones
+    if isinstance(node, m.RegisterSwitch):
+        shapes = [(1, 0, 1), *((taken - 1, given, 0) for _ in node.branches)]
+    else:
+        carried = taken - node.constants
+        shapes = [(taken, 0, 1), (taken, carried, 1), (taken, carried, 1), (carried, given, 0)]
+        may_consume = range(max(node.constants, 0), taken)
+    found = []
+    for position, number in enumerate(_numbers(node)):
+        program = session.programs.get(number)
+        if isinstance(program, Status):
+            raise StatusError(Code(program.code), program.message, program.payloads)
+        if program is None:
+            raise not_found(f"program {number} does not exist in this session")
+        if program.is_unbounded:
+            raise unimplemented(f"{program.name} calls Python, which control flow cannot do")
+        if program.feeds or not program.donated.issubset(may_consume if position == 2 else ()):
+            raise invalid(f"{program.name} is part of control flow, and takes client bytes or donates its arrays")
+        found.append(program)
+    has = [(each.arguments, each.results, each.reports) for each in found]
+    alike = all(each.result_specs == found[-1].result_specs for each in found[1:])
+    if len(found) < 2 or has != shapes or not alike or message.feeds:
+        raise invalid(
+            f"{found[-1].name} is part of control flow, and its programs do not match: (arguments, results, reports) "
+            f"are {has} but must be {shapes}, with equal results"
+        )
+    return tuple(found)

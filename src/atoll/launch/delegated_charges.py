@@ -1,0 +1,105 @@
+"""Charge and count the gangs of delegated runs that have ended, each as if it had ended by itself.
+
+All gangs of an island come in one message, or a few, and their host has counted them: nothing is done here for each.
+Only where they do not all have the same devices, they are counted here, one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+
+from atoll.errors import invalid
+from atoll.launch.delegated_programs import DelegatedProgram, IslandPart
+from atoll.protocol import messages as m
+from atoll.state.device_clocks import DeviceClocks
+from atoll.state.gangs import RunGangs
+from atoll.state.queued_nodes import Gang
+from atoll.state.session import GangRun
+from atoll.state.tallies import BOUNDS, Tallies, Tally, counts_of
+
+_PAIR = 16  # bytes of a segment's times
+
+# Records ends: a gang, those that it stands for, the sequence number of the program's first one, the place of the first
+# that has ended, and the times of this and those behind it.
+Record = Callable[[Gang[GangRun], RunGangs, int, int, bytes], None]
+
+
+class DelegatedCharges:
+    """Charges and counts; `record` keeps the ends for traces."""
+
+    def __init__(self, tallies: Tallies, clocks: DeviceClocks, record: Record) -> None:
+        self._tallies = tallies
+        self._clocks = clocks
+        self._record = record
+
+    def charge(self, gang: Gang[GangRun], program: DelegatedProgram, first: int, message: m.RunProgress) -> None:
+        """Gangs that this one stands for have ended.
+
+        Raises INVALID_ARGUMENT for what no worker reports.
+        """
+        part, place = program.parts[gang.island], message.first
+        count, rest = divmod(len(message.times), _PAIR)
+        if rest:
+            raise invalid(f"gang {gang.sequence} has times of {len(message.times)} bytes")
+        if not 0 <= place <= place + count <= len(part.gangs):
+            raise invalid(f"gang {gang.sequence} has no segments {place} to {place + count}")
+        tally = self._tallies[gang.island, gang.node.tenant.name]
+        if message.ended is not None:
+            self._ended(gang, part, message.ended, tally)
+        if not count:
+            return
+        if part.devices is None:
+            self._ended_one_by_one(gang, part, place, struct.unpack(f"<{2 * count}q", message.times), tally)
+        launch, stop = gang.run.launch, place + count
+        if launch.error is None:
+            for kind, counts, nbytes in part.transfers:
+                if counts[stop] > counts[place]:
+                    tally.move(kind, nbytes[stop] - nbytes[place], counts[stop] - counts[place])
+            launch.program.account.bytes_moved += part.written[stop] - part.written[place]
+        self._record(gang, part.each, first, place, message.times)
+
+    def _ended(self, gang: Gang[GangRun], part: IslandPart, ended: m.GangsEnded, tally: Tally) -> None:
+        if len(ended.counts) != len(BOUNDS) + 1:
+            raise invalid(f"gang {gang.sequence} has {len(ended.counts)} counts")
+        host, devices = gang.hosts[0], part.devices
+        self._clocks.ended_until(host, ended.ended)
+        if devices is not None:
+            busy = self._clocks.busy_together(host, devices, ended.busy_ns, ended.started, ended.free, ended.ended)
+            _count(gang, part, tally, ended.counts, ended.busy_ns, busy * len(devices), ended.samples)
+
+    def _ended_one_by_one(
+        self, gang: Gang[GangRun], part: IslandPart, first: int, times: tuple[int, ...], tally: Tally
+    ) -> None:
+        took, busy = {}, 0
+        for place, (started, ended) in enumerate(zip(times[::2], times[1::2], strict=True), first):
+            if ended:
+                spec = part.gangs[place]
+                each, _ = self._clocks.ended(gang.hosts, spec.devices, (started, ended), spec.computes)
+                took[place] = each // spec.device_count
+                busy += each
+        samples = [(place, took[place]) for place in part.samples if place in took]
+        _count(gang, part, tally, counts_of(list(took.values())), sum(took.values()), busy, samples)
+
+
+def _count(
+    gang: Gang[GangRun],
+    part: IslandPart,
+    tally: Tally,
+    counts: Sequence[int],
+    nanoseconds: int,
+    busy: int,
+    samples: Iterable[tuple[int, int]],
+) -> None:
+    """Gangs of the part have ended, as `Tally.ended_all` has it, which kept devices busy for so long."""
+    own = gang.run
+    own.device_ns += busy
+    account = own.launch.program.account
+    account.device_ns += busy
+    if account.is_idle:
+        account.wake()
+    specs, known = part.gangs, part.samples
+    for place, took in samples:
+        if place in known:
+            specs[place].observe(took)
+    tally.ended_all(sum([seconds for _, seconds in own.waited]), counts, nanoseconds, busy)

@@ -1,0 +1,563 @@
+"""Delegate launches to hosts: all gangs of a delegated run are granted at once, in one message per host.
+
+If no other session uses the islands of a launch, the controller has nothing to decide between its gangs: their order is
+that of the plan. So the launch is one queued node, with a gang on each island that stands for all of its gangs there,
+and reserves the most memory that they ever need. The hosts start one gang after another by themselves
+(`worker.delegated_run_dispatcher`). As soon as another session has a ready node on one of the islands, the run is
+*revoked*: its hosts report how many segments they have started, and the rest of the launch is enqueued, node by node,
+as any other launch.
+
+Invariants. Hosts start either all gangs of a node or none, and the first gangs of an island: so gangs that hosts have
+started wait for nothing that is still in line. Later launches of the session wait until the run is over on their
+island, or its rest is in line, so the order of the session stays.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import Status, invalid
+from atoll.launch.delegated_charges import DelegatedCharges
+from atoll.launch.delegated_programs import DelegatedProgram, IslandPart, delegated_program
+from atoll.launch.large_plans import LargePlans
+from atoll.launch.reservations import Reservations
+from atoll.launch.scheduler import Scheduler
+from atoll.protocol import messages as m
+from atoll.state.buffer_directory import Entry
+from atoll.state.dispatch_units import Unit
+from atoll.state.gang_states import GangState
+from atoll.state.programs import RegisteredProgram
+from atoll.state.quarantine import Quarantine
+from atoll.state.queued_nodes import Gang, QueuedNode
+from atoll.state.session import GangRun, Launch, Session
+
+# How many calls may be in flight on a host, and have memory: as for long gangs that are dispatched one by one, or of
+# short ones as many as keep it busy.
+_AHEAD, _AHEAD_OF_SHORT = 2, 12
+
+
+@dataclass(slots=True, eq=False)
+class DelegatedRun:
+    """A launch that is, or may become, a delegated run. `first` is the sequence number of the program's first gang."""
+
+    launch: Launch
+    program: DelegatedProgram
+    first: int
+    gangs: dict[int, Gang[GangRun]]  # by island
+    ending: int  # those of them that have not ended
+    limits: dict[int, int] | None = None  # by island: the segments that run, once it was revoked
+    exclusive_ns: dict[int, int] = field(default_factory=dict)  # by island: of devices, before it was revoked there
+
+    def has_ended(self, island: int) -> bool:
+        return not self.gangs[island].run.hosts_left
+
+    def gangs_in(self, state: GangState) -> list[Gang[GangRun]]:
+        """Return the gangs in this state, in the order of their islands."""
+        return [gang for _, gang in sorted(self.gangs.items()) if gang.state is state]
+
+    def share(self, islands: Iterable[int]) -> None:
+        """Others want what it has: what it takes of devices from now on is charged to its session."""
+        self.exclusive_ns |= {island: self.gangs[island].run.device_ns for island in islands}
+
+    def shared_ns(self, gang: Gang[GangRun]) -> int:
+        """What is charged for a gang that has ended: nothing where there was nobody to share with."""
+        taken = gang.run.device_ns
+        return taken - self.exclusive_ns.get(gang.island, taken)
+
+    def make_entries(self) -> None:
+        """Of the values between nodes: the launch becomes one like others."""
+        program, entries = self.launch.program, self.launch.entries
+        for number, made in enumerate(program.values, start=program.arguments):
+            if made.result < 0:
+                entries[number] = Entry(made.hosts, made.nbytes, producer=program.name)
+
+    def rest(self, limits: dict[int, int]) -> list[tuple[int, Unit]]:
+        """The nodes beyond so many segments of each island, with their first sequence numbers."""
+        places = dict.fromkeys(limits, 0)
+        found, number = [], self.first
+        for node in self.launch.program.nodes:
+            if places[node[0].island] >= limits[node[0].island]:
+                found.append((number, node))
+            for spec in node:
+                places[spec.island] += 1
+            number += len(node)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Revocation:
+    """The revocation of a session's runs, whose hosts were asked how many segments of each they have started.
+
+    `started` holds the answers, by sequence number of the gang. `lost` are runs that one island has lost before it had
+    started them, by number, with the reason.
+    """
+
+    runs: list[DelegatedRun]
+    asked: set[int]
+    started: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, Status] = field(default_factory=dict)
+
+
+class Launching(Protocol):
+    """What launches and ends gangs: the controller."""
+
+    scheduler: Scheduler[GangRun]
+    memory: Reservations
+    in_flight: dict[int, Gang[GangRun]]  # by sequence
+    large_plans: LargePlans
+
+    def enqueue(self, node: QueuedNode[GangRun]) -> None: ...
+
+    def gang_left(self, gang: Gang[GangRun]) -> None:
+        """Note that a gang has started, or was dropped."""
+
+    def fail(self, launch: Launch, status: Status) -> None:
+        """Fail a launch: drop its gangs that have not started."""
+
+    def gang_ended(self, launch: Launch) -> None:
+        """Count a gang of the launch that has ended, or that was dropped."""
+
+
+class Builder(Protocol):
+    """What makes the records of launches."""
+
+    def reserve_numbers(self, count: int = 1) -> int:
+        """Reserve sequence numbers for gangs. Return the first."""
+
+    def reserve_feeds(self, program: RegisteredProgram) -> int:
+        """Reserve numbers for the program's feeds between hosts. Return the first."""
+
+    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
+        """Make the node of a dispatch unit. Its gangs have the numbers from `first` on."""
+
+
+class Buffers(Protocol):
+    """What frees the buffers of sessions."""
+
+    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
+        """Note that a gang keeps none of its buffers from being freed any more."""
+
+
+class DelegatedRuns:
+    """Delegates launches, revokes them, and handles their ends.
+
+    A launch is delegated if no other session has started anything on its islands for `exclusive_after` seconds. If
+    `exclusive_after` is None, no launch is delegated.
+    """
+
+    def __init__(
+        self,
+        launching: Launching,
+        builder: Builder,
+        buffers: Buffers,
+        resources: ResourceManager,
+        sessions: Mapping[int, Session],
+        to_host: Callable[[int, Any], None],
+        quarantine: Quarantine,
+        charges: DelegatedCharges,
+        exclusive_after: float | None,
+    ) -> None:
+        self._launching = launching
+        self._builder = builder
+        self._buffers = buffers
+        self._resources = resources
+        self._sessions = sessions
+        self._to_host = to_host
+        self._quarantine = quarantine
+        self._charges = charges
+        self._scheduler, self._memory, self._in_flight = launching.scheduler, launching.memory, launching.in_flight
+        self._exclusive_after = exclusive_after
+        self._runs: dict[int, DelegatedRun] = {}  # by the number of their node
+        self._revocations: dict[int, Revocation] = {}  # by session
+        self._scheduler.use_delegation(self._may_be_committed)
+
+    # ---- beginning
+
+    def program_of(self, session: Session, program: RegisteredProgram) -> DelegatedProgram | None:
+        """Return the delegated program to launch now, or None if the launch is to be enqueued node by node."""
+        settings, exclusive_after = session.tenant.settings, self._exclusive_after
+        if exclusive_after is None or program.delegated is False:
+            return None
+        if self._quarantine.suspects or settings.memory or settings.total_memory:
+            return None
+        if any(self._scheduler.exclusive_for(each, session.number) < exclusive_after for each in program.islands):
+            return None
+        if program.delegated is None:
+            program.delegated = self._delegated_program(program, _AHEAD)
+        elif program.delegated and program.delegated.ahead == _AHEAD and program.delegated.is_short:
+            program.delegated = self._delegated_program(program, _AHEAD_OF_SHORT)
+        return program.delegated or None
+
+    def _delegated_program(self, program: RegisteredProgram, ahead: int) -> DelegatedProgram | bool:
+        weight = max(1, min(self._scheduler.statistics(island).window for island in program.islands) // 2)
+        return (
+            delegated_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight) or False
+        )
+
+    def line_up(self, session: Session, launch: Launch, program: DelegatedProgram) -> None:
+        """Enqueue one node for all of the launch, and note the buffers that it needs."""
+        first = self._builder.reserve_numbers(program.gangs)
+        node: QueuedNode[GangRun] = QueuedNode(
+            first, session.number, tenant=session.tenant, since=launch.seconds, is_delegated=True
+        )
+        gangs = {}
+        for island, part in program.parts.items():
+            for position in part.whole.handles:
+                session.directory.entries[launch.handles[position]].uses += 1
+            spec = part.whole
+            run = GangRun(launch, spec, set(spec.hosts))
+            number = first + part.each.numbers[0]
+            gangs[island] = Gang(
+                number, island, node, run, 0, weight=program.weight, hosts=spec.hosts, devices=spec.device_count
+            )
+        node.gangs = tuple(gangs.values())
+        for position in launch.program.donated:
+            launch.entries[position].consume()
+        launch.nodes.append(node)
+        launch.pending += len(gangs)
+        launch.program.waiting += len(gangs)
+        self._runs[first] = DelegatedRun(launch, program, first, gangs, len(gangs))
+        if launch.program.is_large:
+            self._launching.large_plans.hold(launch.program.number, node)
+        self._launching.enqueue(node)
+
+    def _may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
+        """Where others want an island, or there is not enough memory, its nodes join the lines instead."""
+        run = self._runs[node.number]
+        session = node.session
+        for island, gang in run.gangs.items():
+            part, before = run.program.parts[island], self._before(run, island)
+            if before is part:
+                gang.run.spec = part.successor
+            elif before is not None:
+                gang.run.spec = replace(part.whole, scratch=part.memory.behind(before.memory))
+        may = (
+            not self._quarantine.suspects
+            and session not in self._revocations
+            and all(each.limits is None for each in self._runs.values() if each.launch.session == session)
+            and not any(self._scheduler.exclusive_for(island, session) < 0 for island in run.gangs)
+            and self._memory.ledger.lacking(*(gang.run.spec.scratch for gang in run.gangs.values())) is None
+            and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
+        )
+        if not may:
+            run.make_entries()
+            self._launch_rest(run, dict.fromkeys(run.gangs, 0))
+            self._scheduler.drop(node)
+            for gang in node.gangs:
+                self._end(gang)
+        return may
+
+    def _before(self, run: DelegatedRun, island: int) -> IslandPart | None:
+        """Of the session's last run that is committed there, and has not ended."""
+        found = None
+        for other in self._runs.values():
+            is_there = other.launch.session == run.launch.session and island in other.gangs
+            if is_there and other is not run and other.gangs[island].keeps_order and not other.has_ended(island):
+                found = other.program.parts[island]
+        return found
+
+    def _grow(self, island: int, session: int) -> None:
+        """A run there has ended: the one behind it has all of its memory for itself."""
+        for run in self._runs.values():
+            gang = run.gangs.get(island)
+            if gang is None:
+                continue
+            if run.launch.session == session and gang.keeps_order and not run.has_ended(island):
+                whole, will_run = run.program.parts[island].whole, run.limits is None or run.limits[island]
+                if gang.run.spec is not whole and will_run:
+                    gang.run.spec = whole
+                    self._memory.grow(gang)
+                return
+
+    def _has_memory(self, launch: Launch, part: IslandPart) -> bool:
+        """Return whether the arguments that the part consumes have their memory, or will get it from delegated runs."""
+        entries, (host,) = launch.entries, part.whole.hosts
+        return all(
+            self._memory.lies_on(host, entries[number]) or not (entries[number].ready or entries[number].blocks)
+            for number in part.lost
+        )
+
+    def start(self, gang: Gang[GangRun]) -> None:
+        """The gang's island has room."""
+        run = self._runs[gang.node.number]
+        if gang.state is GangState.COMMITTED:
+            gang.enter(GangState.HELD)
+        if run.limits is None and gang.node.session in self._revocations:
+            return
+        limit = len(run.program.parts[gang.island].gangs) if run.limits is None else run.limits[gang.island]
+        if not limit:
+            self._is_over(run, gang)
+            return
+        gang.enter(GangState.GRANTED)
+        launch, (host,) = run.launch, gang.run.spec.hosts
+        plan = launch.program.plans[host]
+        launch.hosts_started[host] = gang.sequence
+        self._to_host(
+            host,
+            m.Run(
+                gang.sequence,
+                launch.session,
+                launch.program.number,
+                tuple([launch.handles[position] for position in plan.arguments]),
+                tuple([launch.handles[position] for position in plan.results]),
+                (),
+                launch.host_feeds,
+                segments=limit,
+                ahead=run.program.ahead,
+                sampled=run.program.parts[gang.island].sample_places,
+            ),
+        )
+
+    # ---- revocation
+
+    def revoke_contended(self) -> None:
+        """Revoke the runs on islands for which another session has a ready node."""
+        contended = self._scheduler.contended
+        for session in sorted(contended):
+            if session not in self._revocations and session in self._sessions:  # else its hosts drop all of it
+                self._decide(session, self._revoke(session))
+        contended.clear()
+
+    def _revoke(self, session: int) -> Revocation:
+        runs = [
+            run
+            for run in self._runs.values()
+            if run.launch.session == session and run.launch.error is None and run.limits is None
+            if next(iter(run.gangs.values())).state >= GangState.COMMITTED
+        ]
+        for run in runs:
+            run.share(run.gangs)
+        asked = {host for run in runs for gang in run.gangs.values() for host in self._under_way(gang)}
+        revocation = self._revocations[session] = Revocation(runs, asked)
+        for host in sorted(asked):
+            self._to_host(host, m.RevokeRuns(session))
+        return revocation
+
+    def _under_way(self, gang: Gang[GangRun]) -> set[int]:
+        """Its hosts that have been sent it, and have not ended it."""
+        return gang.run.hosts_left if gang.state is GangState.GRANTED else set()
+
+    def runs_revoked(self, host: int, message: m.RunsRevoked) -> None:
+        """Handle the answer of a host, which starts no more segments by itself."""
+        revocation = self._revocations.get(message.session)
+        if revocation is not None and host in revocation.asked:
+            revocation.asked.discard(host)
+            island = self._resources.topology.island_of(host)
+            for run in revocation.runs:
+                run.share({island} & run.gangs.keys())
+            revocation.started.update(message.runs)
+            self._decide(message.session, revocation)
+
+    def has_begun(self, launch: Launch, island: int) -> bool:
+        """Return whether the island's host may have started a gang of the launch."""
+        run = self._runs[launch.nodes[0].number]
+        granted = run.limits is not None and run.limits[island] > 0
+        return granted or run.has_ended(island) or run.gangs[island].run.device_ns > 0
+
+    def island_failed(self, island: int, launches: Sequence[Launch], status: Status) -> None:
+        """Revoke runs that had not started on an island that failed.
+
+        If no other island has begun such a run, all of its launch joins the lines. Otherwise the launch fails.
+        """
+        for launch in launches:
+            run, session = self._runs[launch.nodes[0].number], launch.session
+            gang = run.gangs[island]
+            if run.limits is not None:
+                if gang.state in (GangState.HELD, GangState.GRANTED):
+                    self._is_over(run, gang)
+                continue
+            revocation = self._revocations.get(session) or self._revoke(session)
+            revocation.lost[run.first] = status
+            if gang.state in (GangState.HELD, GangState.GRANTED):
+                gang.run.hosts_left.clear()
+                self._leave(run, gang)
+                gang.enter(GangState.REVOKED)
+
+    def hosts_failed(self, hosts: set[int]) -> None:
+        """They answer no more."""
+        for session, revocation in list(self._revocations.items()):
+            revocation.asked -= hosts
+            self._decide(session, revocation)
+
+    def _decide(self, session: int, revocation: Revocation) -> None:
+        """Once all have answered: up to where each island runs by itself after all."""
+        if revocation.asked:
+            return
+        while True:
+            runs = [run for run in revocation.runs if run.launch.error is None]
+            limits = self._limits_of(runs, revocation)
+            lost = (run for run in runs if run.first in revocation.lost)
+            begun = next((run for run in lost if any(limits[run.first].values())), None)
+            if begun is None:
+                break
+            why = revocation.lost[begun.first]
+            text = f"{why.message} (hosts of other islands had begun it)"
+            self._launching.fail(begun.launch, Status(why.code, text, why.payloads).within(begun.launch.program.name))
+        del self._revocations[session]
+        for run in runs:
+            run.limits = limits[run.first]
+            run.make_entries()
+        self._limit(runs, session)
+        for run in runs:
+            if run.first in revocation.lost:
+                self._renew_feeds(run, revocation.lost[run.first])
+            for gang in run.gangs_in(GangState.HELD):
+                self.start(gang)
+
+    def _limits_of(self, runs: Sequence[DelegatedRun], revocation: Revocation) -> dict[int, dict[int, int]]:
+        """Return up to where each island runs by itself, for each run by its number."""
+        found = {}
+        begun: set[int] = set()  # islands on which a later run has begun: those before it run to their ends
+        for run in reversed(runs):
+            limits = found[run.first] = dict[int, int]()
+            for island, gang in run.gangs.items():
+                is_all = (run.has_ended(island) and gang.state is not GangState.REVOKED) or island in begun
+                count, started = len(run.program.parts[island].gangs), revocation.started.get(gang.sequence, 0)
+                limits[island] = count if is_all else min(max(0, started), count)
+            run.program.close(limits)
+            begun |= {island for island, limit in limits.items() if limit}
+        return found
+
+    def _renew_feeds(self, run: DelegatedRun, status: Status) -> None:
+        """Hosts have no use for what a failed island may have sent them of the run: it sends all of that once more."""
+        for gang in run.gangs.values():
+            for host, feeds in gang.run.incoming():
+                self._to_host(host, m.FailFeeds(run.launch.session, feeds, status))
+        run.launch.host_feeds = self._builder.reserve_feeds(run.launch.program)
+
+    def _limit(self, runs: list[DelegatedRun], session: int) -> None:
+        """Tells hosts that wait for it up to which segments they go on by themselves."""
+        by_host: dict[int, list[tuple[int, int]]] = {}
+        for run in runs:
+            for island, gang in run.gangs.items():
+                if self._under_way(gang):
+                    limit = len(run.program.parts[island].gangs) if run.limits is None else run.limits[island]
+                    by_host.setdefault(gang.hosts[0], []).append((gang.sequence, limit))
+        for host, limited in by_host.items():
+            self._to_host(host, m.SetRunLimit(session, tuple(limited)))
+
+    def _launch_rest(self, run: DelegatedRun, limits: dict[int, int]) -> None:
+        """The nodes beyond these segments join the lines."""
+        units = run.rest(limits)
+        for island, gang in run.gangs.items():
+            if not limits[island]:
+                run.launch.hosts_started.pop(gang.hosts[0], None)
+        launch, session = run.launch, self._sessions[run.launch.session]
+        launch.nodes, launch.is_delegated = [], False
+        for first, unit in units:
+            self._builder.make_node(session, launch, unit, run.first, first)
+        for node in launch.nodes:
+            self._launching.enqueue(node)
+
+    # ---- ends
+
+    def progressed(self, host: int, message: m.RunProgress) -> None:
+        """Gangs of a run have ended on a host. Raises INVALID_ARGUMENT for what no worker reports."""
+        gang = self._in_flight.get(message.sequence)
+        if gang is None or host not in gang.run.hosts_left:
+            return
+        run = self._runs.get(gang.node.number) if gang.node.is_delegated else None
+        if run is None:
+            raise invalid(f"gang {message.sequence} is of no delegated run")
+        self._charges.charge(gang, run.program, run.first, message)
+        if message.is_over:
+            gang.run.hosts_left.clear()
+            self._is_over(run, gang)
+
+    def _is_over(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
+        gang.run.hosts_left.clear()
+        if gang.run.failure is not None and run.launch.error is None:
+            return  # it is settled soon whose fault that is
+        if run.limits is None or run.launch.error is not None or run.launch.session not in self._sessions:
+            self._leave(run, gang)
+            if run.launch.error is None:
+                self._hold_results(run, gang)
+            self._end(gang)  # which lets the one behind it grow
+            return
+        self._leave(run, gang)
+        part = run.program.parts[gang.island]
+        self._memory.run_through(gang, part.gangs[: run.limits[gang.island]])
+        self._grow(gang.island, run.launch.session)
+        gang.enter(GangState.REVOKED)
+        if len(run.gangs_in(GangState.REVOKED)) == run.ending:
+            self._launch_rest(run, run.limits)
+            self.give_up(run)
+
+    def _leave(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
+        """Its hosts have ended it: what it took of its island goes."""
+        del self._in_flight[gang.sequence]
+        self._scheduler.finished(gang, run.shared_ns(gang))
+        self._memory.ended(gang)
+
+    def _hold_results(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
+        part = run.program.parts[gang.island]
+        self._memory.hold_results(gang, part.results, part.lost)
+
+    def give_up(self, run: DelegatedRun) -> None:
+        """What has been returned is over, without anything else."""
+        for gang in run.gangs_in(GangState.REVOKED):
+            self._end(gang)
+
+    def finish(self, gang: Gang[GangRun]) -> None:
+        """The gang was started, and its launch has failed: nothing more is heard of it."""
+        if gang.sequence in self._in_flight:
+            self._is_over(self._runs[gang.node.number], gang)
+
+    def _end(self, gang: Gang[GangRun]) -> None:
+        if gang.keeps_order:
+            gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
+            self._scheduler.delegated_run_ended(gang)
+        session = self._sessions.get(gang.run.launch.session)
+        self._launching.gang_left(gang)
+        if session is not None:
+            self._buffers.drop_uses(session, gang)
+        self.over(gang)
+        self._launching.gang_ended(gang.run.launch)
+
+    def over(self, gang: Gang[GangRun]) -> None:
+        """The gang has ended, or never starts, or its rest is in line."""
+        run = self._runs[gang.node.number]
+        run.ending -= 1
+        self._grow(gang.island, run.launch.session)
+        if not run.ending:
+            del self._runs[gang.node.number]
+            gang.node.end()
+
+    def failed(self, launch: Launch) -> None:
+        """The launch has failed: its hosts start nothing more of it, and what was to be launched anew is not.
+
+        Nor do they begin what its session has launched later, until they are told that it does not need this.
+        """
+        run = self._runs.get(launch.nodes[0].number) if launch.nodes else None
+        if run is None or run.launch is not launch:
+            return
+        others = [each for each in self._runs.values() if each.launch.session == launch.session and each is not run]
+        for other in others:
+            problem = next(
+                (entry.error for entry in other.launch.entries[: len(other.launch.arguments)] if entry.error), None
+            )
+            if problem is not None:
+                self._launching.fail(other.launch, problem)
+        for gang in run.gangs.values():
+            for host in self._under_way(gang):
+                if not self._resources.has_failed(host):
+                    self._to_host(host, m.DropRun(launch.session, gang.sequence))
+        if launch.session not in self._revocations:
+            self._limit([each for each in others if each.launch.error is None], launch.session)
+        for gang in run.gangs_in(GangState.HELD):
+            self._is_over(run, gang)
+        self.give_up(run)
+
+    def session_closed(self, session: int) -> list[Gang[GangRun]]:
+        """Its hosts drop what they have not started of it. Returns what is in flight."""
+        runs = [run for run in self._runs.values() if run.launch.session == session]
+        for run in runs:
+            for gang in run.gangs_in(GangState.HELD):
+                self._is_over(run, gang)
+            self.give_up(run)
+        return [gang for run in runs for gang in run.gangs.values() if gang.sequence in self._in_flight]

@@ -1,0 +1,316 @@
+"""Fail the launches that cannot end: after the failure of an island or host, or if memory is never free.
+
+A launch outlives the failure of an island if everything that it needs still exists, and if it had not started:
+
+- No argument was stored on the island, except results of other launches that outlive it, which are made again.
+- Bytes that the client sends to the island's hosts come again: its proxy confirms that when it acknowledges the loss.
+- It waits in line; or all of it was sent to this island, and none of its gangs had ended or could have been running.
+  Of the gangs in flight on a device, the first could have been running; the others waited behind it.
+
+A launch that waits in line stays there. A launch that was sent joins the lines again, at the place that it had, before
+its session's later launches. It takes part in no transfer to another island, so no other host knows of it. Of what was
+sent, launches that call Python or are part of control flow do not outlive the failure.
+
+A delegated run was sent to several islands at once. It may outlive the failure if it stood behind another one on the
+island. `delegated_runs` asks the hosts of its other islands, and it joins the lines if none of them has begun it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+
+from atoll.cluster.locations import HostDevice
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import Status
+from atoll.launch.connections import Connections
+from atoll.launch.launch_checks import gang_problem
+from atoll.launch.launcher import Launcher
+from atoll.state.buffer_directory import Entry
+from atoll.state.durations import Durations
+from atoll.state.gang_states import GangState
+from atoll.state.offenses import Running
+from atoll.state.queued_nodes import Gang, HostCallKind, QueuedNode
+from atoll.state.session import GangRun, Key, Launch, Session
+from atoll.state.tenants import Tenant
+
+# Seconds after which the end of a worker is surely known, or that its connection is away.
+LOSS_KNOWN_SECONDS = 0.5
+
+
+class Failures:
+    """Finds what a loss has broken among the launches of all sessions, and fails it."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        resources: ResourceManager,
+        sessions: dict[int, Session],
+        connections: Connections,
+    ) -> None:
+        self._launcher = launcher
+        self._connections = connections
+        self._scheduler = launcher.scheduler
+        self._resources = resources
+        self._sessions = sessions
+        self._failed_for: Durations[int] = Durations()  # gangs, by sequence
+
+    def running(self, island: int) -> dict[str, Running]:
+        """The functions in flight on the island's devices: colocated Python runs in processes of its own."""
+        found: dict[str, Running] = {}
+        for gang in self._launcher.in_flight.values():
+            spec = gang.run.spec
+            if gang.island == island and spec.host_call is not HostCallKind.PYTHON:
+                for name in spec.functions:
+                    found.setdefault(name, Running(gang.node.tenant, spec.duration_estimate.runs > 0))
+        return found
+
+    def half_failed(self) -> list[Gang[GangRun]]:
+        """What failed on one host while others of its island still compute it: they may wait for it in vain."""
+        return [
+            gang
+            for gang in self._launcher.in_flight.values()
+            if gang.run.failure is not None and gang.run.hosts_left and gang.run.spec.collective
+        ]
+
+    def island_failed(self, island: int, status: Status) -> Survivors:
+        """Fail the launches that have lost something with the island. The others wait for it."""
+        self._scheduler.pause(island)
+        self._launcher.control_flow.island_failed(island, status)
+        hosts = set(self._resources.hosts_of(island))
+        survivors = Survivors(
+            island, hosts, self._launcher.in_flight, self._sessions, self._launcher.delegated_runs.has_begun
+        )
+        survivors.judge(self._launches_of(island))
+        self._launcher.delegated_runs.island_failed(island, survivors.granted, status)
+        self._launcher.run_again(survivors.sent)
+        for launch in survivors.waiting:
+            self._launcher.await_again(launch, hosts)
+        for launch, reason in survivors.lost:
+            # An argument of it may be what another launch was to make: the loss of that one is the cause.
+            failed = (each.error for each in launch.entries[: launch.program.arguments] if each.error is not None)
+            why = Status(status.code, f"{status.message} ({reason})", status.payloads)
+            self._launcher.fail(launch, next(failed, None) or why.within(launch.program.name))
+        for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
+            self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
+            self._launcher.finish(gang)
+        granted = set(map(id, survivors.granted))
+        for gang in [*self._launcher.in_flight.values(), *self._committed()]:
+            if id(gang.run.launch) in granted:
+                continue
+            # What was sent may be lost on its way, though the sender had done its part; or it could not be sent.
+            depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
+            if depends_on_it and any(other.island == island for other in gang.node.gangs):
+                self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
+        self._launcher.delegated_runs.hosts_failed(hosts)
+        return survivors
+
+    def feeds_lost(self, session: Session, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:
+        """Fail the launches that await bytes of a session's client which will not come."""
+        hosts = {id(node): (node.gangs[0].run.launch, host) for (host, _), node in lost}
+        for launch, host in hosts.values():
+            text = f"{status.message} (bytes of its client were on their way to host {host}, and are not kept)"
+            self._launcher.fail(launch, Status(status.code, text, status.payloads).within(launch.program.name))
+
+    def _launches_of(self, island: int) -> list[Launch]:
+        """Return the launches that wait for the island or were sent there, in the order in which they came."""
+        nodes = {each.number: each for each in self._scheduler.nodes(island)}
+        found = {
+            gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.island == island
+        }
+        found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
+        launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
+        return [launch for launch in launches.values() if launch.error is None]
+
+    def _committed(self) -> list[Gang[GangRun]]:
+        """Gangs that have their places in the order, and have not started."""
+        nodes = (node for island in self._resources.islands for node in self._scheduler.nodes(island))
+        return [gang for node in nodes for gang in node.gangs if gang.state is GangState.COMMITTED]
+
+    def fail_doomed(self) -> None:
+        """Launches in line fail now where an input of theirs is lost."""
+        for node in self._waiting():
+            session = self._sessions.get(node.session)
+            for gang in node.gangs:
+                problem = gang_problem(session, gang)
+                if problem is not None:
+                    self._launcher.fail(gang.run.launch, problem)
+
+    def isolate(self, suspects: Container[str]) -> None:
+        """Have the gangs in line that run suspected functions run exclusively."""
+        for node in self._waiting():
+            for gang in node.gangs:
+                if not gang.run.spec.host_call and any(name in suspects for name in gang.run.spec.functions):
+                    gang.exclusive = True
+
+    def fail_refused(self, refused: Mapping[str, Status]) -> None:
+        """Fail the launches in line whose functions are refused."""
+        for node in self._waiting():
+            for gang in node.gangs:
+                name = next((name for name in gang.run.spec.functions if name in refused), None)
+                if name is not None:
+                    self._launcher.fail(gang.run.launch, refused[name].within(gang.run.launch.program.name))
+
+    def fail_tenant(self, tenant: Tenant, status: Status) -> None:
+        """Fail the launches of a tenant that are in line."""
+        for node in self._waiting():
+            if node.tenant is tenant:
+                self._launcher.fail(node.gangs[0].run.launch, status)
+
+    def _waiting(self) -> list[QueuedNode[GangRun]]:
+        """Return the nodes of which some gang has not started, in the order of their launches."""
+        nodes = {each.number: each for island in self._resources.islands for each in self._scheduler.nodes(island)}
+        return [node for _, node in sorted(nodes.items())]
+
+    def fail_waiting(self, island: int, status: Status) -> None:
+        """Launches in line that need the island fail."""
+        for node in self._scheduler.nodes(island):
+            if node.gangs:
+                self._launcher.fail(node.gangs[0].run.launch, status)
+        self._scheduler.remove_island(island)
+
+    def tick(self, now: float) -> None:
+        """Once a second: finds what has failed by itself, or waited in vain."""
+        self._settle(now)
+        self._fail_hopeless()
+
+    def _settle(self, now: float) -> None:
+        """Gangs that failed on hosts of an island that is still there a while later have failed by themselves."""
+        failed = {
+            gang.sequence: gang
+            for gang in self._launcher.in_flight.values()
+            if gang.run.failure is not None
+            and not (gang.run.hosts_left and gang.run.spec.collective)
+            and not self._has_hosts_away(gang)
+        }
+        for sequence, seconds in self._failed_for.update(now, failed).items():
+            gang = failed[sequence]
+            if seconds >= LOSS_KNOWN_SECONDS and gang.run.failure is not None:
+                self._launcher.fail(gang.run.launch, gang.run.failure)
+                if not gang.run.hosts_left:
+                    self._launcher.finish(gang)
+
+    def _has_hosts_away(self, gang: Gang[GangRun]) -> bool:
+        """Whether a host of its launch's islands may be lost: it comes back, or its loss is said in the end."""
+        islands = {other.island for other in gang.node.gangs}
+        return any(self._connections.is_away(host) for each in islands for host in self._resources.hosts_of(each))
+
+    def _fail_hopeless(self) -> None:
+        """What has waited for memory in vain fails; the error names who holds it."""
+        if self._launcher.remains.waiting:  # some of which is memory
+            return
+        for gang, status in self._launcher.memory.waits.hopeless():
+            self._launcher.fail(gang.run.launch, status)
+
+
+def _age(launch: Launch) -> int:
+    """Return the place of a launch among those of its session."""
+    return min(node.age for node in launch.nodes)
+
+
+class Survivors:
+    """The launches that outlive the failure of one island.
+
+    Args:
+      island: the island.
+      hosts: its hosts.
+      in_flight: all gangs that are in flight, in the order in which they were started.
+      sessions: all sessions, by number.
+      has_begun: whether hosts of an island may have begun a launch that they run by themselves.
+    """
+
+    def __init__(
+        self,
+        island: int,
+        hosts: set[int],
+        in_flight: Mapping[int, Gang[GangRun]],
+        sessions: Mapping[int, Session],
+        has_begun: Callable[[Launch, int], bool],
+    ) -> None:
+        self.waiting: list[Launch] = []  # in line
+        self.sent: list[Launch] = []  # to the island
+        self.granted: list[Launch] = []  # to hosts that run them by themselves, and may not have begun
+        self.lost: list[tuple[Launch, str]] = []  # with the reason
+        self._island = island
+        self._hosts = hosts
+        self._in_flight = in_flight
+        self._sessions = sessions
+        self._has_begun = has_begun
+        self._running = self._find_running()
+        self._remade: set[int] = set()  # ids of entries
+
+    def judge(self, launches: Iterable[Launch]) -> None:
+        """Decide which of these launches survive. An earlier launch of a session comes before a later one."""
+        for launch in launches:
+            was_sent = any(not node.is_pending for node in launch.nodes)
+            was_sent = was_sent or bool(launch.hosts_started)
+            reason = self._loss(launch, was_sent)
+            if reason:
+                self.lost.append((launch, reason))
+                continue
+            group = self.waiting if not was_sent else self.granted if launch.is_delegated else self.sent
+            group.append(launch)
+            self._remade.update(map(id, launch.entries[launch.program.arguments :]))
+
+    def will_make(self, entry: object) -> bool:
+        """Return whether a launch that survives makes this buffer."""
+        return id(entry) in self._remade
+
+    def _find_running(self) -> set[int]:
+        """Return the sequence numbers of gangs that may have been running on the island."""
+        taken: set[HostDevice] = set()
+        running = set()
+        for gang in self._in_flight.values():
+            if gang.island == self._island and not gang.run.spec.host_call:
+                devices = {(host, each) for host, some in gang.run.spec.devices.items() for each in some}
+                if taken.isdisjoint(devices):
+                    running.add(gang.sequence)
+                taken |= devices
+        return running
+
+    def _loss(self, launch: Launch, was_sent: bool) -> str:
+        """Return why the launch does not survive; "" if it does."""
+        session, program = self._sessions.get(launch.session), launch.program
+        if session is None or not session.waits_for_islands:
+            return "its session does not wait for the island"
+        for number, entry in enumerate(launch.entries[: program.arguments]):
+            if not self._hosts.isdisjoint(entry.hosts) and id(entry) not in self._remade:
+                return f"its argument {number}{_described(entry)} was stored there"
+        if launch.then is not None:
+            return "its array was on its way back from the memory of a host"
+        known = set(session.functions.values())
+        if not known.issuperset(program.functions):
+            return "a function of it was released"
+        if not was_sent:
+            return ""
+        if launch.is_delegated:
+            sequences = {gang.sequence for node in launch.nodes for gang in node.gangs}
+            may_run = self._has_begun(launch, self._island) or not self._running.isdisjoint(sequences)
+            return "its hosts had started it" if may_run else ""
+        return self._loss_of_sent(session, launch)
+
+    def _loss_of_sent(self, session: Session, launch: Launch) -> str:
+        program = launch.program
+        if program.islands != (self._island,):
+            return "hosts of other islands may have begun it"
+        if program.is_unbounded or launch.dependency is not None or launch.part_of is not None:
+            return "it was sent there, and depends on Python or on data"
+        for gang in (gang for node in launch.nodes for gang in node.gangs):
+            left = gang.run.hosts_left
+            if not gang.is_unsent and (
+                gang.sequence in self._running or gang.sequence not in self._in_flight or len(left) < len(gang.hosts)
+            ):
+                return "it had started there"
+        if program.released and not program.waiting:
+            return "its program was released"
+        found = session.directory.entries
+        if any(found.get(handle, entry) is not entry for handle, entry in launch.named_entries()):
+            return "a handle of it was released, and is in use again"
+        return ""
+
+
+def _described(entry: Entry) -> str:
+    """Return what the array is, and the program that has made it, as far as that is known."""
+    if entry.spec is None:
+        return ""
+    shape = ",".join(map(str, entry.spec.shape))
+    return f", {entry.spec.dtype}[{shape}]{entry.producer and f' made by {entry.producer}'},"

@@ -1,0 +1,142 @@
+"""Launches of large programs, which are put in line, and cleared away, over several flushes.
+
+A launch has one queued node for each node of its program, or for a few short ones. To make 65,536 queued nodes takes
+hundreds of milliseconds, so each flush does only some of the work for one launch, in three stages: it makes the entries
+of the values, then the queued nodes, which are deferred, and then it enqueues them in order. Meanwhile later messages
+of the session wait, in order.
+
+Pure: all state is plain data, so a snapshot has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.launch.launch_builder import LaunchBuilder
+from atoll.launch.scheduler import Scheduler
+from atoll.protocol import messages as m
+from atoll.state.dispatch_units import Unit
+from atoll.state.queued_nodes import QueuedNode
+from atoll.state.session import GangRun, Launch, Session
+from atoll.state.turns import Turns
+
+# Launches of programs with more nodes are large.
+LARGE_NODES = 256
+
+
+class Parts(Protocol):
+    """The parts of a launch's beginning and end; `Launcher` has them."""
+
+    def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
+        """Note that all nodes are made. Return whether they join their lines now."""
+
+    def enqueue(self, node: QueuedNode[GangRun]) -> None:
+        """Have a node join its lines."""
+
+    def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
+        """Note that a large launch is in line, or has failed; the client needs the `released` handles no more."""
+
+    def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
+        """Free the memory of these inner values, and what these nodes refer to, after the end of the launch."""
+
+
+@dataclass(eq=False)
+class _Beginning:
+    session: Session
+    launch: Launch
+    message: m.Launch
+    values: int = 0  # whose entries are made
+    units: Sequence[Unit] | None = None
+    joined: int | None = None  # nodes; None until all are made
+
+
+@dataclass(eq=False)
+class _End:
+    launch: Launch
+    values: int = 0  # inner values that are cleared
+
+
+class LargeLaunches:
+    """Large launches that begin, and that have ended."""
+
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        scheduler: Scheduler[GangRun],
+        builder: LaunchBuilder,
+        parts: Parts,
+    ) -> None:
+        self._sessions = sessions
+        self._scheduler = scheduler
+        self._builder = builder
+        self._parts = parts
+        self._beginning: Turns[_Beginning] = Turns()  # at most one of each session
+        self._ended: Turns[_End] = Turns()
+        self.beginning, self.ended = self._beginning.waiting, self._ended.waiting
+
+    def begin(self, session: Session, launch: Launch, message: m.Launch) -> None:
+        """Put the launch in line over the next flushes. Later messages of the session wait until it is there."""
+        session.in_steps += 1
+        launch.program.units.begin_launch()
+        self._beginning.add(session.number, session.tenant.name, _Beginning(session, launch, message))
+
+    def end(self, launch: Launch) -> None:
+        """Clear away over the next flushes what a launch without error has kept until its end."""
+        self._ended.add(launch.session, launch.nodes[0].tenant.name, _End(launch))
+
+    def proceed(self, steps: int) -> None:
+        """Do so many steps for one launch that begins, and for one that has ended."""
+        number = self._beginning.next()
+        if number is not None:
+            beginning = self.beginning[number][0]
+            session = beginning.session
+            is_open = self._sessions.get(number) is session
+            if not is_open or self._is_in_line(beginning, steps):
+                self._beginning.take(number)
+                if is_open:
+                    session.in_steps -= 1
+                    self._parts.is_in_line(session, beginning.launch, beginning.message.released)
+        number = self._ended.next()
+        if number is not None and self._is_cleared(self.ended[number][0], steps):
+            self._ended.take(number)
+
+    def _is_in_line(self, each: _Beginning, steps: int) -> bool:
+        session, launch, builder = each.session, each.launch, self._builder
+        if launch.error is not None:  # meanwhile, and its nodes were dropped
+            return True
+        if each.values < len(launch.program.values):
+            first = launch.program.arguments + each.values
+            each.values = min(each.values + 2 * steps, len(launch.program.values))
+            stop = launch.program.arguments + each.values
+            builder.make_entries(session, launch, each.message.traceback_id, range(first, stop))
+            return False
+        units = launch.program.units
+        if each.units is None:
+            if units.form(steps):
+                each.units = units.units(may_join=builder.may_join(session, launch.program))
+            return False
+        if each.joined is None:
+            made = len(launch.nodes)
+            for unit in each.units[made : made + steps]:
+                builder.make_node(session, launch, unit, -1)
+                self._scheduler.defer(launch.nodes[-1], own=True)
+            if len(launch.nodes) == len(each.units):
+                each.joined = 0
+                return not self._parts.begin_lines(session, launch, each.units)
+            return False
+        some = launch.nodes[each.joined : each.joined + steps]
+        each.joined += len(some)
+        for node in some:
+            if node.is_pending:
+                self._parts.enqueue(node)
+        return each.joined >= len(launch.nodes)
+
+    def _is_cleared(self, each: _End, steps: int) -> bool:
+        launch, inner = each.launch, each.launch.program.inner_values
+        values, nodes = inner[each.values : each.values + steps], launch.nodes[-steps:]
+        each.values += len(values)
+        del launch.nodes[-steps:]
+        self._parts.clear(launch, values, nodes)
+        return each.values >= len(inner) and not launch.nodes

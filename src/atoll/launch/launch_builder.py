@@ -1,0 +1,148 @@
+"""Make the records of launches: their buffers' entries, their nodes, and the gangs of these.
+
+Nothing is put in line here and nothing is sent: see `launcher`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.launch.large_plans import LargePlans
+from atoll.launch.scheduler import Scheduler
+from atoll.protocol import messages as m
+from atoll.state.buffer_directory import NO_ENTRY, Entry
+from atoll.state.dispatch_units import Unit
+from atoll.state.programs import RegisteredProgram
+from atoll.state.quarantine import Quarantine
+from atoll.state.queued_nodes import Gang, HostCallKind, QueuedNode
+from atoll.state.session import GangRun, Launch, Session
+
+
+class LaunchBuilder:
+    """Makes launches, and numbers their gangs and feeds. `joins` permits the joining of short nodes."""
+
+    def __init__(
+        self, scheduler: Scheduler[GangRun], quarantine: Quarantine, large_plans: LargePlans, joins: bool
+    ) -> None:
+        self._scheduler = scheduler
+        self._quarantine = quarantine
+        self._large_plans = large_plans
+        self._joins = joins
+        self._next_sequence = 1
+        self._next_feed = m.INTERNAL_FEEDS
+
+    def reserve_numbers(self, count: int = 1) -> int:
+        """Reserve sequence numbers for gangs. Return the first."""
+        self._next_sequence += count
+        return self._next_sequence - count
+
+    def reserve_feeds(self, program: RegisteredProgram) -> int:
+        """Reserve numbers for the program's feeds between hosts. Return the first."""
+        first = self._next_feed if program.host_feeds else 0
+        self._next_feed += program.host_feeds
+        return first
+
+    def launch(
+        self, session: Session, program: RegisteredProgram, message: m.Launch, seconds: float, *, is_delegated: bool
+    ) -> Launch:
+        """Make a launch with the entries of its values. A delegated launch has only those of its results."""
+        launch = self.bare_launch(session, program, message, seconds, is_delegated=is_delegated)
+        values = program.result_values if is_delegated else range(program.arguments, len(launch.entries))
+        self.make_entries(session, launch, message.traceback_id, values)
+        return launch
+
+    def bare_launch(
+        self,
+        session: Session,
+        program: RegisteredProgram,
+        message: m.Launch,
+        seconds: float,
+        *,
+        is_delegated: bool = False,
+    ) -> Launch:
+        """Make a launch without the entries of what it makes."""
+        entries = [session.directory.entries[handle] for handle in message.arguments]
+        entries += [NO_ENTRY] * len(program.values)
+        return Launch(
+            session.number,
+            program,
+            message.arguments,
+            message.results,
+            message.feeds,
+            self.reserve_feeds(program),
+            entries,
+            credits=message.credits,
+            seconds=seconds,
+            is_delegated=is_delegated,
+        )
+
+    def make_entries(self, session: Session, launch: Launch, traceback_id: int, values: Sequence[int]) -> None:
+        """Make the entries of these values, and add those of results to the session's directory."""
+        program, entries, directory = launch.program, launch.entries, session.directory
+        for value in values:
+            made = program.values[value - program.arguments]
+            entry = entries[value] = Entry(made.hosts, made.nbytes, producer=program.name, traceback_id=traceback_id)
+            if made.result >= 0:
+                entry.spec = program.result_specs[made.result]
+                directory.add(launch.results[made.result], entry)
+
+    def use_result_entries(self, session: Session, launch: Launch, traceback_id: int) -> None:
+        """Use the entries that the handles of the results have already. Make those of other values."""
+        program, entries = launch.program, launch.entries
+        for value in program.result_values:
+            handle = launch.results[program.values[value - program.arguments].result]
+            entries[value] = session.directory.entries[handle]
+        self.make_entries(session, launch, traceback_id, program.inner_values)
+
+    # ---- nodes
+
+    def may_join(self, session: Session, program: RegisteredProgram) -> bool:
+        """Return whether short nodes of a launch are joined: not if other sessions wait for the same islands."""
+        if len(program.nodes) <= 1 or not self._joins or self._quarantine.suspects:
+            return False
+        return not any(self._scheduler.others_wait(island, session.number) for island in program.islands)
+
+    def make_nodes(self, session: Session, launch: Launch, age: int = -1) -> Sequence[Unit]:
+        """Make the nodes of a launch. Return its dispatch units."""
+        units = launch.program.units.next_launch(may_join=self.may_join(session, launch.program))
+        for unit in units:
+            self.make_node(session, launch, unit, age)
+        for i in launch.program.donated:
+            launch.entries[i].consume()
+        return units
+
+    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int = 0) -> None:
+        """Make the node of a dispatch unit, and note what it waits for and which buffers it needs.
+
+        Its gangs have the numbers from `first` on, or new ones.
+        """
+        first = first or self.reserve_numbers(len(unit))
+        tenant, since = session.tenant, launch.seconds
+        node: QueuedNode[GangRun] = QueuedNode(first, session.number, tenant=tenant, age=age, since=since)
+        launch.nodes.append(node)
+        handles, entries = launch.handles, session.directory.entries
+        gangs = []
+        for sequence, spec in enumerate(unit, start=first):
+            for host, feed in spec.awaited:
+                key = (host, launch.feeds[feed])
+                if not session.feeds.claim(key):
+                    session.feeds.awaited[key] = node
+                    node.missing += 1
+            # A result that is released before its gang starts must not be freed before: it is counted as well.
+            for position in spec.handles:
+                entries[handles[position]].uses += 1
+            # An unbounded gang never runs exclusively: it may need results of other gangs.
+            exclusive = not (spec.host_call or self._quarantine.suspects.isdisjoint(spec.functions))
+            if spec.host_call is HostCallKind.PYTHON:
+                session.python_gangs.add(sequence)
+            run = GangRun(launch, spec, set(spec.hosts))
+            gangs.append(
+                Gang(sequence, spec.island, node, run, 0, exclusive, spec.weight, spec.hosts, spec.device_count, spec)
+            )
+        node.gangs = tuple(gangs)
+        program = launch.program
+        # On one island, all others are behind the first.
+        if program.is_large and (len(launch.nodes) == 1 or len(program.islands) > 1 or program.is_unbounded):
+            self._large_plans.hold(program.number, node)
+        launch.pending += len(gangs)
+        program.waiting += len(gangs)

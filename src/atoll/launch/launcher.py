@@ -1,0 +1,736 @@
+"""The life of a launch: from a client's request to gangs in line, to messages to hosts, and to its end.
+
+`gang_states` has the states of a gang. The events that change them are the methods here: a launch arrives, bytes
+arrive, a host has ended its part of a gang or reports an error, an island or a session is lost. The inputs of a gang
+are checked when it is launched, and again before it starts.
+
+A gang leaves its island when all of its hosts have ended their parts, and a launch is done when all of its gangs have
+left. If a gang fails, those of its launch that have not started are dropped.
+
+Dispatch is parallel: the gangs of a node are started before anything that they need has run, and workers wait for what
+comes from other hosts. `launch.sequential` has the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import Code, Status
+from atoll.launch.buffer_releases import BufferReleases
+from atoll.launch.control_flow_runs import ControlFlowRuns
+from atoll.launch.delegated_charges import DelegatedCharges
+from atoll.launch.delegated_runs import DelegatedRuns
+from atoll.launch.dependency_tracker import DependencyTracker
+from atoll.launch.large_launches import LARGE_NODES, LargeLaunches
+from atoll.launch.large_plans import LargePlans
+from atoll.launch.launch_builder import LaunchBuilder
+from atoll.launch.launch_checks import check_window, gang_problem, launch_problem, program_problem
+from atoll.launch.long_gangs import settled
+from atoll.launch.outbox import Outbox
+from atoll.launch.policies.fair import FairShares
+from atoll.launch.policy import Policy
+from atoll.launch.reservations import Reservations
+from atoll.launch.scheduler import Scheduler
+from atoll.launch.sequential import SequentialDispatch
+from atoll.protocol import messages as m
+from atoll.state.buffer_directory import NO_ENTRY, Entry, SpilledArray
+from atoll.state.buffer_states import BufferState
+from atoll.state.device_clocks import DeviceClocks
+from atoll.state.dispatch_units import Unit
+from atoll.state.gang_states import GangState, Reason
+from atoll.state.gangs import GangSpec, RunGangs
+from atoll.state.offenses import TenantOffenses
+from atoll.state.programs import RegisteredProgram
+from atoll.state.quarantine import Quarantine
+from atoll.state.queued_nodes import Dropped, Gang, HostCallKind, QueuedNode
+from atoll.state.rates import TenantRates
+from atoll.state.remains import Remains
+from atoll.state.session import ControlFlowRun, GangRun, Key, Launch, Session
+from atoll.state.tallies import TRANSFERS, Tallies
+
+# Until an island's hosts have reported how many runs may be in flight on them.
+GANG_WINDOW = 24
+# Buffers of a closed session that are released in one step of a flush.
+_ENTRIES_PER_STEP = 4
+
+
+class Recorder(Protocol):
+    """Records the ends of gangs, for traces."""
+
+    def record_gang(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
+        """Record the end of a gang on some of its hosts, with its start and its end on each."""
+
+    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
+        """Record ends of gangs of a delegated run."""
+
+    def clock_began(self, host: int) -> None:
+        """Note that the host has restarted, and its clock with it."""
+
+
+class Launcher:
+    """All launches that have not ended.
+
+    Args:
+      on_program_idle: called with a released program when the last of its gangs has started or was dropped.
+      restore: makes the arrays with these handles that were spilled available to launches.
+      on_spilled_freed: called when a spilled array is not needed any more.
+      trace: records the ends of gangs.
+      sequential: dispatch the gangs of a session one after another.
+      policy: makes the scheduling policy of an island.
+      delegate_after_seconds: `exclusive_after` of `DelegatedRuns`.
+    """
+
+    def __init__(
+        self,
+        resources: ResourceManager,
+        sessions: dict[int, Session],
+        outbox: Outbox,
+        on_program_idle: Callable[[RegisteredProgram], None],
+        restore: Callable[[Session, list[int]], None],
+        on_spilled_freed: Callable[[Session, SpilledArray], None],
+        trace: Recorder,
+        quarantine: Quarantine,
+        offenses: TenantOffenses,
+        rates: TenantRates,
+        remains: Remains,
+        sequential: bool = False,
+        policy: Callable[[], Policy] = FairShares,
+        delegate_after_seconds: float | None = None,
+    ) -> None:
+        topology = resources.topology
+        self.scheduler = Scheduler[GangRun](
+            topology.islands, GANG_WINDOW, policy, hosts=[each.hosts for each in topology.shapes]
+        )
+        self.memory = Reservations(sessions, self.scheduler, resources)
+        self.scheduler.use_memory(self.memory.reserve)
+        self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
+        self.tallies = Tallies()
+        self.remains = remains
+        self._trace = trace
+        self._resources = resources
+        self._sessions = sessions
+        self._outbox = outbox
+        self._on_program_idle = on_program_idle
+        self._restore = restore
+        self._quarantine = quarantine
+        self._offenses = offenses
+        self._rates = rates
+        self._clocks = DeviceClocks()
+        self._sequential = SequentialDispatch(self.scheduler) if sequential else None
+        self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
+        self.large_plans = LargePlans(resources, self.scheduler)
+        self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed)
+        self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not sequential)
+        self.large_launches = LargeLaunches(sessions, self.scheduler, self.builder, self)
+        self.control_flow = ControlFlowRuns(
+            sessions, resources, quarantine, self._dependencies, self.buffers, self, self.builder.reserve_numbers
+        )
+        charges = DelegatedCharges(self.tallies, self._clocks, self._trace.record_run)
+        self.delegated_runs = DelegatedRuns(
+            self,
+            self.builder,
+            self.buffers,
+            resources,
+            sessions,
+            outbox.to_host,
+            quarantine,
+            charges,
+            delegate_after_seconds,
+        )
+
+        # ---- launches
+
+    def launch_within_window(self, session: Session, message: m.Launch) -> None:
+        """Launch a program as `launch` does. Raise INVALID_ARGUMENT if the proxy does not keep to its window."""
+        check_window(session, message)
+        self.launch(session, message)
+        if message.released and not session.in_steps:
+            self.buffers.release(session, message.released, delete=False)
+
+    def launch(self, session: Session, message: m.Launch) -> None:
+        """Launch a program. The handles of its results are new. If it cannot run, the results are errors."""
+        session.credits += message.credits
+        program = session.programs.get(message.program)
+        has_control_flow = program is None and message.program in session.control_flow
+        problem = self._offenses.launch_problem(session.tenant, self._outbox.seconds)
+        if problem is not None:
+            pass
+        elif has_control_flow:
+            problem = self.control_flow.launch(session, message)
+        else:
+            problem = launch_problem(session, program, message, self._quarantine, self._resources)
+        if problem is not None:
+            session.has_errors = True
+            for handle in message.results:
+                session.directory.add(handle, Entry((), 0, BufferState.FAILED, problem))
+            if isinstance(program, RegisteredProgram):
+                self._refuse_feeds(session, program.gangs, message.feeds)
+            session.credits -= message.credits
+            self._outbox.return_credits(session.number, message.credits)
+            return
+        session.launched()
+        if isinstance(program, RegisteredProgram) and not self._launch_program(session, program, message):
+            return
+        self.start_ready()
+
+    def _launch_program(self, session: Session, program: RegisteredProgram, message: m.Launch) -> bool:
+        """Put the gangs of a program in line. Return whether they are there: those of a large one follow in steps."""
+        self._restore_spilled(session, message)
+        is_plain = self._sequential is None and not self._dependencies.has_some(session.number)
+        delegated = self.delegated_runs.program_of(session, program) if is_plain else None
+        seconds = self._outbox.seconds
+        if delegated is None and len(program.nodes) > LARGE_NODES:
+            launch = self.builder.bare_launch(session, program, message, seconds)
+            for entry in launch.entries[: program.arguments]:
+                entry.uses += 1  # until its nodes are made
+            self.large_launches.begin(session, launch, message)
+            return False
+        launch = self.builder.launch(session, program, message, seconds, is_delegated=delegated is not None)
+        if delegated is None:
+            self._line_up(launch, self.builder.make_nodes(session, launch))
+        else:
+            self.delegated_runs.line_up(session, launch, delegated)
+        self._limit_rate(session, launch)
+        return True
+
+    def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
+        """Launch a program that makes arrays whose handles exist and that were spilled. Call `then` at its end."""
+        program = session.programs[message.program]
+        assert isinstance(program, RegisteredProgram)
+        session.credits += message.credits
+        session.launched()
+        self._restore_spilled(session, message)
+        launch = self.builder.bare_launch(session, program, message, self._outbox.seconds)
+        self.builder.use_result_entries(session, launch, message.traceback_id)
+        launch.then = then
+        for value in program.result_values:
+            launch.entries[value].hosts = program.values[value - program.arguments].hosts
+        self._line_up(launch, self.builder.make_nodes(session, launch))
+        return launch
+
+    def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
+        """Launch a part of a control flow node, whose arguments exist or have a dependency.
+
+        The last part takes credits: its results are those of the node, and its nodes are in no line yet.
+        """
+        session, is_last = self._sessions[whole.session], bool(message.credits)
+        self._restore_spilled(session, message)
+        launch = self.builder.bare_launch(session, program, message, self._outbox.seconds)
+        if is_last:
+            self.builder.use_result_entries(session, launch, message.traceback_id)
+        else:
+            values = range(program.arguments, len(launch.entries))
+            self.builder.make_entries(session, launch, message.traceback_id, values)
+        launch.part_of = whole
+        units = self.builder.make_nodes(session, launch, whole.age)
+        if is_last:
+            launch.dependency = whole.dependency
+        if not (is_last and launch.pending):
+            self._line_up(launch, units)
+        return launch
+
+    def _restore_spilled(self, session: Session, message: m.Launch) -> None:
+        if session.has_spilled:
+            entries = session.directory.entries
+            self._restore(session, [each for each in message.arguments if entries[each].spilled is not None])
+
+    def _limit_rate(self, session: Session, launch: Launch) -> None:
+        """Delay a launch if its tenant has launched too many within a second."""
+        if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
+            self.scheduler.lacks(launch.nodes[0], Reason.RATE)
+
+    def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
+        """Enqueue the nodes of the launch, or defer them until they may join their lines."""
+        if not launch.pending:
+            self._launch_done(launch)
+            return
+        if launch.program.is_unbounded or self._dependencies.has_some(launch.session):
+            self._order_by_dependencies(launch, units)
+        if launch.dependency is None:
+            for node in launch.nodes:
+                self.enqueue(node)
+
+    def _order_by_dependencies(self, launch: Launch, units: Sequence[Unit]) -> None:
+        program, entries = launch.program, launch.entries
+        donated = [entries[i] for i in program.donated]
+        launch.dependency = self._dependencies.order(launch.nodes, units, entries[: program.arguments], donated)
+        if launch.dependency is not None:
+            for entry in entries[program.arguments :]:
+                entry.dependency = launch.dependency
+
+    def enqueue(self, node: QueuedNode[GangRun]) -> None:
+        """Have a node join its lines."""
+        if self._sequential is not None:
+            self._sequential.join(node)
+        self.scheduler.enqueue(node)
+
+    # ---- large launches
+
+    def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
+        """Note that all nodes of a large launch are made. Return whether they join their lines now.
+
+        Meanwhile the launch may have become impossible, and then it fails.
+        """
+        program = launch.program
+        problems = (session.directory.problem(handle) for handle in launch.arguments)
+        problem = next((each for each in problems if each is not None), None)
+        problem = problem or program_problem(session, program, self._quarantine, self._resources)
+        if problem is not None:
+            self.fail(launch, problem)
+            return False
+        for i in program.donated:
+            launch.entries[i].consume()
+        if program.is_unbounded or self._dependencies.has_some(launch.session):
+            self._order_by_dependencies(launch, units)
+        self._limit_rate(session, launch)
+        return launch.dependency is None
+
+    def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
+        """Note that a large launch is in line, or has failed; the client needs the `released` handles no more."""
+        self.buffers.unuse(session, launch.arguments)
+        self.buffers.release(session, released, delete=False)
+
+    def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
+        """Free the memory of inner values, and what nodes refer to, after the end of a large launch."""
+        for value in values:
+            self.memory.release(launch.entries[value])
+            launch.entries[value] = NO_ENTRY
+        for node in nodes:
+            node.end()
+
+    # ---- launches that outlive the failure of an island
+
+    def run_again(self, launches: Sequence[Launch]) -> None:
+        """Put launches in line again that were sent to hosts that failed, and that had not started there.
+
+        The memory of all of them is released before the first of them asks for some: later ones may have taken it over
+        from earlier ones.
+        """
+        places = [min(node.age for node in launch.nodes) for launch in launches]
+        unsent = [self._withdraw(launch) for launch in launches]
+        for launch in launches:
+            for entry in launch.entries[launch.program.arguments :]:
+                self.memory.release(entry)
+        for launch, age, gangs in zip(launches, places, unsent, strict=True):
+            session = self._sessions[launch.session]
+            for handle, entry in launch.named_entries():
+                if handle not in session.directory.entries:  # it was released, and freed when the last use had started
+                    session.directory.add(handle, entry)
+            self.builder.make_nodes(session, launch, age)
+            for gang in gangs:
+                launch.program.waiting -= 1
+                self.buffers.drop_uses(session, gang)
+        nodes = [node for launch in launches for node in launch.nodes]
+        if self._sequential is not None:
+            self._sequential.precede(nodes)
+        for node in nodes:
+            self.scheduler.enqueue(node)
+
+    def _withdraw(self, launch: Launch) -> list[Gang[GangRun]]:
+        """Take a launch back that was sent to hosts that failed, as if none of it had started.
+
+        Return the gangs that had not been sent: they still count as waiting, and as users of their buffers.
+        """
+        gangs = [gang for node in launch.nodes for gang in node.gangs]
+        for node in launch.nodes:
+            self.memory.dropped(self.scheduler.drop(node))
+            if self._sequential is not None:
+                self._sequential.withdraw(node)
+        for gang in gangs:
+            if gang.state is GangState.RUNNING:
+                gang.enter(GangState.FAILED)
+                del self.in_flight[gang.sequence]
+                if gang.run.tally is not None:
+                    gang.run.tally.ended(0, 0, False)
+                self.scheduler.finished(gang)
+                self.memory.ended(gang)
+        for node in launch.nodes:
+            node.end()
+        launch.nodes, launch.pending = [], 0
+        launch.hosts_started.clear()
+        return [gang for gang in gangs if gang.state is GangState.DROPPED]
+
+    def await_again(self, launch: Launch, hosts: set[int]) -> None:
+        """Have a launch in line wait for all bytes that its client sends to these hosts, which have lost them."""
+        feeds = self._sessions[launch.session].feeds
+        for node in launch.nodes:
+            for gang in node.gangs:
+                for host, feed in gang.run.spec.awaited:
+                    key = (host, launch.feeds[feed])
+                    if host in hosts and key not in feeds.awaited:
+                        feeds.awaited[key] = node
+                        self.scheduler.lacks(node, Reason.BYTES)
+
+    # ---- gangs in line
+
+    def feed_arrived(self, session: Session, host: int, feed: int) -> bool:
+        """Note that a feed is complete at a host's data port. Return whether a launch waited for it."""
+        node = session.feeds.awaited.pop((host, feed), None)
+        if node is None:
+            return False
+        self.scheduler.arrived(node)
+        return True
+
+    def release_delayed(self) -> None:
+        """Let the launches compete for devices that were delayed by the limits of their tenants, and are due."""
+        if self._rates.delayed:
+            for node in self._rates.due(self._outbox.seconds):
+                self.scheduler.arrived(node)
+
+    def start_ready(self) -> None:
+        """Start the gangs for which the islands have room."""
+        self.delegated_runs.revoke_contended()
+        touched = self.scheduler.touched
+        while touched:
+            island = min(touched)  # any would do; but decisions replay
+            touched.discard(island)
+            while (gang := self.scheduler.next(island)) is not None:
+                self._start(gang)
+
+    def _start(self, gang: Gang[GangRun]) -> None:
+        run, launch = gang.run, gang.run.launch
+        session = self._sessions.get(launch.session)
+        problem = gang_problem(session, gang)
+        if problem is not None or session is None:
+            self.scheduler.finished(gang)
+            self.fail(launch, problem or Status(Code.CANCELLED))
+            return
+        if self.memory.ledger.is_tight:
+            self.publish_frees()
+        run.waited = gang.node.waited_until(self._outbox.seconds)
+        gang.started_at = self._outbox.seconds
+        self.in_flight[gang.sequence] = gang
+        if gang.node.is_delegated:
+            self.delegated_runs.start(gang)
+            return
+        gang.enter(GangState.RUNNING)
+        tally = run.tally = self.tallies[gang.island, session.tenant.name]
+        tally.waited.observe(self._outbox.seconds - launch.seconds)
+        self._dispatch(launch, run.spec.hosts, gang.sequence, run.spec.segments)
+        if self._sequential is not None:
+            self._sequential.started(gang, len(run.spec.hosts))
+        self.gang_left(gang)
+        self.buffers.drop_uses(session, gang)
+
+    def publish_frees(self) -> None:
+        """Send the hosts the frees that wait, before anything that is sent to them later."""
+        self._outbox.flush_frees()
+        self.memory.ledger.frees_published()
+
+    def _dispatch(self, launch: Launch, hosts: tuple[int, ...], sequence: int, segments: int) -> None:
+        """Send a gang to its hosts.
+
+        The first message to a host names all that the launch will need there, and later ones only what starts. Hosts
+        that do the same get the same message: it is made and encoded once.
+        """
+        begun, handles, outbox = launch.hosts_started, launch.handles, self._outbox
+        if begun:
+            known: dict[int, list[int]] = {}  # hosts, by the first unit of the run there
+            for host in hosts:
+                if host in begun:
+                    known.setdefault(begun[host], []).append(host)
+            for first, some in known.items():
+                outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
+            hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
+        begun.update(dict.fromkeys(hosts, sequence))
+        for plan, some_hosts in launch.program.by_plan(hosts):
+            run = m.Run(
+                sequence,
+                launch.session,
+                launch.program.number,
+                tuple([handles[position] for position in plan.arguments]),
+                tuple([handles[position] for position in plan.results]),
+                launch.feeds,
+                launch.host_feeds,
+                self._sequential is not None,
+                segments,
+            )
+            outbox.to_hosts(some_hosts, run)
+
+    # ---- gangs
+
+    def runs_ended(self, hosts: tuple[int, ...], sequence: int, times: tuple[int, ...]) -> None:
+        """Handle that hosts have ended their parts of a gang.
+
+        `times` has for each host its dispatch there and its end, in nanoseconds of the host's clock.
+        """
+        gang = self.in_flight.get(sequence)
+        if gang is None:
+            return
+        run = gang.run
+        left = run.hosts_left
+        if not left.issuperset(hosts):
+            for position, host in enumerate(hosts):
+                if host in left and len(hosts) > 1:
+                    self.runs_ended((host,), sequence, times[2 * position : 2 * position + 2])
+            return
+        self._trace.record_gang(gang, hosts, times)
+        if not run.spec.host_call:
+            busy, longest = self._clocks.ended(hosts, run.spec.devices, times, run.spec.computes)
+            if longest > run.duration:
+                run.duration = longest
+            run.device_ns += busy
+            account = run.launch.program.account
+            account.device_ns += settled(run, busy) if run.advance_ns else busy
+            if account.is_idle:
+                account.wake()
+        left.difference_update(hosts)
+        if not left:
+            self._all_ended(gang)
+
+    def rows_moved(self, host: int, message: m.RowsMoved) -> None:
+        """Count the bytes of rows that a host has moved for a gang."""
+        gang = self.in_flight.get(message.sequence)
+        if gang is not None and host in gang.run.hosts_left:
+            gang.run.note_rows(host, message.sent, message.received)
+
+    def run_failed(self, host: int, sequence: int, failure: Status) -> None:
+        """Handle that a host's part of a gang has failed."""
+        gang = self.in_flight.get(sequence)
+        if gang is None or host not in gang.run.hosts_left:
+            self._outbox.to_host(host, m.CollectiveEnded(sequence))  # it may have been one
+            return
+        if gang.run.spec.collective:
+            gang.run.left_out += (host,)
+        if not gang.node.is_delegated:  # others of the run are in flight there
+            gang.run.hosts_left.discard(host)
+        if self._may_be_of_another_host(gang, failure):
+            # The loss of that host is reported soon, and names the cause.
+            gang.run.failure = gang.run.failure or failure
+        else:
+            self.fail(gang.run.launch, failure)
+        if not gang.run.hosts_left:
+            self._all_ended(gang)
+
+    def _all_ended(self, gang: Gang[GangRun]) -> None:
+        run = gang.run
+        for host in run.left_out:
+            self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
+        run.left_out = ()
+        if run.failure is not None and run.launch.error is None:
+            return
+        if run.launch.error is None:
+            run.spec.observe(run.duration)
+            run.launch.program.account.bytes_moved += run.spec.moved + run.received
+            if gang.exclusive:
+                for name in run.spec.functions:
+                    self._quarantine.ended_well(name)
+        self.finish(gang)
+
+    def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
+        """Return whether the loss of another host may have failed a gang on this one."""
+        if gang.run.spec.collective or failure.code == Code.UNAVAILABLE:
+            return True
+        launch = gang.run.launch
+        # What it reads may be made together with others, and be broken before that is known to be.
+        reads_unready = any(not entry.ready for entry in launch.entries[: len(launch.arguments)])
+        return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.nodes) > 1)
+
+    def finish(self, gang: Gang[GangRun]) -> None:
+        """End a gang that was started, with or without success. Its session is charged for it."""
+        if gang.node.is_delegated:
+            self.delegated_runs.finish(gang)
+            return
+        gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
+        self.in_flight.pop(gang.sequence, None)
+        if self._sequential is not None:
+            self._sequential.ended(gang)
+        run = gang.run
+        launch, tally = run.launch, run.tally
+        if tally is not None:
+            tally.ended(run.duration, run.device_ns, launch.error is None)
+            if run.spec.kind in TRANSFERS and launch.error is None:
+                tally.move(run.spec.kind, run.moved(run.spec.hosts))
+        self.scheduler.finished(gang, run.device_ns)
+        self.memory.ended(gang)
+        dependency = gang.node.dependency
+        if dependency is not None and all(other.state >= GangState.DONE for other in gang.node.gangs):
+            self._dependencies.resolve(dependency)
+        self.gang_ended(launch)
+
+    def gang_left(self, gang: Gang[GangRun]) -> None:
+        """Note that a gang has started, or was dropped."""
+        program, session = gang.run.launch.program, self._sessions.get(gang.run.launch.session)
+        if gang.run.spec.host_call is HostCallKind.PYTHON and session is not None:
+            session.python_gangs.discard(gang.sequence)
+        program.waiting -= 1
+        self.drop_if_idle(program)
+
+    def drop_if_idle(self, program: RegisteredProgram) -> None:
+        """Drop a released program if no gang waits that needs it."""
+        if program.released and not program.waiting:
+            self._on_program_idle(program)
+
+    def enqueued(self, sequence: int) -> None:
+        """A host acknowledges that it has enqueued its part of a gang."""
+        gang = self.in_flight.get(sequence)
+        if self._sequential is not None and gang is not None:
+            self._sequential.enqueued(gang)
+
+    def foremost(self) -> Iterator[Gang[GangRun]]:
+        """Yield the gangs in flight that are the first on all of their hosts: the others wait for these."""
+        busy: set[int] = set()
+        for gang in self.in_flight.values():
+            left = gang.run.hosts_left
+            if busy.isdisjoint(left):
+                yield gang
+            busy |= left
+
+    def island_restarted(self, island: int) -> None:
+        """Resume an island whose hosts have restarted, with nothing on them and with new clocks."""
+        for host in self._resources.hosts_of(island):
+            self._clocks.forget(host)
+            self._trace.clock_began(host)
+        self.scheduler.resume(island)
+
+    def validate(self) -> None:
+        """Raise AssertionError if states contradict what is counted. For tests, since it looks at all launches."""
+        self.scheduler.validate()
+        in_flight = (GangState.HELD, GangState.GRANTED, GangState.RUNNING)
+        assert all(gang.state in in_flight for gang in self.in_flight.values())
+        nodes = [node for island in self._resources.islands for node in self.scheduler.nodes(island)]
+        gangs = [*self.in_flight.values(), *(gang for node in nodes for gang in node.gangs)]
+        for launch in {id(gang.run.launch): gang.run.launch for gang in gangs}.values():
+            if launch.error is None and launch.session in self._sessions:
+                left = sum(gang.state < GangState.DONE for node in launch.nodes for gang in node.gangs)
+                assert launch.pending == left, f"{launch.program.name} counts {launch.pending} gangs and has {left}"
+
+    # ---- ends of launches
+
+    def gang_ended(self, launch: Launch) -> None:
+        """Count a gang of the launch that has ended, or that was dropped."""
+        launch.pending -= 1
+        if not launch.pending:
+            self._launch_done(launch)
+            if len(launch.program.nodes) > LARGE_NODES:
+                self.large_launches.end(launch)
+                return
+            for node in launch.nodes:
+                node.end()
+
+    def _launch_done(self, launch: Launch) -> None:
+        """Settle the results of a launch whose gangs have all ended: they are ready, or errors."""
+        session = self._sessions.get(launch.session)
+        if launch.error is not None or session is None:
+            for entry in launch.entries[launch.program.arguments :]:
+                self.memory.release(entry)
+        elif not launch.is_delegated and len(launch.program.nodes) <= LARGE_NODES:
+            for value in launch.program.inner_values:
+                self.memory.release(launch.entries[value])
+        if launch.dependency is not None:
+            for node in launch.nodes:
+                if node.dependency is not None:
+                    self._dependencies.resolve(node.dependency)
+        if session is None:
+            return
+        for handle in launch.results:
+            self.buffers.settle(session, handle, launch.error)
+        if launch.credits:
+            self.end_credits(session, launch.credits)
+        if launch.part_of is not None:
+            self.control_flow.part_ended(launch)
+        if launch.then is not None:
+            launch.then(launch)
+
+    def end_credits(self, session: Session, credits: int) -> None:
+        """Return the credits of a launch of the client's that has ended."""
+        session.launch_ended(credits)
+        self._outbox.return_credits(session.number, credits, may_wait=session.credits > 0)
+
+    def fail(self, launch: Launch, status: Status) -> None:
+        """Fail a launch: drop its gangs that have not started, and refuse its results to later launches."""
+        if launch.error is not None:
+            return
+        launch.error = status
+        session = self._sessions.get(launch.session)
+        if session is not None:
+            session.has_errors = True
+            session.directory.fail(launch.results, status)
+        unstarted = []
+        for node in launch.nodes:
+            dropped = self.scheduler.drop(node)
+            self.memory.dropped(dropped)
+            unstarted += dropped.gangs
+        for node in launch.nodes:
+            for gang in node.gangs:
+                self._fail_incoming(gang, status)
+        for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
+            if host in launch.hosts_started and not self._resources.has_failed(host):
+                self._outbox.to_host(host, m.DropRun(launch.session, launch.hosts_started[host]))
+        for gang in unstarted:
+            self.gang_left(gang)
+            if session is not None:
+                self._refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
+                self.buffers.drop_uses(session, gang)
+            if gang.node.is_delegated:
+                self.delegated_runs.over(gang)
+        self.delegated_runs.failed(launch)
+        if self._sequential is not None:
+            for node in launch.nodes:
+                self._sequential.finish(node)
+        for _ in unstarted:
+            self.gang_ended(launch)
+
+    def session_closed(self, session: Session) -> None:
+        """Drop the gangs of the session that have not started, and release its memory."""
+        self.control_flow.session_closed(session.number)
+        session.tenant.ended(session.in_flight)
+        self._dependencies.forget(session.number)
+        if self._sequential is not None:
+            self._sequential.forget(session.number)
+        nodes = self.scheduler.drop_session(session.number)
+        for dropped in nodes:
+            self.memory.dropped(dropped)
+        later = [dropped for dropped in nodes if not dropped.node.is_delegated]
+        for dropped in nodes:
+            if dropped.node.is_delegated:
+                self._end_node(dropped)
+        self.remains.release_in_steps(session, later, self._end_node)
+        for gang in self.delegated_runs.session_closed(session.number):
+            self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each somewhere
+        # After the nodes: their inputs have the memory again that these were to take over from them.
+        self.remains.release_in_steps(session, session.directory.entries, self.memory.release, _ENTRIES_PER_STEP)
+
+    def _end_node(self, dropped: Dropped[GangRun]) -> None:
+        """End the gangs of a closed session's node that were dropped."""
+        node = dropped.node
+        for gang in node.gangs:
+            if gang.state is not GangState.DROPPED:
+                self._fail_incoming(gang, _ended(node.session))  # from the parts that will not start
+        for gang in dropped.gangs:
+            self.gang_left(gang)
+            if node.is_delegated:
+                self.delegated_runs.over(gang)
+            self.gang_ended(gang.run.launch)
+
+    # ---- bytes on their way
+
+    def _fail_incoming(self, gang: Gang[GangRun], status: Status) -> None:
+        """Have the gang's hosts stop waiting for bytes of other hosts, and drop those that arrive."""
+        if not gang.run.hosts_left:
+            return
+        for host, feeds in gang.run.incoming():
+            if not self._resources.has_failed(host):
+                self._outbox.to_host(host, m.FailFeeds(gang.node.session, feeds, status))
+
+    def _refuse_feeds(
+        self, session: Session, gangs: Sequence[GangSpec], feeds: tuple[int, ...], taken: bool = False
+    ) -> None:
+        """Drop the client's bytes for gangs that will not run: those that have arrived, and those on their way.
+
+        If `taken` is true, the launch has noted which it still awaits.
+        """
+        for gang in gangs:
+            for host, feed in gang.awaited:
+                if feed >= len(feeds):
+                    continue
+                key: Key = (host, feeds[feed])
+                has_arrived = taken and key not in session.feeds.awaited
+                if has_arrived or session.feeds.refuse(key):
+                    self._outbox.to_host(host, m.DropFeed(session.number, key[1]))
+
+
+def _ended(session: int) -> Status:
+    return Status(Code.CANCELLED, f"session {session} has ended")

@@ -1,0 +1,291 @@
+"""Nodes that wait for memory: which is next, which is passed for too long, and which wait in vain.
+
+A node that gets no memory waits, and with it the rest of its session, but nobody else: others go on with what is
+free. So that what needs much is not passed for ever, a waiting node that others have passed with `CLAIM_NS` of device
+time *claims* the device that it lacks: what is freed there is kept for it, and those of its priority or a lower one who
+need memory there wait, too, for as long as anything is in flight that may free some.
+
+A wait ends as soon as there is memory. It ends with an error where it would not: where a gang needs more than there is;
+and where nothing is in flight on the island nor in line there for others, and all sessions that hold memory of the
+device have answered since, and so have sent what they had to release. A quota of memory is waited for in the same way,
+and nobody counts but the tenant's own sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from atoll.cluster.locations import HostDevice, MemoryRequirement, total
+from atoll.errors import Code, Status
+from atoll.launch.scheduler import Scheduler
+from atoll.protocol import messages as m
+from atoll.quantities import human_bytes, parse_bytes
+from atoll.state.memory_ledger import MemoryLedger
+from atoll.state.queued_nodes import Gang, QueuedNode
+from atoll.state.session import GangRun, Session
+from atoll.state.tenants import Tenant
+
+# Device time of others that may pass a node which waits for memory.
+CLAIM_NS = 100_000_000
+# For what runs to free memory by itself, until others are made to.
+RELIEF_SECONDS = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class MemoryWait:
+    """A node that waits for memory: the gang and the device that lack it, and how much the gang needs there.
+
+    With a `quota`, what is lacking is its tenant's.
+    """
+
+    node: QueuedNode[GangRun]
+    gang: Gang[GangRun]
+    device: HostDevice
+    nbytes: int
+    quota: str = ""
+    passed_ns: int = 0  # by others
+    is_offered: bool = False  # it is ready again
+    asked: dict[int, int] = field(default_factory=dict)  # by session: the ping that is to be answered
+
+    @property
+    def claims(self) -> bool:
+        return not self.quota and self.passed_ns >= CLAIM_NS
+
+
+class MemoryWaits:
+    """Who waits for memory of the `ledger`, or for a quota of it."""
+
+    def __init__(self, ledger: MemoryLedger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun]) -> None:
+        self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which they began to
+        # Whether a device is about to have so many bytes more for a node, which fails otherwise where that is asked
+        # for the last time: see `migration.memory_pressure`.
+        self.reclaim: Callable[[QueuedNode[GangRun], HostDevice, int, bool], bool] | None = None
+        self._ledger = ledger
+        self._sessions = sessions
+        self._scheduler = scheduler
+
+    # ---- events
+
+    def add(self, wait: MemoryWait) -> None:
+        """The node waits, or waits for something else than it did."""
+        before = self.waiting.get(wait.node)
+        if before is not None:
+            wait.passed_ns, wait.asked = before.passed_ns, before.asked
+        self.waiting[wait.node] = wait
+
+    def forget(self, node: QueuedNode[GangRun]) -> None:
+        """It waits no more."""
+        self.waiting.pop(node, None)
+
+    def passed_by(self, node: QueuedNode[GangRun]) -> None:
+        """The node has its memory, before those that wait."""
+        self.forget(node)
+        for waiting in self.waiting.values():
+            if waiting.node.session != node.session:
+                island = waiting.gang.island
+                waiting.passed_ns += sum(gang.estimate for gang in node.gangs if gang.island == island)
+
+    def retry(self, island: int) -> None:
+        """Memory may have become free there: those who wait are ready again, if it is enough for them."""
+        for waiting in list(self.waiting.values()):
+            if waiting.gang.island == island:
+                self._offer(waiting)
+
+    def _offer(self, waiting: MemoryWait) -> None:
+        if not waiting.is_offered and (waiting.quota or waiting.nbytes <= self._ledger.free(waiting.device)):
+            waiting.is_offered = True
+            self._scheduler.retry(waiting.node)
+
+    # ---- who waits, and for what
+
+    @property
+    def now(self) -> float:
+        """When the event happened that is handled."""
+        return self._scheduler.now
+
+    def claimed(self, node: QueuedNode[GangRun], wanted: Sequence[MemoryRequirement]) -> HostDevice | None:
+        """A device that the node needs and that is kept for another."""
+        claims = {
+            each.device
+            for each in self.waiting.values()
+            if each.claims
+            and each.node.session != node.session
+            and each.node.tenant.settings.priority >= node.tenant.settings.priority
+            and each.node.is_pending
+        }
+        return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
+
+    def lacking(self, node: QueuedNode[GangRun]) -> tuple[HostDevice, int, str] | None:
+        """The place at which the node waits for memory: a device, the bytes that it needs there, and the quota that
+        lacks them.
+        """
+        waiting = self.waiting.get(node)
+        return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
+
+    def is_wanted(self, tenant: Tenant) -> bool:
+        """Whether something of a tenant with a higher priority waits for memory."""
+        priority = tenant.settings.priority
+        return any(each.tenant.settings.priority > priority and each.is_pending for each in self.waiting)
+
+    def holders(self, device: HostDevice) -> list[str]:
+        """The sessions that hold memory of the device, as anybody may read of them."""
+        return [f"session {each.number}" for each in self._sessions.values() if holds(each, device)]
+
+    def is_waiting(self, session: int) -> bool:
+        """Whether something of the session waits for memory."""
+        return any(node.session == session and node.is_pending for node in self.waiting)
+
+    # ---- now and then
+
+    def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
+        """Gangs that get no memory however long they wait, each with the error for it. To be asked now and then."""
+        found = []
+        for node, waiting in list(self.waiting.items()):
+            if not node.is_pending:
+                del self.waiting[node]
+            elif self._is_hopeless(waiting):
+                if self._may_be_relieved(waiting, is_last=True):
+                    continue
+                del self.waiting[node]
+                lack = waiting.device, waiting.nbytes, waiting.quota
+                found.append((waiting.gang, exhausted(self._ledger, self._sessions.values(), waiting.gang, *lack)))
+            else:
+                self._offer(waiting)  # a quota was raised, or a claim counts no more
+        return found
+
+    def seek_relief(self) -> None:
+        """Who has waited for memory for a while, which what runs has not freed, may be helped."""
+        for waiting in list(self.waiting.values()):
+            if waiting.node.is_pending and self.now - waiting.node.since >= RELIEF_SECONDS:
+                self._may_be_relieved(waiting, is_last=False)
+
+    def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:
+        if (
+            self.reclaim is None
+            or waiting.quota
+            or waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes)
+        ):
+            return False
+        return self.reclaim(waiting.node, waiting.device, waiting.nbytes, is_last)
+
+    def _is_hopeless(self, waiting: MemoryWait) -> bool:
+        if not waiting.quota and waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):
+            return True
+        if not waiting.quota and waiting.nbytes <= self._ledger.free(waiting.device):
+            return False  # it was freed just now, or is kept for another
+        if self._may_be_helped(waiting):
+            waiting.asked.clear()
+            return False
+        holders = [session for session in self._sessions.values() if self._may_release(session, waiting)]
+        if any(session.number not in waiting.asked for session in holders):
+            waiting.asked = {session.number: session.pings for session in holders}
+            return False
+        return all(session.pongs >= waiting.asked[session.number] for session in holders)
+
+    def _may_be_helped(self, waiting: MemoryWait) -> bool:
+        """Whether something runs, or is about to, that may free memory."""
+        tenant = waiting.node.tenant
+        if waiting.quota:
+            if tenant.running:
+                return True
+        # Who waits elsewhere may hold what is wanted here, and go on.
+        elif not all(self._scheduler.is_idle(each.gang.island) for each in self.waiting.values()):
+            return True
+        stuck = {node.session for node in self.waiting}
+        return any(
+            node.session not in stuck and (not waiting.quota or node.tenant is tenant)
+            for node in self._scheduler.nodes(waiting.gang.island)
+        )
+
+    def _may_release(self, session: Session, waiting: MemoryWait) -> bool:
+        if waiting.quota:
+            return session.tenant is waiting.node.tenant
+        return session.number == waiting.node.session or holds(session, waiting.device)
+
+
+_NAMED_HOLDERS = 5
+
+
+def exhausted(
+    ledger: MemoryLedger,
+    sessions: Iterable[Session],
+    gang: Gang[GangRun],
+    device: HostDevice,
+    nbytes: int,
+    quota: str,
+) -> Status:
+    """The gang needs so many bytes of the device and gets none: for want of memory, or of its tenant's quota."""
+    text = f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
+    tenant = gang.node.tenant
+    if quota and tenant.memory is not None:
+        limit = int(getattr(tenant.settings, quota))
+        where, used = "", tenant.memory.total
+        if quota == "memory":
+            where, used = " of each device", tenant.memory.used.get(device, 0)
+        # In units that hide no byte that counts: rounded, what is needed may seem to fit.
+        needs, has, most = _amounts(nbytes, used, limit)
+        text += f"{needs}, and tenant {tenant.name} has {has} of its quota `{quota}`, {most}{where}"
+        sessions, of_rest = [each for each in sessions if each.tenant is tenant], "; held there by "
+    else:
+        needs, free, capacity = _amounts(nbytes, max(0, ledger.free(device)), ledger.capacity[device], adds_up=False)
+        text += f"{needs}, and {free} of {capacity} are free"
+        of_rest = "; the rest is held by "
+    holders, largest = _holders(sessions, gang.node, device)
+    if largest:
+        text += of_rest + ", ".join(largest)
+    report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))
+    return Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
+
+
+def _amounts(needs: int, other: int, limit: int, adds_up: bool = True) -> tuple[str, str, str]:
+    """Return the amounts as text: rounded, or as bytes if the rounded amounts would contradict that too little is left.
+
+    With `adds_up`, `needs` and `other` are more than `limit` together; otherwise `needs` is more than `other`.
+    """
+    texts = tuple(map(human_bytes, (needs, other, limit)))
+    rounded = [parse_bytes(each) for each in texts]
+    is_clear = rounded[0] + rounded[1] > rounded[2] if adds_up else rounded[0] > rounded[1]
+    one, two, three = texts if is_clear else tuple(f"{each} B" for each in (needs, other, limit))
+    return one, two, three
+
+
+def holds(session: Session, device: HostDevice) -> bool:
+    """Whether some array of the session has memory there."""
+    return any(
+        where == device
+        for entry in session.directory.entries.values()
+        for block in entry.blocks
+        for where, _ in block.requirement
+    )
+
+
+def _holders(
+    among: Iterable[Session], asking: QueuedNode[GangRun], device: HostDevice
+) -> tuple[list[m.MemoryHolder], list[str]]:
+    """By program and stack for the session that asks, else by session.
+
+    Users do not read what other tenants' programs are called.
+    """
+    sums: dict[tuple[str, int], list[int]] = {}
+    sessions: list[tuple[int, str]] = []
+    for session in among:
+        mine = session.number == asking.session
+        is_named = session.tenant is asking.tenant or asking.tenant.is_operator
+        label = session.name if is_named else f"session {session.number} of tenant {session.tenant.name}"
+        held = 0
+        for entry in session.directory.entries.values():
+            size = sum(nbytes for block in entry.blocks for where, nbytes in block.requirement if where == device)
+            if size:
+                key = (entry.producer, entry.traceback_id) if mine else (label, 0)
+                counts = sums.setdefault(key, [0, 0, 0, 0])
+                counts[0 if entry.ready else 2] += 1
+                counts[1 if entry.ready else 3] += size
+                held += size
+        if held:
+            sessions.append((held, f"{label}: {human_bytes(held)}"))
+    holders = [m.MemoryHolder(traceback_id, producer, *counts) for (producer, traceback_id), counts in sums.items()]
+    holders.sort(key=lambda holder: -(holder.ready_bytes + holder.unready_bytes))
+    return holders, [text for _, text in sorted(sessions, reverse=True)[:_NAMED_HOLDERS]]

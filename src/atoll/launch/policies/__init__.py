@@ -1,0 +1,22 @@
+"""Scheduling policies by name, for `--policy` and ATOLL_POLICY. Each is one file here and one line of `POLICIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pkgutil import resolve_name
+
+from atoll.cluster.settings import check_known
+from atoll.launch.policy import Policy
+
+# Where each is: what makes the policy of an island, called without arguments. Imported when chosen.
+POLICIES = {
+    "fair": "atoll.launch.policies.fair:FairShares",
+    "first-come": "atoll.launch.policies.first_come:FirstComeFirstServed",
+}
+
+
+def find_policy(name: str) -> Callable[[], Policy]:
+    """What makes policies of that name. Raises SettingsError where there are none."""
+    check_known("scheduling policy", name, POLICIES)
+    found: Callable[[], Policy] = resolve_name(POLICIES[name])
+    return found

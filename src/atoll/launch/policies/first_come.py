@@ -1,0 +1,26 @@
+"""First come, first served: the simplest policy.
+
+A session's next node becomes ready when the one before it is committed, so sessions with many launches in line
+alternate, node by node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from atoll.launch.policy import Policy
+from atoll.state.queued_nodes import QueuedNode
+
+
+class FirstComeFirstServed(Policy):
+    """The node that has been ready for longest goes first."""
+
+    def __init__(self) -> None:
+        self._ready: deque[QueuedNode[Any]] = deque()
+
+    def add(self, node: QueuedNode[Any]) -> None:
+        self._ready.append(node)
+
+    def take(self) -> QueuedNode[Any] | None:
+        return self._ready.popleft() if self._ready else None

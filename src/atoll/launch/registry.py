@@ -1,0 +1,459 @@
+"""Programs of all sessions, lowered: one plan a host, which the host keeps until nothing needs it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+import msgspec
+
+from atoll.cluster.lifecycle import IslandFailed
+from atoll.cluster.locations import Placement
+from atoll.errors import Code, Status, StatusError
+from atoll.ir.plan import Plan
+from atoll.ir.program import Program, credits_of
+from atoll.ir.steps import Steps, finish
+from atoll.launch.compilation import Compilation
+from atoll.launch.discards import Discards
+from atoll.launch.large_plans import LargePlans
+from atoll.launch.outbox import Outbox
+from atoll.protocol import messages as m
+from atoll.state.estimates import Estimates, GangsByKey
+from atoll.state.programs import RegisteredProgram, calls_of, device_groups, register_in_steps
+from atoll.state.remains import Remains
+from atoll.state.session import Session
+from atoll.state.turns import TurnFailedError, Turns
+from atoll.state.usage import Meter
+
+_GROUPS_PER_STEP = 16
+# A program, and its gangs by their keys in `Estimates`.
+Lowered = tuple[RegisteredProgram, GangsByKey]
+# Programs of up to so many nodes are lowered at once.
+SMALL_NODES = 16
+
+
+@dataclass(eq=False)
+class Lowering:
+    """The lowering of a program of a session, with all that it depends on as it was at the beginning."""
+
+    session: Session
+    number: int
+    definition: Program
+    begin: Callable[[], Steps[Lowered]]
+    functions: tuple[str, ...]  # the workers' names of those that it may call, which it refers to
+    done: int = 0  # steps
+    _steps: Steps[Lowered] | None = None
+
+    def proceed(self, count: int) -> Lowered | Status | None:
+        """Do so many steps. Return the program, or the reason why it cannot be lowered, after the last one."""
+        if self._steps is None:
+            self._steps, count, self.done = self.begin(), count + self.done, 0
+        try:
+            for _ in range(count):
+                next(self._steps)
+        except StopIteration as end:
+            lowered: Lowered = end.value
+            return lowered
+        except StatusError as error:
+            return error.status
+        self.done += count
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_steps": None}
+
+
+class Lowerings:
+    """Lowers programs in steps, so that no other session notices how large they are. Sessions take turns.
+
+    Meanwhile later messages of such a session wait, in order (`controller.sessions.inboxes`). If a session ends, its
+    lowerings are finished and their results dropped: a program that is half lowered would leave garbage that only a
+    full garbage collection frees. A snapshot has no generators: a restored lowering first repeats its steps.
+
+    `finished(lowering, result)` is called with the result of each.
+    """
+
+    def __init__(self, finished: Callable[[Lowering, Lowered | Status], None]) -> None:
+        self._finished = finished
+        self._turns: Turns[Lowering] = Turns()
+        self.waiting = self._turns.waiting
+
+    def add(self, lowering: Lowering) -> None:
+        """Lower this program after the others of its session."""
+        session = lowering.session
+        session.in_steps += 1
+        self._turns.add(session.number, session.tenant.name, lowering)
+
+    def abandon(self, number: int) -> Collection[Lowering]:
+        """Forget the lowerings of a closed session, and return them: a bug was met in one of them."""
+        return self._turns.remove(number)
+
+    def proceed(self, steps: int) -> None:
+        """Do so many steps for the session whose turn it is."""
+        number = self._turns.next()
+        if number is None:
+            return
+        try:
+            result = self.waiting[number][0].proceed(steps)
+        except Exception as error:
+            raise TurnFailedError(session=number) from error
+        if result is not None:
+            finished = self._turns.take(number)
+            finished.session.in_steps -= 1
+            self._finished(finished, result)
+
+
+MAX_UNCOMPILED = 64  # programs of a session; libraries register a program once its functions are compiled
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class UncompiledProgram:
+    """A program of a session. `functions` are those that it calls, by their numbers in the session.
+
+    It holds a reference to each of them.
+    """
+
+    session: Session
+    number: int
+    definition: Program
+    functions: Mapping[int, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.functions.values()))
+
+
+class UncompiledPrograms:
+    """Programs that call functions which are still being compiled, with one function that each of them waits for.
+
+    They are lowered once workers have reported their functions: before that, only the client could say what memory they
+    need.
+    """
+
+    def __init__(self) -> None:
+        self._programs: dict[int, dict[int, tuple[str, UncompiledProgram]]] = {}
+        self._by_function: dict[str, dict[tuple[int, int], None]] = {}
+
+    def add(self, program: UncompiledProgram, function: str) -> None:
+        """The program waits for this function."""
+        session = program.session.number
+        self._programs.setdefault(session, {})[program.number] = function, program
+        self._by_function.setdefault(function, {})[session, program.number] = None
+
+    def is_full(self, session: int) -> bool:
+        """Whether as many programs of the session wait as may."""
+        return len(self._programs.get(session, ())) >= MAX_UNCOMPILED
+
+    def take(self, session: int, number: int) -> UncompiledProgram | None:
+        """Return the program, which waits no more; None if it does not wait."""
+        own = self._programs.get(session, {})
+        if number not in own:
+            return None
+        function, program = own.pop(number)
+        if not own:
+            del self._programs[session]
+        same = self._by_function[function]
+        del same[session, number]
+        if not same:
+            del self._by_function[function]
+        return program
+
+    def take_all(self, function: str) -> list[UncompiledProgram]:
+        """Return the programs that wait for the function. They wait no more."""
+        found = [self.take(*key) for key in list(self._by_function.get(function, ()))]
+        return [each for each in found if each is not None]
+
+    def take_of(self, session: int, function: str | None = None) -> list[UncompiledProgram]:
+        """Return the programs of a session that call the function, or all of them. They wait no more."""
+        own = self._programs.get(session, {})
+        numbers = [
+            number for number, (_, program) in own.items() if function is None or function in program.functions.values()
+        ]
+        found = [self.take(session, number) for number in numbers]
+        return [each for each in found if each is not None]
+
+
+class ProgramRegistry:
+    """Registers and releases programs. Invariant: a plan that a gang needs is at its host when the gang is committed,
+    or comes there before it.
+    """
+
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        compilation: Compilation,
+        outbox: Outbox,
+        large: LargePlans,
+        meter: Meter,
+        estimates: Estimates,
+        remains: Remains,
+    ) -> None:
+        self.lowerings = Lowerings(self._lowered)
+        self.discards = Discards()
+        self._sessions = sessions
+        self.plans: dict[int, dict[int, Plan | msgspec.Raw]] = {}  # by number and host
+        self._compilation = compilation
+        self._outbox = outbox
+        self._large = large
+        self._meter = meter
+        self._estimates = estimates
+        self._remains = remains
+        self._next_plan = 1
+        self._uncompiled = UncompiledPrograms()
+        compilation.on_reported, compilation.on_failed = self._function_reported, self._function_failed
+
+    def register(self, session: Session, number: int, definition: Program, called: Iterable[int]) -> None:
+        """Register a program of the session, which calls these functions. If it cannot be lowered, its launches fail
+        with the reason.
+
+        A large one is lowered in steps, and one that calls functions which are being compiled after these: until then,
+        it is one that cannot be launched yet.
+        """
+        session.definitions[number] = definition
+        session.costs.pop(number, None)
+        if (cost := credits_of(definition)) > 1:
+            session.costs[number] = cost
+        called = tuple(dict.fromkeys(called))
+        if len(definition.nodes) > SMALL_NODES:
+            session.called[number] = called
+        functions = _registered(called, session)
+        if (missing := self._unreported(functions)) is not None:
+            session.programs[number] = self._await(session, number, definition, functions, missing)
+            return
+        if len(definition.nodes) > SMALL_NODES:
+            session.programs[number] = Status(Code.UNAVAILABLE, f"program {definition.name!r} is being lowered")
+            self.lowerings.add(self._lowering(session, number, definition, functions, is_new=True))
+            return
+        try:
+            session.devices.use(definition.name, device_groups(definition))
+        except StatusError as error:
+            session.programs[number] = error.status
+            return
+        self.lower_again(session, number)
+
+    def _unreported(self, functions: Mapping[int, str]) -> str | None:
+        """One of these that no worker has reported yet."""
+        reports = self._compilation.functions.reports
+        return next((name for name in functions.values() if name not in reports), None)
+
+    def _await(
+        self, session: Session, number: int, definition: Program, functions: Mapping[int, str], missing: str
+    ) -> Status:
+        """Lower the program once its functions are compiled. Return why it cannot be launched before that."""
+        if self._uncompiled.is_full(session.number):
+            text = f"{MAX_UNCOMPILED} programs of this session wait for functions that are being compiled: register "
+            return Status(Code.RESOURCE_EXHAUSTED, f"{text}{definition.name!r} when its functions are compiled")
+        program = UncompiledProgram(session, number, definition, functions)
+        for name in program.names:
+            self._compilation.functions.acquire(name)
+        self._uncompiled.add(program, missing)
+        return Status(Code.UNAVAILABLE, f"program {definition.name!r} calls a function that is being compiled")
+
+    def _function_reported(self, function: str) -> None:
+        """A function is compiled. Programs that wait for no other one are lowered, in steps."""
+        for program in self._uncompiled.take_all(function):
+            if (missing := self._unreported(program.functions)) is not None:
+                self._uncompiled.add(program, missing)
+                continue
+            session, number, definition = program.session, program.number, program.definition
+            self.lowerings.add(self._lowering(session, number, definition, program.functions, is_new=True))
+            self._forget(program)
+
+    def _function_failed(self, session: int, function: str, failure: Status) -> None:
+        """A function of a session cannot be compiled, nor can the programs run that wait for it."""
+        for program in self._uncompiled.take_of(session, function):
+            program.session.programs[program.number] = failure.within(program.definition.name)
+            self._forget(program)
+
+    def _forget(self, program: UncompiledProgram) -> None:
+        for name in program.names:
+            self._compilation.drop_reference(name)
+
+    def release(self, session: Session, number: int) -> None:
+        """The session needs the program no more."""
+        definition = session.definitions.pop(number, None)
+        if definition is not None:
+            self.discards.add(definition.nodes)
+        session.called.pop(number, None)
+        session.control_flow.pop(number, None)
+        session.parts.pop(number, None)
+        session.costs.pop(number, None)
+        program = session.programs.pop(number, None)
+        if isinstance(program, RegisteredProgram):
+            self.drop(program)
+        elif (uncompiled := self._uncompiled.take(session.number, number)) is not None:
+            self._forget(uncompiled)
+
+    def lower_again(self, session: Session, number: int) -> None:
+        """Lower a program of the session for the places that its devices have now, in place of what it has."""
+        definition = session.definitions[number]
+        if len(definition.nodes) > SMALL_NODES:
+            if number not in session.called:  # of a session that an earlier cluster kept
+                session.called[number] = tuple(dict.fromkeys(calls_of(definition)))
+            functions = _registered(session.called[number], session)
+            self.lowerings.add(self._lowering(session, number, definition, functions, is_new=False))
+            return
+        try:
+            result: RegisteredProgram | Status = self.lower(
+                session, definition, session.devices.locations, session.functions
+            )
+        except StatusError as error:
+            result = error.status
+        self._replace(session, number, result)
+
+    def _replace(self, session: Session, number: int, result: RegisteredProgram | Status) -> None:
+        old = session.programs.get(number)
+        session.programs[number] = result
+        if isinstance(old, RegisteredProgram):
+            self.drop(old)
+
+    def _lowering(
+        self, session: Session, number: int, definition: Program, functions: Mapping[int, str], is_new: bool
+    ) -> Lowering:
+        """Return a lowering for the devices of this moment. It keeps the functions until it ends."""
+        names = tuple(dict.fromkeys(functions.values()))
+        for name in names:
+            self._compilation.functions.acquire(name)
+        begin = partial(
+            self._steps, self._new_plan(), session, definition, dict(session.devices.locations), functions, is_new
+        )
+        return Lowering(session, number, definition, begin, names)
+
+    def _lowered(self, lowering: Lowering, outcome: Lowered | Status) -> None:
+        """The program is lowered, or cannot be."""
+        session = lowering.session
+        result: RegisteredProgram | Status
+        if isinstance(outcome, Status):
+            result = outcome
+        else:
+            result, gangs = outcome
+            self._store(result, gangs)
+        if self._sessions.get(session.number) is session and lowering.number in session.definitions:
+            self._replace(session, lowering.number, result)
+        elif isinstance(result, RegisteredProgram):
+            self.drop(result)
+        for name in lowering.functions:
+            self._compilation.drop_reference(name)
+
+    def lower(
+        self, session: Session, definition: Program, locations: Placement, functions: Mapping[int, str]
+    ) -> RegisteredProgram:
+        """Lowers a small program of the session for these places and functions. Raises StatusError where it cannot."""
+        program, gangs = finish(self._steps(self._next_plan, session, definition, locations, functions, is_new=False))
+        self._new_plan()
+        self._store(program, gangs)
+        return program
+
+    def _new_plan(self) -> int:
+        self._next_plan += 1
+        return self._next_plan - 1
+
+    def _steps(
+        self,
+        number: int,
+        session: Session,
+        definition: Program,
+        locations: Placement,
+        functions: Mapping[int, str],
+        is_new: bool,
+    ) -> Steps[Lowered]:
+        if is_new:
+            for groups in batched(device_groups(definition)):
+                session.devices.use(definition.name, groups)
+                yield
+        account = self._meter.account(session.tenant.name, session.number, session.label, definition.name)
+        program = yield from register_in_steps(
+            definition,
+            number,
+            locations,
+            functions,
+            self._compilation.functions.reports,
+            account,
+        )
+        return program, (yield from self._estimates.keys_of(program))
+
+    def _store(self, program: RegisteredProgram, gangs: GangsByKey) -> None:
+        """The hosts get their plans."""
+        number = program.number
+        self._estimates.begin(program, gangs)
+        self.plans[number] = {host: each.plan for host, each in program.plans.items()}
+        hosts = tuple(program.plans)
+        if program.is_large:
+            self._large.sent(number, hosts)
+        for each, some in program.by_plan(hosts):
+            self._send(some, number, each.plan)
+        for name in program.functions:
+            self._compilation.functions.acquire(name)
+
+    def drop(self, program: RegisteredProgram) -> None:
+        """Nobody launches the program any more; its plans go with the last gang of it that has yet to start."""
+        program.released = True
+        if program.waiting:
+            return
+        hosts = set(self.plans.pop(program.number)) - self._large.dropped(program.number)
+        for host in sorted(hosts):
+            self._outbox.to_host(host, m.DropPlan(program.number))
+        self._estimates.end(program)
+        for name in program.functions:
+            self._compilation.drop_reference(name)
+        self.discards.add(program.nodes, program.values, program.result_specs)
+
+    def session_closed(self, session: Session) -> None:
+        self._remains.release_in_steps(session, session.programs, self._drop_remaining)
+        for uncompiled in self._uncompiled.take_of(session.number):
+            self._forget(uncompiled)
+        for definition in session.definitions.values():
+            self.discards.add(definition.nodes)
+        for part in session.parts.values():
+            self.discards.add(part.nodes)
+        self._meter.session_closed(session.number)
+
+    def abandon(self, number: int) -> None:
+        """Do not lower the programs of a closed session, since a bug was met in that."""
+        for lowering in self.lowerings.abandon(number):
+            for name in lowering.functions:
+                self._compilation.drop_reference(name)
+
+    def _drop_remaining(self, program: RegisteredProgram | Status) -> None:
+        if isinstance(program, RegisteredProgram):
+            self.drop(program)
+
+    def host_joined(self, host: int) -> None:
+        """The host's worker starts with nothing: it gets its plans."""
+        for number, plans in self.plans.items():
+            if host in plans:
+                if number in self._large:
+                    self._large.sent(number, (host,))
+                self._send((host,), number, plans[host])
+
+    def island_failed(self, lost: IslandFailed) -> None:
+        """Launches in line that need the island wait for it, and for their plans to be there again."""
+        self._large.lost(lost.island, self.plans)
+
+    def plan_registered(self, host: int, message: m.PlanRegistered) -> None:
+        """The host has a large plan now; where nobody needs that any more, the host drops it."""
+        if self._large.arrived(host, message.plan) and message.plan not in self.plans:
+            self._outbox.to_host(host, m.DropPlan(message.plan))
+            self._large.dropped(message.plan)
+
+    def _send(self, hosts: tuple[int, ...], number: int, plan: Plan | msgspec.Raw) -> None:
+        definition = cast(Plan, plan)  # msgspec copies an encoded plan into the message
+        if number in self._large:
+            self._outbox.to_hosts_in_pieces(hosts, m.RegisterPlan(number, definition, acknowledge=True))
+        else:
+            self._outbox.to_hosts(hosts, m.RegisterPlan(number, definition))
+
+
+def _registered(called: Iterable[int], session: Session) -> dict[int, str]:
+    """Return the names of the functions that a program of the session calls, without those that it does not have."""
+    return {each: session.functions[each] for each in called if each in session.functions}
+
+
+def batched(groups: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Some groups of devices at a time."""
+    left = iter(groups)
+    while some := list(islice(left, _GROUPS_PER_STEP)):
+        yield some

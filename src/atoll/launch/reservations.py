@@ -1,0 +1,252 @@
+"""Memory for nodes, in commit order: what each takes, from whom it inherits it, and what it gives back.
+
+A node takes the memory of all its gangs at once, when it is to be committed. One that gets none waits, and with it
+the rest of its session, but nobody else: see `memory_waits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from atoll.cluster.locations import HostDevice, MemoryRequirement, total
+from atoll.cluster.resources import ResourceManager
+from atoll.launch.memory_waits import MemoryWait, MemoryWaits
+from atoll.launch.scheduler import Scheduler
+from atoll.state.buffer_directory import Entry
+from atoll.state.gang_states import Reason
+from atoll.state.gangs import GangSpec
+from atoll.state.memory_ledger import Block, MemoryLedger
+from atoll.state.queued_nodes import Dropped, Gang, QueuedNode
+from atoll.state.session import GangRun, Inherited, Session
+from atoll.state.tenants import Tenant
+
+
+class _Need(NamedTuple):
+    """What a gang takes: fresh memory for values, and that of donated inputs for others; `wanted` is all that is fresh,
+    its scratch included.
+    """
+
+    gang: Gang[GangRun]
+    fresh: Sequence[tuple[int, MemoryRequirement]]
+    wanted: Sequence[MemoryRequirement]
+    inherited: Sequence[Inherited] = ()
+
+
+class Reservations:
+    """Takes memory from the ledger for gangs and entries, and gives it back."""
+
+    def __init__(
+        self, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], resources: ResourceManager
+    ) -> None:
+        self.ledger = MemoryLedger()
+        self.waits = MemoryWaits(self.ledger, sessions, scheduler)
+        self._scheduler = scheduler
+        self._resources = resources
+
+    # ---- taking
+
+    def reserve(self, node: QueuedNode[GangRun]) -> Reason | None:
+        """Takes what the node's gangs need on their islands. Where it has to wait, what it lacks: memory, or quota.
+
+        One that can never fit waits, too, until `waits.hopeless` names it.
+        """
+        needs = [self._need(gang) for gang in node.gangs]
+        if self.ledger.capacity or node.tenant.memory is not None:
+            for need in needs:
+                lacking = self._lacking(node, need)
+                if lacking is not None:
+                    self.waits.add(lacking)
+                    return Reason.QUOTA if lacking.quota else Reason.MEMORY
+        if self.waits.waiting:
+            self.waits.passed_by(node)
+        for need in needs:
+            self._take(need, node.tenant.memory)
+        node.tenant.took_memory(len(needs))
+        return None
+
+    def _need(self, gang: Gang[GangRun]) -> _Need:
+        spec, entries = gang.run.spec, gang.run.launch.entries
+        memory = spec.memory
+        reusable = self._consumed(gang) if spec.consumes else None
+        if not reusable:
+            return _Need(gang, memory.fresh, (memory.whole,) if memory.whole else ())
+        fresh: list[tuple[int, MemoryRequirement]] = []
+        inherited: list[Inherited] = []
+        for value, requirement in memory.fresh:
+            donors = reusable.get(requirement)
+            if donors:
+                inherited.append((entries[value], *donors.pop()))
+            else:
+                fresh.append((value, requirement))
+        scratch = (spec.scratch,) if spec.scratch else ()
+        return _Need(gang, fresh, (*scratch, *(requirement for _, requirement in fresh)), inherited)
+
+    def _lacking(self, node: QueuedNode[GangRun], need: _Need) -> MemoryWait | None:
+        gang, wanted = need.gang, need.wanted
+        device = self.ledger.lacking(*wanted)
+        quota = ""
+        if device is None and self.waits.waiting and not self._scheduler.is_idle(gang.island):
+            device = self.waits.claimed(node, wanted)
+        if device is None and node.tenant.memory is not None:
+            device, quota = self._over_quota(node.tenant, node.tenant.memory, wanted)
+        return None if device is None else MemoryWait(node, gang, device, dict(total(wanted))[device], quota)
+
+    def _over_quota(
+        self, tenant: Tenant, memory: MemoryLedger, wanted: Sequence[MemoryRequirement]
+    ) -> tuple[HostDevice | None, str]:
+        settings = tenant.settings
+        if settings.memory:
+            device = memory.lacking(*wanted, limit=settings.memory)
+            if device is not None:
+                return device, "memory"
+        if settings.total_memory:
+            sizes = total(wanted)
+            if sizes and memory.total + sum(nbytes for _, nbytes in sizes) > settings.total_memory:
+                return sizes[0][0], "total_memory"
+        return None, ""
+
+    def _take(self, need: _Need, owner: MemoryLedger | None) -> None:
+        run = need.gang.run
+        account, entries = run.launch.program.account, run.launch.entries
+        for value, requirement in need.fresh:
+            # The gang is a user until it has ended, even if the client releases the buffer before.
+            block = self.ledger.take(requirement, owner, account, users=2)
+            entries[value].blocks += (block,)
+            run.blocks.append(block)
+        if need.inherited:
+            for entry, donor, block in need.inherited:
+                donor.blocks = tuple(other for other in donor.blocks if other is not block)
+                entry.blocks += (block,)
+            run.inherited = need.inherited
+        for value, sources in run.spec.memory.views:
+            for source in sources:
+                _share(entries[source], entries[value], run.spec.hosts)
+        if run.spec.scratch:
+            run.blocks.append(self.ledger.take(run.spec.scratch, owner, account))
+
+    def _consumed(self, gang: Gang[GangRun]) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
+        """The blocks of donated inputs: an output of the same size is written to one of them.
+
+        If other buffers share the memory of an input, workers copy the input and consume the copy. A quota of memory
+        counts this copy. Without a quota it is not counted, since scripts that read an array and donate it then have
+        such a buffer for a moment.
+        """
+        found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
+        settings = gang.node.tenant.settings
+        counts_copies = bool(settings.memory or settings.total_memory)
+        for value in gang.run.spec.consumes:
+            entry = gang.run.launch.entries[value]
+            for block in _on(gang.run.spec.hosts, entry):
+                if not (block.views and counts_copies):
+                    found.setdefault(block.requirement, []).append((entry, block))
+        return found
+
+    # ---- giving back
+
+    def release(self, entry: Entry) -> None:
+        """The buffer's memory is needed no more, or lost."""
+        blocks, entry.blocks = entry.blocks, ()
+        if blocks:
+            self._leave(blocks)
+
+    def ended(self, gang: Gang[GangRun]) -> None:
+        """Its own memory goes, and what only it and those before it needed."""
+        gang.node.tenant.gave_back()
+        gang.run.inherited = ()
+        blocks, gang.run.blocks = gang.run.blocks, []
+        for value in gang.run.spec.drops:
+            entry = gang.run.launch.entries[value]
+            dropped = _on(gang.run.spec.hosts, entry)
+            if dropped:
+                entry.blocks = tuple(block for block in entry.blocks if block not in dropped)
+                self._leave(dropped)
+        self._release(blocks)
+        if self.waits.waiting:
+            self.waits.retry(gang.island)
+
+    def run_through(self, gang: Gang[GangRun], specs: Sequence[GangSpec]) -> None:
+        """What the gang stands for has run, one after another: what that has left is taken."""
+        for spec in specs:
+            each = Gang(0, gang.island, gang.node, GangRun(gang.run.launch, spec, set()))
+            self._take(self._need(each), gang.node.tenant.memory)
+            gang.node.tenant.took_memory(1)
+            self.ended(each)
+
+    def hold_results(
+        self, gang: Gang[GangRun], kept: Sequence[tuple[int, MemoryRequirement, int]], lost: Sequence[int]
+    ) -> None:
+        """The same, where it is known what is left: values, with their memory, and the arguments that this was of (-1:
+        it is fresh). The `lost` arguments have none any more.
+        """
+        entries, (host,) = gang.run.launch.entries, gang.hosts
+        given: dict[int, list[Block]] = {}
+        for number in lost:
+            blocks = given[number] = _on((host,), entries[number])
+            entries[number].blocks = tuple(block for block in entries[number].blocks if block not in blocks)
+        fresh = []
+        for value, requirement, donor in kept:
+            block = next((each for each in given.get(donor, ()) if each.requirement == requirement), None)
+            if block is None:
+                fresh.append((value, requirement))
+            else:
+                given[donor].remove(block)
+                entries[value].blocks += (block,)
+        for blocks in given.values():
+            self._leave(blocks)
+        for value, requirement in fresh:
+            account = gang.run.launch.program.account
+            entries[value].blocks += (self.ledger.take(requirement, gang.node.tenant.memory, account),)
+
+    def grow(self, gang: Gang[GangRun]) -> None:
+        """The gang takes all that it needs while it runs, in place of what it has of that."""
+        blocks, gang.run.blocks = gang.run.blocks, []
+        self._release(blocks)
+        if gang.run.spec.scratch:
+            account = gang.run.launch.program.account
+            gang.run.blocks.append(self.ledger.take(gang.run.spec.scratch, gang.node.tenant.memory, account))
+
+    def lies_on(self, host: int, entry: Entry) -> bool:
+        """Whether the buffer has memory there."""
+        return bool(_on((host,), entry))
+
+    def dropped(self, dropped: Dropped[GangRun]) -> None:
+        """Free what gangs had taken that were dropped. Their node waits for no memory any more."""
+        self.waits.forget(dropped.node)
+        if not dropped.were_committed:
+            return
+        for gang in dropped.gangs:
+            run = gang.run
+            dropped.node.tenant.gave_back()
+            for entry, donor, block in run.inherited:
+                if block in entry.blocks:
+                    entry.blocks = tuple(other for other in entry.blocks if other is not block)
+                    donor.blocks += (block,)
+            blocks, run.blocks, run.inherited = run.blocks, [], ()
+            self._release(blocks)
+
+    def _leave(self, blocks: Iterable[Block]) -> None:
+        """A buffer has these blocks no more."""
+        for block in blocks:
+            if block.views:
+                block.views -= 1
+        self._release(blocks)
+
+    def _release(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            if self.ledger.release(block) and self.waits.waiting:
+                self.waits.retry(self._resources.topology.island_of(block.requirement[0][0][0]))
+
+
+def _on(hosts: tuple[int, ...], entry: Entry) -> list[Block]:
+    """The blocks of a buffer that lie on these hosts."""
+    return [block for block in entry.blocks if block.requirement[0][0][0] in hosts]
+
+
+def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:
+    """The view's memory on these hosts is that of its source."""
+    for block in _on(hosts, source):
+        if block not in view.blocks:
+            block.users += 1
+            block.views += 1
+            view.blocks += (block,)

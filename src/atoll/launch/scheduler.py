@@ -1,0 +1,584 @@
+"""The commit order of gangs: one line an island, none of which contradicts another.
+
+Each node of a launch becomes a queued node, with one gang on each of the node's islands. The queued nodes of a session
+wait in lines, one line per island. A queued node is *ready* if it is at the head of all of its lines and lacks nothing.
+When an island has room, its policy (`launch.policy`) picks a ready node and *commits* it, if there is memory for
+it: at this moment its gangs get their positions in the order of all of its islands, whether these have room now or
+later. So all islands start their gangs in one total order, that of commitment, and what a gang awaits from another
+island stands earlier in it: no two gangs can wait for each other.
+
+Bounded, host by host: an island starts gangs while those in flight on each of their hosts keep it busy for less than
+`BUSY_NS`, at most `window` of them; one whose hosts have no room blocks what comes after it.
+Nodes are committed as late as that allows, so that a newcomer gets in within milliseconds, also between the nodes of
+a long program.
+
+Pure: `enqueue`, `arrived`, `finished`, `drop`, `pause` and their like are the events; `next` hands out the gangs to
+start, in order, and `touched` names the islands that may have some.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Generic
+
+from atoll.launch.policies.fair import FairShares
+from atoll.launch.policy import Policy
+from atoll.state.gang_states import GangState, Reason
+from atoll.state.grouped_counts import CountGroup, GroupedCounts
+from atoll.state.in_flight import BUSY_NS, least_in_flight
+from atoll.state.queued_nodes import Dropped, Gang, Payload, QueuedNode
+from atoll.state.tenants import Tenant
+
+# Sets of hosts whose loads are remembered.
+_MOST_KNOWN = 1024
+
+
+@dataclass(slots=True)
+class HostLoad:
+    """What is in flight on one host."""
+
+    in_flight: int = 0
+    busy_ns: int = 0
+    full: bool = False
+
+    @property
+    def least(self) -> int:
+        """So many are in flight however long they take."""
+        return least_in_flight(self.busy_ns)
+
+
+def _no_loads() -> GroupedCounts[int, HostLoad]:
+    return GroupedCounts(replace, astuple)
+
+
+@dataclass(slots=True)
+class IslandLines(Generic[Payload]):
+    """An island's lines, the gangs that have their places in its order, and what is in flight."""
+
+    policy: Policy
+    window: int
+    most_busy_ns: int
+    hosts: int = 1
+    loads: GroupedCounts[int, HostLoad] = field(default_factory=_no_loads)  # of hosts that have had work
+    # By the hosts of gangs.
+    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostLoad]]] = field(default_factory=dict)
+    loads_version: int = 0  # for which these are known
+    full_hosts: int = 0
+    lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
+    committed: deque[Gang[Payload]] = field(default_factory=deque)
+    paused: bool = False
+    excluded: set[int] = field(default_factory=set)  # sessions that may not start anything here
+    draining: bool = False  # until nothing is in flight: for an exclusive gang
+    in_flight: int = 0
+    busy_ns: int = 0
+    unbounded: int = 0  # gangs in flight that run host Python
+    started: int = 0
+    delegated: dict[int, int] = field(default_factory=dict)  # by session: committed runs that are not over
+    newest: int = 0  # the session that has started something last
+    exclusive_since: float = float("-inf")  # when another session started a gang last
+
+    def others_wait(self, session: int) -> bool:
+        """Whether sessions other than this one have nodes in line."""
+        lines = self.lines
+        return len(lines) > 1 or (len(lines) == 1 and session not in lines)
+
+    def note_start(self, session: int, now: float) -> None:
+        """A gang of the session starts."""
+        self.started += 1
+        if session != self.newest:
+            self.exclusive_since = now if self.newest else self.exclusive_since
+            self.newest = session
+
+    def is_full(self, load: HostLoad) -> bool:
+        """Whether the host with this load has no room."""
+        if load.in_flight >= self.window:
+            return True
+        # While an unbounded gang runs, gangs in flight may wait for it, and it may wait for gangs in line.
+        return not self.unbounded and load.busy_ns >= self.most_busy_ns and load.in_flight >= load.least
+
+    def count_unbounded(self, change: int) -> None:
+        """Change the number of unbounded gangs in flight."""
+        self.unbounded += change
+        self.full_hosts = 0
+        for group in self.loads:
+            group.count.full = self.is_full(group.count)
+            self.full_hosts += len(group.keys) * group.count.full
+
+    def loads_of(self, hosts: tuple[int, ...]) -> list[CountGroup[int, HostLoad]]:
+        """Of these hosts."""
+        if self.loads_version != self.loads.version or len(self.known_loads) > _MOST_KNOWN:
+            self.loads_version = self.loads.version
+            self.known_loads.clear()
+        groups = self.known_loads.get(hosts)
+        if groups is None:
+            groups = self.known_loads[hosts] = self.loads.of(hosts, HostLoad)
+        return groups
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The gangs of one session that wait for an island: how many, the first of them, and its reason."""
+
+    session: int
+    gangs: int
+    first: Gang[object]
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Hindrances:
+    """Of an island: what keeps its gangs from being started."""
+
+    paused: bool
+    draining: bool
+    excluded: frozenset[int]  # sessions
+
+
+@dataclass(frozen=True)
+class SchedulerStatistics:
+    """An island's gangs: that wait, are in flight (and the time that these are expected to take), and were started."""
+
+    waiting: int
+    in_flight: int
+    busy_ns: int
+    started: int
+    window: int
+
+
+class Scheduler(Generic[Payload]):
+    """Decides what each island runs next; `hosts` are how many each of them has, one if not given.
+
+    Once the window of a host is full, it is filled again only when it is half empty: gangs then leave in batches,
+    one message for many, and the host still has half a window of work.
+    """
+
+    def __init__(
+        self,
+        islands: int,
+        window: int,
+        policy: Callable[[], Policy] = FairShares,
+        busy_ns: int = BUSY_NS,
+        hosts: Sequence[int] = (),
+    ) -> None:
+        self.window = window
+        self._reserve: Callable[[QueuedNode[Payload]], Reason | None] = _enough
+        self._may_delegate: Callable[[QueuedNode[Payload]], bool] | None = None
+        self._busy_ns = busy_ns
+        self._policy = policy
+        self._islands: list[IslandLines[Payload]] = [
+            IslandLines(policy(), window, busy_ns, count) for count in hosts or [1] * islands
+        ]
+        self._deferred: dict[int, QueuedNode[Payload]] = {}  # in no line yet, by number
+        # Ready, by the paused island that they need; in the order in which they were held.
+        self._held: dict[int, dict[QueuedNode[Payload], None]] = {}
+        self.now = 0.0  # when the event happened that is handled, by the controller's clock
+        self.touched: set[int] = set()  # islands that may have something to start now
+        self.contended: set[int] = set()  # sessions with delegated runs on islands for which another has a ready node
+
+    # ---- events
+
+    def use_policy(self, policy: Callable[[], Policy]) -> None:
+        """Have each island use its own policy from now on. Call this before nodes are enqueued."""
+        self._policy = policy
+        for island in self._islands:
+            island.policy = policy()
+
+    def use_memory(self, reserve: Callable[[QueuedNode[Payload]], Reason | None]) -> None:
+        """Ask for memory before a node is committed. A node that lacks memory is not committed until `retry`."""
+        self._reserve = reserve
+
+    def use_delegation(self, may: Callable[[QueuedNode[Payload]], bool]) -> None:
+        """Set the predicate to ask before a delegated node is committed. If it denies, it has enqueued other nodes."""
+        self._may_delegate = may
+
+    def add_island(self, hosts: int = 1) -> None:
+        """There is one more, with the next number."""
+        self._islands.append(IslandLines(self._policy(), self.window, self._busy_ns, hosts))
+
+    def set_window(self, island: int, window: int) -> None:
+        """From now on at most so many gangs are in flight on each host of the island: what its devices can take."""
+        self._islands[island].window = window
+
+    def enqueue(self, node: QueuedNode[Payload]) -> None:
+        """The node joins its session's lines, which are ordered by age."""
+        self._deferred.pop(node.number, None)
+        for gang in node.gangs:
+            line = self._islands[gang.island].lines.setdefault(node.session, deque())
+            place = len(line)
+            while place and line[place - 1].age > node.age:
+                place -= 1
+            if place:
+                node.behind += 1
+            elif line:
+                line[0].behind += 1
+                self._wait(line[0], Reason.OWN)
+            line.insert(place, node)
+        self._enter_line(node)
+
+    def defer(self, node: QueuedNode[Payload], own: bool = False) -> None:
+        """Defer the node: until it is enqueued, it is in no line and holds up nothing of its session.
+
+        If `own` is true, it waits for other nodes of its launch, and otherwise for Python.
+        """
+        node.enter(GangState.DEFERRED)
+        node.reason = Reason.OWN if own else Reason.PYTHON
+        self._deferred[node.number] = node
+
+    def arrived(self, node: QueuedNode[Payload]) -> None:
+        """One of the things that the node waited for has arrived."""
+        node.missing -= 1
+        self._offer(node)
+
+    def lacks(self, node: QueuedNode[Payload], what: Reason) -> None:
+        """The node waits for one thing more than it did, unless its gangs have their places in the order."""
+        node.missing += 1
+        node.lacks = what
+        if node.gangs and node.gangs[0].state is GangState.READY:
+            self._wait(node, what)
+
+    def next(self, island: int) -> Gang[Payload] | None:
+        """The next gang to start there, or None while the island is full or paused, or no node is ready."""
+        state = self._islands[island]
+        while not state.draining and not state.paused:
+            if not state.committed:
+                if state.full_hosts == state.hosts:
+                    return None
+                node = state.policy.take()
+                if node is None:
+                    return None
+                self._commit(node)
+                continue
+            gang = state.committed[0]
+            if gang.state is GangState.DROPPED:
+                state.committed.popleft()
+                state.policy.charge(gang, 0)
+                continue
+            groups, is_full = state.loads_of(gang.hosts), False
+            for group in groups:
+                load = group.count
+                if not load.full and load.in_flight and load.in_flight + gang.weight > state.window:
+                    load.full = True  # for this gang: one that is larger than the window runs when nothing else does
+                    state.full_hosts += len(group.keys)
+                is_full = is_full or load.full
+            if is_full:
+                return None
+            if gang.exclusive and state.in_flight:
+                state.draining = True
+                return None
+            state.committed.popleft()
+            state.in_flight += gang.weight
+            state.busy_ns += gang.estimate
+            state.draining = gang.exclusive
+            state.note_start(gang.node.session, self.now)
+            for group in groups:
+                load = group.count
+                load.in_flight += gang.weight
+                load.busy_ns += gang.estimate
+                load.full = state.is_full(load)
+                state.full_hosts += len(group.keys) * load.full
+            if not gang.weight:
+                state.count_unbounded(1)
+            return gang
+        return None
+
+    def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
+        """A gang that `next` gave has left its island. Its session is charged the time that it took of the devices,
+        summed over these.
+        """
+        state = self._islands[gang.island]
+        state.policy.charge(gang, nanoseconds)
+        state.in_flight -= gang.weight
+        state.busy_ns -= gang.estimate
+        for group in state.loads_of(gang.hosts):
+            load = group.count
+            load.in_flight -= gang.weight
+            load.busy_ns -= gang.estimate
+            has_room = load.in_flight < load.least or (
+                load.in_flight <= state.window // 2 and load.busy_ns <= self._busy_ns // 2
+            )
+            if load.full and has_room:
+                load.full = False
+                state.full_hosts -= len(group.keys)
+                self.touched.add(gang.island)
+        if not gang.weight:
+            state.count_unbounded(-1)
+        if state.draining and state.in_flight == 0:
+            state.draining = False
+            self.touched.add(gang.island)
+
+    def compiled(self, island: int, session: int, tenant: Tenant, nanoseconds: int) -> None:
+        """The CPUs that are the island's devices have compiled for the session for so long: it is charged for that."""
+        self._islands[island].policy.compiled(session, tenant, nanoseconds)
+
+    def retry(self, node: QueuedNode[Payload]) -> None:
+        """What the node lacked when it was to be committed may be there now."""
+        self._offer(node)
+
+    def is_idle(self, island: int) -> bool:
+        """Whether nothing is in flight there."""
+        return not self._islands[island].in_flight
+
+    def drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
+        """Drop the gangs of the node that have not started. Return them."""
+        in_line = node.is_in_line
+        dropped = self._drop(node)
+        if in_line:
+            self._leave_lines(node)
+        return dropped
+
+    def drop_session(self, session: int) -> list[Dropped[Payload]]:
+        """Drop what has not started of a session that has ended. Return it by node."""
+        waiting = {
+            node.number: node
+            for island in range(len(self._islands))
+            for node in self.nodes(island)
+            if node.session == session
+        }
+        found = [self._drop(node) for node in waiting.values()]
+        for state in self._islands:
+            state.lines.pop(session, None)
+            state.excluded.discard(session)
+            state.policy.forget(session)
+        return found
+
+    def _drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
+        self._deferred.pop(node.number, None)
+        gangs = [gang for gang in node.gangs if gang.is_unsent]
+        were_committed = bool(gangs) and gangs[0].state is GangState.COMMITTED
+        for gang in gangs:
+            self._held.get(gang.island, {}).pop(node, None)
+            gang.enter(GangState.DROPPED)
+            if were_committed and node.is_delegated:
+                self.delegated_run_ended(gang)
+        return Dropped(node, gangs, were_committed)
+
+    def pause(self, island: int) -> None:
+        """The island starts nothing until `resume`; nor does any node that needs it."""
+        self._islands[island].paused = True
+
+    def resume(self, island: int) -> None:
+        self._islands[island].paused = False
+        self._offer_held(island)
+
+    def remove_island(self, island: int) -> None:
+        """Forget a paused island that is not resumed. All nodes that need it were dropped."""
+        state = self._islands[island]
+        state.committed.clear()
+        state.policy = self._policy()
+        self._held.pop(island, None)
+
+    def exclude(self, island: int, session: int) -> None:
+        """The session starts nothing on the island until `admit`: something that it needs there is missing."""
+        self._islands[island].excluded.add(session)
+
+    def admit(self, island: int, session: int) -> None:
+        self._islands[island].excluded.discard(session)
+        self._offer_held(island)
+
+    def delegated_run_ended(self, gang: Gang[Payload]) -> None:
+        """Handle the end of a delegated gang that was committed: later launches of its session may be committed."""
+        delegated, session = self._islands[gang.island].delegated, gang.node.session
+        delegated[session] -= 1
+        if not delegated[session]:
+            del delegated[session]
+            self._offer_held(gang.island)
+
+    def exclusive_for(self, island: int, session: int) -> float:
+        """Return the seconds since another session used the island; -1 if another has queued nodes there."""
+        state = self._islands[island]
+        if state.newest not in (0, session) or state.others_wait(session):
+            return -1
+        return self.now - state.exclusive_since
+
+    def _offer_held(self, island: int) -> None:
+        self.touched.add(island)
+        for node in self._held.pop(island, ()):
+            self._offer(node)
+
+    # ---- lines
+
+    def _offer(self, node: QueuedNode[Payload]) -> None:
+        """Has it compete where nothing of its own stands in its way."""
+        if node.is_in_line:
+            self._enter_line(node)
+
+    def _enter_line(self, node: QueuedNode[Payload]) -> None:
+        """Make a node in line ready, or have it wait for what it lacks."""
+        reason = self._hindrance(node)
+        if reason is not Reason.ORDER:
+            self._wait(node, reason)
+            return
+        if node.reason is not Reason.ORDER:
+            node.wait_for(Reason.ORDER, self.now)
+        for gang in node.gangs:
+            if gang.state is not GangState.READY:
+                gang.enter(GangState.READY)
+            state = self._islands[gang.island]
+            state.policy.add(node)
+            self.touched.add(gang.island)
+            if state.delegated:
+                self.contended.update(session for session in state.delegated if session != node.session)
+
+    def _wait(self, node: QueuedNode[Payload], reason: Reason) -> None:
+        """Have a node in line wait."""
+        if reason is not node.reason:
+            node.wait_for(reason, self.now)
+        if node.gangs[0].state is not GangState.WAITING:
+            node.enter(GangState.WAITING)
+
+    def _hindrance(self, node: QueuedNode[Payload]) -> Reason:
+        """What keeps it from being ready; ORDER where nothing does."""
+        if node.behind:
+            return Reason.OWN
+        return node.lacks if node.missing > 0 else self._held_for(node)
+
+    def _held_for(self, node: QueuedNode[Payload]) -> Reason:
+        """Why one of its islands will not take it now; it is offered again when that does. ORDER where all take it."""
+        for gang in node.gangs:
+            state = self._islands[gang.island]
+            if state.paused or node.session in state.excluded:
+                self._held.setdefault(gang.island, {})[node] = None
+                return Reason.ISLAND if state.paused else Reason.FUNCTIONS
+            if node.session in state.delegated and not node.is_delegated:
+                self._held.setdefault(gang.island, {})[node] = None
+                return Reason.OWN
+        return Reason.ORDER
+
+    def _commit(self, node: QueuedNode[Payload]) -> None:
+        # Policies may have several copies of a node, and do not know if it waits again or was dropped.
+        if not node.gangs or node.gangs[0].state is not GangState.READY:
+            return
+        reason = self._held_for(node)
+        if reason is not Reason.ORDER:
+            self._wait(node, reason)
+            return
+        if node.is_delegated and self._may_delegate is not None and not self._may_delegate(node):
+            return
+        for gang in node.gangs:
+            if gang.duration_source is not None:
+                gang.estimate = gang.duration_source.expected
+        lacking = self._reserve(node)
+        if lacking is not None:
+            self._wait(node, lacking)
+            return
+        node.committed_at = self.now
+        for gang in node.gangs:
+            gang.enter(GangState.COMMITTED)
+            state = self._islands[gang.island]
+            state.committed.append(gang)
+            state.policy.commit(gang)
+            self.touched.add(gang.island)
+            if node.is_delegated:
+                state.delegated[node.session] = state.delegated.get(node.session, 0) + 1
+        self._leave_lines(node)
+
+    def _leave_lines(self, node: QueuedNode[Payload]) -> None:
+        """The nodes behind this one move up."""
+        for gang in node.gangs:
+            lines = self._islands[gang.island].lines
+            line = lines.get(node.session)
+            if line is None:
+                continue
+            if line[0] is not node:
+                line.remove(node)
+                continue
+            line.popleft()
+            if not line:
+                del lines[node.session]
+                continue
+            line[0].behind -= 1
+            self._offer(line[0])
+
+    def nodes(self, island: int) -> list[QueuedNode[Payload]]:
+        """The nodes that wait for the island: committed ones first, then those in line, then deferred ones."""
+        state = self._islands[island]
+        in_line = (node for line in state.lines.values() for node in line)
+        deferred = (each for each in self._deferred.values() if any(gang.island == island for gang in each.gangs))
+        return [*(gang.node for gang in self._committed(island)), *in_line, *deferred]
+
+    def _committed(self, island: int) -> list[Gang[Payload]]:
+        """Return the gangs that have their places in the island's order. The queue may hold some that were dropped."""
+        return [gang for gang in self._islands[island].committed if gang.state is GangState.COMMITTED]
+
+    def others_wait(self, island: int, session: int) -> bool:
+        """Whether sessions other than this one have nodes in line there."""
+        return self._islands[island].others_wait(session)
+
+    def waits(self, island: int) -> list[Wait]:
+        """Who waits for the island, and for what."""
+        state = self._islands[island]
+        hindrances = Hindrances(state.paused, state.draining, frozenset(state.excluded))
+        return waits_of(island, state.lines, self._committed(island), self._deferred.values(), hindrances)
+
+    def validate(self) -> None:
+        """Raise AssertionError if the states of gangs contradict the lines. For tests, since it looks at all nodes."""
+        ahead: Counter[QueuedNode[Payload]] = Counter()  # by node: in how many lines others are ahead of it
+        for island in self._islands:
+            assert all(gang.state in (GangState.COMMITTED, GangState.DROPPED) for gang in island.committed)
+            for line in island.lines.values():
+                assert all(before.age <= after.age for before, after in pairwise(line)), "lines are by age"
+                for place, node in enumerate(line):
+                    ahead[node] += place > 0
+        for node, count in ahead.items():
+            states = {gang.state for gang in node.gangs}
+            assert node.behind == count, f"node {node.number} is behind in {count} lines and counts {node.behind}"
+            assert states in ({GangState.WAITING}, {GangState.READY}), f"node {node.number} is in line, and {states}"
+            is_ready = GangState.READY in states
+            assert is_ready == (node.reason is Reason.ORDER), f"node {node.number} is {states} for {node.reason}"
+            assert not (is_ready and (node.behind or node.missing > 0)), (
+                f"node {node.number} is ready and lacks something"
+            )
+        for node in self._deferred.values():
+            assert all(gang.state is GangState.DEFERRED for gang in node.gangs)
+
+    def statistics(self, island: int) -> SchedulerStatistics:
+        state = self._islands[island]
+        waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
+        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, state.window)
+
+
+def _enough(node: QueuedNode[Any]) -> None:
+    """No memory is lacking, where nobody counts it."""
+
+
+def waits_of(
+    island: int,
+    lines: Mapping[int, deque[QueuedNode[Payload]]],
+    committed: Iterable[Gang[Payload]],
+    deferred: Iterable[QueuedNode[Payload]],
+    hindrances: Hindrances,
+) -> list[Wait]:
+    """By session, in the order of their first gangs. What stands deferred comes after what is in line."""
+    counts: dict[int, int] = {}
+    firsts: dict[int, Gang[Payload]] = {}
+    for gang in committed:
+        counts[gang.node.session] = counts.get(gang.node.session, 0) + 1
+        firsts.setdefault(gang.node.session, gang)
+    for session, line in lines.items():
+        counts[session] = counts.get(session, 0) + len(line)
+        firsts.setdefault(session, _there(line[0], island))
+    for node in deferred:
+        if any(gang.island == island for gang in node.gangs):
+            counts[node.session] = counts.get(node.session, 0) + 1
+            firsts.setdefault(node.session, _there(node, island))
+    return [
+        Wait(session, counts[session], first, _reason(first.node, hindrances))  # type: ignore[arg-type]
+        for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
+    ]
+
+
+def _there(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
+    return next(gang for gang in node.gangs if gang.island == island)
+
+
+def _reason(node: QueuedNode[Payload], hindrances: Hindrances) -> Reason:
+    if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
+        return node.reason
+    if hindrances.paused:
+        return Reason.ISLAND
+    if node.session in hindrances.excluded:
+        return Reason.FUNCTIONS
+    return Reason.ALONE if hindrances.draining else Reason.ORDER

@@ -1,0 +1,311 @@
+"""Unbounded launches: launches that need their results are deferred, and hold up nothing."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from atoll.launch.dependency_tracker import (
+    MOST_IN_XLA_OF_A_SESSION,
+    MOST_IN_XLA_OF_AN_ISLAND,
+    MOST_OF_A_SESSION,
+    MOST_OF_AN_ISLAND,
+    DependencyTracker,
+)
+from atoll.launch.scheduler import Scheduler
+from atoll.state.buffer_directory import Entry
+from atoll.state.gangs import GangSpec
+from atoll.state.queued_nodes import Dependency, Gang, HostCallKind, QueuedNode
+
+PYTHON, CLIENT = HostCallKind.PYTHON, HostCallKind.CLIENT
+
+
+def gang_spec(host_call: HostCallKind | None, function: str, devices: int) -> GangSpec:
+    return GangSpec(
+        island=0,
+        hosts=(0,),
+        kind="call",
+        functions=(function,),
+        awaited=(),
+        incoming=(),
+        handles=(),
+        makes=(),
+        consumes=(),
+        drops=(),
+        scratch=(),
+        collective=False,
+        devices={0: tuple(range(devices))},
+        host_call=host_call,
+    )
+
+
+class Launches:
+    """Launches on one island. Each gives one array, by its number."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler[str](1, 100)
+        self.dependencies = DependencyTracker[str](self.scheduler, self.scheduler.enqueue)
+        self.arrays: dict[int, Entry] = {0: Entry((0,), 0)}
+        self.nodes: dict[int, tuple[QueuedNode[str], ...]] = {}
+
+    def launch(
+        self,
+        number: int,
+        *arguments: int,
+        host_call: HostCallKind | None = None,
+        program_nodes: tuple[HostCallKind | None, ...] = (),
+        donated: tuple[int, ...] = (),
+        function: str = "",
+        devices: int = 1,
+        session: int = 1,
+    ) -> Dependency[str] | None:
+        units = [(gang_spec(each, function or f"f{number}", devices),) for each in program_nodes or (host_call,)]
+        nodes = tuple(QueuedNode[str](number + i, session) for i in range(len(units)))
+        for node, (spec,) in zip(nodes, units, strict=True):
+            node.gangs = (Gang(node.number, 0, node, "run", spec.duration_estimate.nanoseconds, weight=spec.weight),)
+        self.nodes[number] = nodes
+        inputs = [self.arrays[each] for each in arguments]
+        dependency = None
+        if host_call or any(program_nodes) or self.dependencies.has_some(session):
+            dependency = self.dependencies.order(nodes, units, inputs, [self.arrays[each] for each in donated])
+        if dependency is None:
+            for node in nodes:
+                self.scheduler.enqueue(node)
+        self.arrays[number] = Entry((0,), 0, dependency=dependency)
+        return dependency
+
+    def end(self, number: int) -> None:
+        for node in self.nodes[number]:
+            if node.dependency is not None:
+                self.dependencies.resolve(node.dependency)
+
+    def started(self) -> list[int]:
+        found = []
+        while (gang := self.scheduler.next(0)) is not None:
+            found.append(gang.node.number)
+            self.scheduler.finished(gang)
+        return found
+
+
+@pytest.fixture
+def launches() -> Launches:
+    return Launches()
+
+
+@pytest.mark.parametrize("host_call", HostCallKind)
+def test_a_session_continues_while_an_unbounded_launch_runs(launches: Launches, host_call: HostCallKind):
+    launches.launch(1, host_call=host_call)
+    launches.launch(2, 1, 0)  # and something else, too
+    launches.launch(3, 0)
+    assert launches.started() == [1, 3]
+    launches.end(1)
+    assert launches.started() == [2]
+
+
+def test_nodes_of_a_launch_are_deferred_together(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1, program_nodes=(None, None))
+    launches.launch(4)
+    assert launches.started() == [1, 4]
+    launches.end(1)
+    assert launches.started() == [2, 3]
+
+
+def test_a_node_that_calls_the_client_is_awaited_by_the_next_one(launches: Launches):
+    launches.launch(1, program_nodes=(None, CLIENT, None))
+    launches.launch(4, 1)
+    launches.launch(5)
+    assert launches.started() == [1, 2, 5]
+    launches.end(1)
+    assert launches.started() == [3, 4]
+
+
+def test_results_of_a_deferred_launch_are_dependencies(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1)
+    launches.launch(3, 2)
+    launches.launch(4)
+    assert launches.started() == [1, 4]
+    launches.end(1)
+    assert launches.started() == [2, 3]
+
+
+def test_a_launch_that_was_enqueued_after_a_wait_defers_no_other(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1)
+    launches.end(1)
+    assert launches.launch(3, 2) is None
+    assert not launches.dependencies.has_some(1)
+
+
+def test_results_of_two_calls_are_both_awaited(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, host_call=CLIENT)
+    launches.launch(3, 1, 2)
+    launches.end(1)
+    launches.launch(4)
+    assert launches.started() == [1, 2, 4]
+    launches.end(2)
+    assert launches.started() == [3]
+
+
+def test_donation_waits_for_a_deferred_launch_that_reads_the_array(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1, 0)
+    launches.launch(3, 0, donated=(0,))
+    launches.launch(4, 3)
+    launches.launch(5)
+    assert launches.started() == [1, 5]
+    launches.end(1)
+    assert launches.started() == [2, 3, 4]
+
+
+def test_what_consumes_an_array_waits_for_a_run_that_reads_it_and_calls_its_client(launches: Launches):
+    """The devices would wait for that run otherwise, and with them what the callback may need."""
+    launches.launch(1, 0, host_call=CLIENT)
+    launches.launch(2, 0, donated=(0,))
+    assert launches.started() == [1]
+    launches.end(1)
+    assert launches.started() == [2]
+
+
+def test_what_consumes_an_array_does_not_wait_for_python_that_reads_it(launches: Launches):
+    """Its host keeps what Python reads: a checkpoint holds up no step."""
+    launches.launch(1, 0, host_call=PYTHON)
+    launches.launch(2, 0, donated=(0,))
+    assert launches.started() == [1, 2]
+
+
+def test_a_call_of_python_follows_the_call_that_gives_its_argument_at_once(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1, host_call=PYTHON)
+    assert launches.started() == [1, 2]
+
+
+def test_calls_of_python_keep_their_order_behind_a_deferred_one(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1)
+    launches.launch(3, 2, host_call=PYTHON)
+    launches.launch(4, host_call=PYTHON)
+    launches.launch(5, host_call=PYTHON)
+    launches.launch(6)
+    assert launches.started() == [1, 6]
+    launches.end(1)
+    assert launches.started() == [2, 3, 4, 5]
+
+
+def test_any_number_of_python_calls_leaves_room_for_others(launches: Launches):
+    for number in range(1, 100):
+        launches.launch(number, host_call=PYTHON)
+    launches.launch(100)
+    assert launches.started() == list(range(1, 101))
+
+
+@pytest.mark.parametrize(("devices", "most"), [(1, MOST_OF_A_SESSION), (2, MOST_IN_XLA_OF_A_SESSION)])
+def test_runs_beyond_a_bound_that_call_their_clients_are_deferred(launches: Launches, devices: int, most: int):
+    count = most + 2
+    for number in range(1, count + 1):
+        launches.launch(number, host_call=CLIENT, devices=devices)
+    launches.launch(100)
+    assert launches.started() == [*range(1, most + 1), 100]
+    launches.end(3)
+    assert launches.started() == [most + 1]
+    launches.end(1)
+    assert launches.started() == [count]
+
+
+@pytest.mark.parametrize(
+    ("devices", "most_of_one", "most"),
+    [(1, MOST_OF_A_SESSION, MOST_OF_AN_ISLAND), (2, MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)],
+)
+def test_an_island_has_room_for_the_callbacks_of_several_sessions(
+    launches: Launches, devices: int, most_of_one: int, most: int
+):
+    sessions = most // most_of_one + 1
+    for number in range(1, 1 + sessions * most_of_one):
+        launches.launch(number, host_call=CLIENT, session=1 + (number - 1) // most_of_one, devices=devices)
+    assert sorted(launches.started()) == list(range(1, most + 1))
+    launches.end(1)
+    assert launches.started() == [most + 1]
+
+
+def test_runs_that_consume_something_keep_threads_of_the_devices(launches: Launches):
+    for number in range(1, MOST_IN_XLA_OF_A_SESSION + 2):
+        launches.launch(number, 0, host_call=CLIENT, donated=(0,))
+    launches.launch(100, host_call=CLIENT)
+    assert launches.started() == [1, 100]  # the others follow those that read what they consume
+    for number in range(1, MOST_IN_XLA_OF_A_SESSION + 1):
+        launches.end(number)
+        assert launches.started() == [number + 1]
+
+
+def test_one_run_at_a_time_of_a_function_over_several_devices_calls_its_client(launches: Launches):
+    launches.launch(1, host_call=CLIENT, function="f", devices=2)
+    launches.launch(2, host_call=CLIENT, function="f", devices=2)
+    launches.launch(3, host_call=CLIENT, function="g", devices=2)
+    assert launches.started() == [1, 3]
+    launches.end(1)
+    assert launches.started() == [2]
+
+
+def test_a_run_that_waits_for_its_input_takes_no_place_of_those_that_call_their_clients(launches: Launches):
+    """A callback may launch programs with callbacks, too."""
+    launches.launch(1, host_call=CLIENT)
+    for number in range(2, 2 + MOST_OF_A_SESSION):
+        launches.launch(number, number - 1, host_call=CLIENT)
+    launches.launch(50, host_call=CLIENT)
+    assert launches.started() == [1, 50]
+
+
+def test_the_end_of_a_session_drops_its_deferred_nodes(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1)
+    assert launches.started() == [1]
+    assert [each.node.number for each in launches.scheduler.drop_session(1)] == [2]
+    launches.end(1)
+    assert launches.started() == []
+    assert launches.scheduler.nodes(0) == []
+
+
+def test_a_run_that_never_got_its_place_takes_none(launches: Launches):
+    for number in range(1, MOST_OF_A_SESSION + 3):
+        launches.launch(number, host_call=CLIENT)
+    (node,) = launches.nodes[MOST_OF_A_SESSION + 1]
+    launches.scheduler.drop(node)
+    launches.end(MOST_OF_A_SESSION + 1)
+    launches.started()
+    launches.end(1)
+    assert launches.started() == [MOST_OF_A_SESSION + 2]
+
+
+def test_a_dropped_deferred_launch_never_starts(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    launches.launch(2, 1)
+    launches.started()
+    (node,) = launches.scheduler.nodes(0)
+    launches.scheduler.drop(node)
+    launches.end(1)
+    assert launches.started() == []
+
+
+def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_dependency_is_resolved(launches: Launches):
+    launches.launch(1, host_call=PYTHON)
+    for number in range(2, 2002):
+        launches.launch(number, number - 1)
+    assert launches.started() == [1]
+    launches.end(1)
+    assert launches.started() == list(range(2, 2002))
+    assert not launches.dependencies.has_some(1)
+
+
+def test_an_array_does_not_keep_the_launch_that_made_it(launches: Launches):
+    """Each of a training loop's steps would keep all the steps before it."""
+    dependency = launches.launch(1, 0, host_call=CLIENT)
+    launches.started()
+    launches.end(1)
+    assert dependency is not None
+    assert not any(
+        isinstance(each, QueuedNode) for held in gc.get_referents(dependency) for each in gc.get_referents(held)
+    )
+    assert not dependency.nodes

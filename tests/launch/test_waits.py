@@ -1,0 +1,75 @@
+"""Who waits for an island, and for what."""
+
+from __future__ import annotations
+
+from atoll.launch.scheduler import Scheduler
+from atoll.state.gang_states import Reason
+from atoll.state.queued_nodes import Gang, QueuedNode
+
+
+def node(number: int, session: int, *islands: int, missing: int = 0, exclusive: bool = False) -> QueuedNode[str]:
+    made: QueuedNode[str] = QueuedNode(number, session, missing)
+    made.gangs = tuple(
+        Gang(10 * number + island, island, made, f"{number} on {island}", exclusive=exclusive, hosts=(island,))
+        for island in islands or (0,)
+    )
+    return made
+
+
+def waits(scheduler: Scheduler[str], island: int = 0) -> list[tuple[int, int, Reason]]:
+    return [(wait.session, wait.gangs, wait.reason) for wait in scheduler.waits(island)]
+
+
+def test_nobody_waits_where_there_is_room():
+    scheduler: Scheduler[str] = Scheduler(1, 4)
+    scheduler.enqueue(node(1, 1))
+    assert scheduler.next(0) is not None
+    assert waits(scheduler) == []
+
+
+def test_those_behind_a_full_window_wait_for_their_turn_by_session():
+    scheduler: Scheduler[str] = Scheduler(1, 1)
+    for number, session in enumerate((1, 1, 2, 2, 2), start=1):
+        scheduler.enqueue(node(number, session))
+    assert scheduler.next(0) is not None
+    assert scheduler.next(0) is None
+    assert waits(scheduler) == [(1, 1, Reason.ORDER), (2, 3, Reason.ORDER)]
+    assert scheduler.waits(0)[1].first.run == "3 on 0"
+
+
+def test_what_lacks_bytes_says_so():
+    scheduler: Scheduler[str] = Scheduler(1, 4)
+    scheduler.enqueue(node(1, 1, missing=1))
+    assert scheduler.next(0) is None
+    assert waits(scheduler) == [(1, 1, Reason.BYTES)]
+
+
+def test_an_island_that_is_not_there_is_the_reason():
+    scheduler: Scheduler[str] = Scheduler(2, 4)
+    scheduler.pause(0)
+    scheduler.enqueue(node(1, 1, 0, 1))
+    assert waits(scheduler) == [(1, 1, Reason.ISLAND)]
+
+
+def test_a_session_whose_functions_are_compiled_again_waits_for_them():
+    scheduler: Scheduler[str] = Scheduler(1, 4)
+    scheduler.exclude(0, 1)
+    scheduler.enqueue(node(1, 1))
+    assert waits(scheduler) == [(1, 1, Reason.FUNCTIONS)]
+
+
+def test_a_gang_that_runs_alone_waits_until_nothing_runs_and_others_wait_for_it():
+    scheduler: Scheduler[str] = Scheduler(1, 4)
+    scheduler.enqueue(node(1, 1))
+    scheduler.enqueue(node(2, 1, exclusive=True))
+    scheduler.enqueue(node(3, 2))
+    assert scheduler.next(0) is not None
+    while scheduler.next(0) is not None:
+        pass
+    assert {reason for _, _, reason in waits(scheduler)} == {Reason.ALONE}
+
+
+def test_a_deferred_node_waits_for_python():
+    scheduler: Scheduler[str] = Scheduler(1, 4)
+    scheduler.defer(node(1, 1))
+    assert waits(scheduler) == [(1, 1, Reason.PYTHON)]

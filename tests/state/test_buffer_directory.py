@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from atoll.errors import OK, Code, Status
+from atoll.state.buffer_directory import Directory, Entry
+from atoll.state.buffer_states import BufferState, HandleState
+
+LOST = Status(Code.DATA_LOSS, "host 3 is gone")
+BROKEN = Status(Code.INTERNAL, "division by zero")
+
+
+def directory(**entries: Entry) -> Directory:
+    """A directory of handles named h1, h2, ..."""
+    result = Directory()
+    for name, entry in entries.items():
+        result.add(int(name[1:]), entry)
+    return result
+
+
+def pending(hosts: tuple[int, ...] = (0,), uses: int = 0) -> Entry:
+    return Entry(hosts, 8, uses=uses)
+
+
+# ---- waiting
+
+
+def test_a_wait_for_what_is_ready_ends_at_once():
+    assert directory(h1=Entry((0,), 8, BufferState.READY)).wait(1, (1,)) == OK
+    assert directory().wait(1, ()) == OK
+
+
+def test_a_wait_ends_with_the_last_of_its_handles():
+    d = directory(h1=pending(), h2=pending())
+    assert d.wait(7, (1, 2)) is None
+    assert d.settle(1, None) == []
+    assert d.settle(2, None) == [(7, OK)]
+    assert d.settle(2, None) == []
+
+
+def test_a_handle_that_is_named_twice_is_waited_for_once():
+    d = directory(h1=pending())
+    assert d.wait(7, (1, 1)) is None
+    assert d.settle(1, None) == [(7, OK)]
+
+
+def test_all_waits_of_a_handle_end_together_in_order():
+    d = directory(h1=pending())
+    assert [d.wait(number, (1,)) for number in (5, 6)] == [None, None]
+    assert d.settle(1, BROKEN) == [(5, BROKEN), (6, BROKEN)]
+
+
+def test_a_wait_reports_the_first_error_once_all_have_settled():
+    d = directory(h1=pending(), h2=Entry((0,), 8, BufferState.FAILED, LOST), h3=pending())
+    assert d.wait(7, (1, 2, 3)) is None
+    assert d.settle(1, BROKEN) == []
+    assert d.settle(3, None) == [(7, LOST)]
+
+
+def test_a_wait_for_a_handle_that_does_not_exist_says_so():
+    status = directory().wait(7, (99,))
+    assert status is not None
+    assert status.code == Code.NOT_FOUND
+    assert "99" in status.message
+
+
+# ---- use
+
+
+def test_problems_of_an_argument_as_a_table():
+    d = directory(
+        h1=pending(),
+        h2=Entry((0,), 8, error=BROKEN),
+        h3=Entry((0,), 8, handle=HandleState.CONSUMED),
+        h4=Entry((0,), 8, released=True, uses=1),
+    )
+    assert d.problem(1) is None
+    assert d.problem(2) == BROKEN
+    problems = {handle: d.problem(handle) for handle in (3, 4, 5)}
+    assert {handle: status and status.code for handle, status in problems.items()} == {
+        3: Code.INVALID_ARGUMENT,
+        4: Code.NOT_FOUND,
+        5: Code.NOT_FOUND,
+    }
+    assert all(str(handle) in status.message for handle, status in problems.items() if status)
+
+
+def test_what_is_known_to_fail_cannot_be_used_before_it_has_settled():
+    d = directory(h1=pending())
+    d.fail((1, 2), BROKEN)
+    assert d.problem(1) == BROKEN
+    assert d.wait(7, (1,)) == BROKEN
+    d.fail((1,), LOST)
+    assert d.settle(1, LOST) == []
+    assert d.problem(1) == BROKEN, "the first cause stays"
+
+
+# ---- memory
+
+
+def test_memory_goes_with_the_release_where_no_gang_needs_it():
+    d = directory(h1=pending())
+    assert d.nbytes == 8
+    assert d.release(1) is not None
+    assert (d.entries, d.nbytes) == ({}, 0)
+    assert d.release(1) is None
+
+
+def test_memory_goes_with_the_last_gang_that_needs_it():
+    d = directory(h1=pending(uses=2))
+    assert d.release(1) is None
+    assert d.used(1) is None
+    assert d.used(1) is not None
+    assert (d.entries, d.nbytes) == ({}, 0)
+
+
+def test_memory_stays_until_the_client_lets_go():
+    d = directory(h1=pending(uses=1))
+    assert d.used(1) is None
+    assert d.nbytes == 8
+    assert d.release(1) is not None
+
+
+def test_waits_for_a_released_buffer_are_answered_all_the_same():
+    d = directory(h1=pending())
+    assert d.wait(7, (1,)) is None
+    # Its memory may go at once, but the entry knows who waits until it has settled.
+    assert d.release(1) is not None
+    assert 1 in d.entries
+    assert d.settle(1, None) == [(7, OK)]
+    assert (d.entries, d.nbytes) == ({}, 0)
+
+
+def test_unknown_handles_are_ignored():
+    d = directory()
+    assert d.used(5) is None
+    assert d.release(5) is None
+    assert d.settle(5, None) == []

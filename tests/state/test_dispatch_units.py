@@ -1,0 +1,136 @@
+"""Short nodes that are joined into dispatch units, as tables; and programs whose launches do so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.ir.program import Call, HostBuffer, HostToDevice, Program, single
+from atoll.protocol import messages as m
+from atoll.state.dispatch_units import MOST_SEGMENTS, UNIT_NS, UnitBuilder, join
+from atoll.state.gangs import DurationEstimate, GangSpec, HostFeeds, MadeValue
+from tests.controller.play import Play, on
+
+SHORT = 100_000
+
+
+def node(number: int, estimate: int = SHORT, runs: int = 9, **changes: Any) -> tuple[GangSpec, ...]:
+    """A call that makes value `number` and drops the one before."""
+    fields: dict[str, Any] = {
+        "island": 0,
+        "hosts": (0,),
+        "kind": "call",
+        "functions": ("f",),
+        "awaited": (),
+        "incoming": (),
+        "handles": (),
+        "makes": (MadeValue(number, (((0, 0), 8),), frozenset()),),
+        "consumes": (),
+        "drops": (number - 1,),
+        "scratch": (((0, 0), 50),),
+        "collective": False,
+        "devices": {0: (0,), 1: (0,)},
+        "duration_estimate": DurationEstimate(estimate, runs),
+    }
+    return (GangSpec(**fields | changes),)
+
+
+def segments(*nodes: tuple[GangSpec, ...]) -> list[int]:
+    return [unit[0].segments for unit in join(nodes)]
+
+
+def test_short_nodes_of_the_same_devices_are_joined_up_to_a_bound():
+    assert segments(*(node(i) for i in range(MOST_SEGMENTS + 2))) == [MOST_SEGMENTS, 2]
+
+
+def test_a_unit_takes_no_longer_than_others_may_wait_for():
+    assert segments(node(1, UNIT_NS // 2), node(2, UNIT_NS // 2), node(3, UNIT_NS // 2)) == [2, 1]
+    assert segments(node(1, 2 * UNIT_NS), node(2)) == [1, 1]
+
+
+def test_nodes_that_are_not_known_yet_are_not_joined():
+    assert segments(node(1, runs=0), node(2), node(3)) == [1, 2]
+
+
+def test_what_waits_for_others_or_is_elsewhere_is_not_joined():
+    assert segments(node(1), node(2, incoming=(HostFeeds(0, (1,)),), kind="receive"), node(3)) == [1, 1, 1]
+    assert segments(node(1), node(2, kind="send"), node(3)) == [1, 1, 1]
+    assert segments(node(1), node(2, island=1, hosts=(1,)), node(3)) == [1, 1, 1]
+    assert segments(node(1), node(2) + node(2, island=1), node(3)) == [1, 1, 1]
+
+
+def test_what_is_made_and_dropped_within_a_unit_is_part_of_what_it_needs_while_it_runs():
+    ((gang,),) = join((node(1), node(2), node(3)))
+    assert [each.value for each in gang.makes] == [3]
+    assert gang.drops == (0,)
+    assert gang.scratch == (((0, 0), 50 + 8 + 8),)
+
+
+def test_what_a_view_looks_at_outlives_the_unit():
+    view = node(2, makes=(MadeValue(2, (), frozenset({1})),), kind="rearrange", drops=(1,))
+    ((gang,),) = join((node(1), view))
+    assert [each.value for each in gang.makes] == [1, 2]
+
+
+def test_units_are_samples_for_the_nodes_that_they_join():
+    nodes = (node(1), node(2))
+    builder = UnitBuilder(nodes)
+    for _ in range(4):
+        (first,) = builder.next_launch(may_join=True)[0]
+    assert first.segments == 2
+    first.duration_estimate = DurationEstimate(4 * UNIT_NS, 1)
+    for _ in range(4):
+        after = builder.next_launch(may_join=True)
+    assert [unit[0].segments for unit in after] == [1, 1]
+    assert [each[0].duration_estimate.nanoseconds for each in nodes] == [2 * UNIT_NS] * 2
+
+
+# ---- in the controller
+
+
+def chained(play: Play, length: int) -> None:
+    nodes = tuple(Call(1, (i,), (on(0),), (0,)) for i in range(length))
+    play.say(m.RegisterProgram(5, Program("chain", (on(0),), nodes, (length,))))
+
+
+def launched(play: Play, handle: int) -> list[int]:
+    """How many nodes each dispatch unit of a launch has; they take 100 us each."""
+    now = 1_000_000_000 * handle
+    found: list[int] = []
+    messages = play.say(m.Launch(5, (10,), (handle,), ()))
+    while messages:
+        units = [(each.sequence, each.segments) for each in messages if isinstance(each, m.Run)]
+        units += [unit for each in messages if isinstance(each, m.Dispatch) for unit in each.units]
+        found += [segments for _, segments in units]
+        runs = []
+        for sequence, segments in units:
+            runs.append((sequence, now, now + segments * SHORT))
+            now += segments * SHORT
+        messages = play.report(0, m.Done(tuple(runs))) if runs else []
+    return found
+
+
+def test_after_some_launches_short_nodes_are_joined():
+    play = Play()
+    play.with_function()
+    play.array(10)
+    chained(play, 2 * MOST_SEGMENTS)
+    assert [launched(play, 100 + i) for i in range(3)] == [[1] * 2 * MOST_SEGMENTS] * 3
+    assert launched(play, 104) == [MOST_SEGMENTS, MOST_SEGMENTS]
+
+
+def test_while_others_wait_each_node_is_a_dispatch_unit_of_its_own():
+    play = Play()
+    play.with_function()
+    play.array(10)
+    chained(play, 12)
+    for i in range(4):
+        launched(play, 100 + i)
+    other = play.open(7, "other.py").number
+    play.outbox()
+    play.controller.scheduler.exclude(0, other)  # so that it waits
+    body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
+    play.proxy(other, m.RegisterProgram(1, body))
+    play.worker(0, m.FeedsArrived(other, (5,)))
+    play.proxy(other, m.Launch(1, (), (1,), (5,)))
+    play.outbox()
+    assert launched(play, 105) == [1] * 12

@@ -1,0 +1,42 @@
+"""Sessions take turns by tenant first."""
+
+from __future__ import annotations
+
+import pickle
+
+from atoll.state.turns import Turns
+
+
+def made(*sessions: tuple[int, str]) -> Turns[None]:
+    turns: Turns[None] = Turns()
+    for number, tenant in sessions:
+        turns.add(number, tenant, None)
+    return turns
+
+
+def test_a_tenant_with_many_sessions_has_as_many_turns_as_one_with_few():
+    turns = made((1, "ana"), (2, "ana"), (3, "ana"), (4, "ben"))
+    assert [turns.next() for _ in range(8)] == [1, 4, 2, 4, 3, 4, 1, 4]
+
+
+def test_a_session_that_is_not_ready_does_not_use_the_turn_of_its_tenant():
+    turns = made((1, "ana"), (2, "ana"), (3, "ben"))
+    assert [turns.next(lambda session: session != 1) for _ in range(4)] == [2, 3, 2, 3]
+    assert turns.next(lambda session: session > 3) is None
+
+
+def test_a_session_that_is_removed_has_no_turns_and_one_that_is_added_twice_has_no_more():
+    turns = made((1, "ana"), (1, "ana"), (2, "ben"))
+    assert [turns.next() for _ in range(4)] == [1, 2, 1, 2]
+    turns.remove(1)
+    turns.remove(1)
+    assert [turns.next() for _ in range(2)] == [2, 2]
+    turns.remove(2)
+    assert turns.next() is None
+
+
+def test_turns_outlive_a_restart_of_the_controller():
+    turns = made((1, "ana"), (2, "ana"), (3, "ben"))
+    turns.next()
+    again = pickle.loads(pickle.dumps(turns))
+    assert [turns.next() for _ in range(5)] == [again.next() for _ in range(5)]
