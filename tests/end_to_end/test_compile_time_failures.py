@@ -148,7 +148,7 @@ def announces(text: str) -> str:
     """A compilation whose keys are those that the text says."""
     from jax._src import compiler
 
-    from atoll.protocol.compile_options import COMPILE_CALLS_OPTION
+    from atoll.protocol.callbacks import COMPILE_CALLS_OPTION
 
     original = compiler.backend_compile_and_load.__wrapped__
 

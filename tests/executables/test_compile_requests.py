@@ -10,7 +10,7 @@ import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.executables.compile_requests import compile_job, default_assignment
-from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
+from atoll.protocol.callbacks import CALLBACKS_OPTION, CHANNELS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource, HostChannels
 from tests.protocol.translation.wire import compile_request

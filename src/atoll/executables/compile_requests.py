@@ -11,8 +11,13 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid, unimplemented
-from atoll.protocol.advice import CALLBACK_ADVICE
-from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
+from atoll.protocol.callbacks import (
+    CALLBACK_ADVICE,
+    CALLBACKS_OPTION,
+    CHANNELS_OPTION,
+    COMPILE_CALLS_OPTION,
+    PROGRAM_OPTION,
+)
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource, HostChannels
 from atoll.protocol.translation import codec

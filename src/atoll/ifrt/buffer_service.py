@@ -20,7 +20,7 @@ from atoll.grpc import Call
 from atoll.ifrt.host_buffer_store import HostBuffers, Stored
 from atoll.protocol.ifrt import transport_pb2
 from atoll.protocol.translation import codec
-from atoll.protocol.translation.host_buffers import contents_header, contents_of
+from atoll.protocol.translation.codec import contents_header, contents_of
 from atoll.transfers.host_memory import aligned
 
 STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"

@@ -18,7 +18,7 @@ from atoll.executables.python_functions import PythonFunctions
 from atoll.executables.session_arrays import ArrayRecord, Arrays, Memory, Origin
 from atoll.ifrt.host_buffer_store import HostBuffers
 from atoll.ir.types import ArraySpec
-from atoll.protocol.advice import CALLBACK_ADVICE
+from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
 from atoll.session.callback_relay import CallbackRelay
 from atoll.session.cluster_session import ClusterSession

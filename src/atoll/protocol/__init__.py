@@ -1,1 +1,1 @@
-"""What processes say to one another: control messages, and the messages of jaxlib's IFRT proxy client."""
+"""The protocols between processes: control messages, and the messages of jaxlib's IFRT proxy client."""

@@ -1,4 +1,4 @@
-"""What a controller decides: everything that its shell does. `cause` is the number of the event that led to it."""
+"""The actions that a controller returns, which its shell performs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from atoll.cluster.usage.usage_records import By, Estimate, Expected, Usage
 
 
 class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The base of all actions. Events are numbered from 1."""
+    """The base class of actions. `cause` is the number of the event that led to the action; events start at 1."""
 
     cause: int
 
 
 class Send(Action, frozen=True, tag=1):
-    """Send a message. One for a connection that is gone is dropped.
+    """Send a message. If the connection has ended, drop the message.
 
-    With `in_pieces`, it is large, and what is sent later may overtake it.
+    With `in_pieces`, the message is large, and later messages may overtake it.
     """
 
     connection: int
@@ -27,43 +27,43 @@ class Send(Action, frozen=True, tag=1):
 
 
 class Close(Action, frozen=True, tag=2):
-    """Send what is queued, and close. With a `reason`, the peer did what it may not."""
+    """Send the queued messages and close. A `reason` states the peer's violation of the protocol."""
 
     connection: int
     reason: str = ""
 
 
 class Name(Action, frozen=True, tag=3):
-    """The connection's peer is known: so it is called in errors."""
+    """Set the name of the connection's peer for errors."""
 
     connection: int
     name: str
 
 
 class SetTimer(Action, frozen=True, tag=4):
-    """Answer with `TimerEnded` after so many seconds."""
+    """Send the event `TimerEnded` after `seconds`."""
 
     timer: int
     seconds: float
 
 
 class ReportReady(Action, frozen=True, tag=5):
-    """All hosts have joined, and sessions may open."""
+    """Report that all hosts have joined, so that sessions can open."""
 
 
 class End(Action, frozen=True, tag=6):
-    """End the process, once what was sent is on its way."""
+    """End the process after sending the queued messages."""
 
 
 class StoreUsage(Action, frozen=True, tag=7):
-    """Keep what was used since the last such action, and how much device time there was."""
+    """Store the usage and the available device time since the last such action."""
 
     present_ns: int
     usage: tuple[Usage, ...]
 
 
 class AnswerUsage(Action, frozen=True, tag=8):
-    """Send the connection a `UsageReply`: what was used in the last `seconds`, 0 for ever; with a `tenant`, by it."""
+    """Send a `UsageReply` about the last `seconds`, or about all time if 0, and about one `tenant` if given."""
 
     connection: int
     by: By
@@ -79,10 +79,10 @@ class StoreEstimates(Action, frozen=True, tag=9):
 
 
 class PersistSessions(Action, frozen=True, tag=10):
-    """Persist these sessions, each with its connection. The next cluster gets them as `SessionsPersisted`."""
+    """Persist these sessions and their connections. The next cluster receives them as `SessionsPersisted`."""
 
     content: bytes
-    sessions: dict[int, int]  # connections, by session
+    sessions: dict[int, int]  # connections by session
     secrets: dict[int, str]  # by session
 
 

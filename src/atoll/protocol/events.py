@@ -1,7 +1,7 @@
-"""The events that a controller handles. Its decisions depend on them alone, and on how it was started.
+"""The events that a controller handles. Its decisions depend only on them and on its start options.
 
-Time, secrets and all else that differs from run to run arrive in events, so the same events lead to the same actions,
-to the last byte. A connection is known by the number that the shell gave it.
+Time, secrets and all other values that differ between runs are part of events, so the same events lead to exactly the
+same actions. The shell numbers connections.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from atoll.protocol import messages as m
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The base of all events. `seconds` is the time of the shell's clock, which never goes back."""
+    """The base class of events. `seconds` is the time of the shell's clock, which never decreases."""
 
     seconds: float
 
 
 class Received(Event, frozen=True, tag=1):
-    """A connection's peer has sent a message."""
+    """A peer has sent a message."""
 
     connection: int
     message: m.ToController
 
 
-# Of a flush, unless the shell says otherwise: of programs that are lowered, each step is the work for one node.
+# Default of `Flush.steps`. When a program is lowered, a step is the work for one node.
 STEPS_PER_FLUSH = 64
 
 
 class Flush(Event, frozen=True, tag=2):
-    """The turn ends: its events are handled, and their actions are returned. No other event returns actions.
+    """The end of a turn, whose actions are returned. No other event returns actions.
 
-    At most so many `steps` of large work are done. The shell chooses them by the time that they took before.
+    The controller performs at most `steps` of large work. The shell bases the number on the duration of earlier steps.
     """
 
     steps: int = STEPS_PER_FLUSH
@@ -43,10 +43,10 @@ class Started(Event, frozen=True, tag=3):
 
 
 class ConnectionOpened(Event, frozen=True, tag=4):
-    """Somebody connects. `secret` is drawn at random: that of the session that this connection may become.
+    """A peer has connected. `secret` is a random secret for the session, if the connection opens one.
 
-    `role` is that of a certificate (`security.roles`); "" where there is none, as on a unix socket. `address` is that
-    of the peer, or the user of a unix socket.
+    `role` is the role in the peer's certificate (`security.roles`), or "" without one, as on a unix socket. `address`
+    is the peer's IP address or the user of a unix socket.
     """
 
     connection: int
@@ -56,25 +56,22 @@ class ConnectionOpened(Event, frozen=True, tag=4):
 
 
 class ConnectionLost(Event, frozen=True, tag=5):
-    """A connection has ended, by no decision of the controller's."""
+    """A connection has ended without a decision of the controller."""
 
     connection: int
     reason: str
 
 
 class TimerEnded(Event, frozen=True, tag=6):
-    """The time that a `SetTimer` asked for has passed."""
+    """The time of a `SetTimer` has passed."""
 
     timer: int
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy the controller's process is; counts are since it began.
+    """The load of the controller's process. Counts are since its start."""
 
-    `lag` is how late its event loop was at most, in seconds, since the measurement before.
-    """
-
-    lag: float = 0.0
+    lag: float = 0.0  # maximal delay of the event loop since the previous measurement, in seconds
     cpu_seconds: float = 0.0
     connections: int = 0
     messages_in: int = 0
@@ -85,37 +82,36 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Tick(Event, frozen=True, tag=7):
-    """Comes once every `PING_SECONDS`. `load` is for reports alone; None where nobody measures it."""
+    """A period of `PING_SECONDS` has passed. `load` is only for reports, and None if it is not measured."""
 
     load: Load | None = None
 
 
 class StopAsked(Event, frozen=True, tag=8):
-    """The process is to end. With `persist_sessions`, sessions that are suspended on disk outlive the cluster."""
+    """The process must end. With `persist_sessions`, sessions suspended on disk are persisted for the next cluster."""
 
     persist_sessions: bool = False
 
 
 class EstimatesRead(Event, frozen=True, tag=9):
-    """The duration estimates of gangs that earlier clusters have stored."""
+    """Duration estimates of gangs that earlier clusters have stored."""
 
     estimates: tuple[Estimate, ...]
 
 
 class Restarted(Event, frozen=True, tag=10):
-    """The controller's process has ended, and another one goes on where it was, as the `term`-th.
+    """A new process continues the work of a controller that has ended, in term `term`.
 
-    The clock goes on where it stopped: the time between does not count.
+    The clock also continues, without the time between the processes.
     """
 
     term: int
 
 
 class SessionsPersisted(Event, frozen=True, tag=13):
-    """An ended cluster has persisted these suspended sessions (`migration.persisted_sessions`), which this one
-    restores.
+    """Suspended sessions that an ended cluster has persisted (`migration.persisted_sessions`), to restore.
 
-    `secrets` are what hosts know them by, by session.
+    `secrets` are the secrets by session with which hosts identify them.
     """
 
     content: bytes
@@ -123,17 +119,16 @@ class SessionsPersisted(Event, frozen=True, tag=13):
 
 
 class ConnectionAway(Event, frozen=True, tag=11):
-    """A connection has lost its socket, and its peer has some time to come back. What is sent to it is kept."""
+    """A connection has lost its socket, and its peer has some time to resume it. Messages to the peer are kept."""
 
     connection: int
 
 
 class Skipped(Event, frozen=True, tag=14):
-    """The controller failed at the event before this one, by a bug: that event is not handled, now or in a replay.
+    """Skip the event before this one, at which the controller failed because of a bug, now and in a replay.
 
-    The sessions of `connections` end, and so do `sessions`. The island of a worker at such a connection restarts.
-    The tenant of these, and that of the `suspects`, which are connections, is charged if it is the only one. `reason`
-    is for people.
+    `sessions` and the sessions of `connections` end. If a worker has one of the connections, its island restarts. If
+    these and the connections `suspects` belong to a single tenant, the bug is charged to it. `reason` is for users.
     """
 
     reason: str
@@ -143,7 +138,7 @@ class Skipped(Event, frozen=True, tag=14):
 
 
 class ConnectionBack(Event, frozen=True, tag=12):
-    """Its peer is back, with nothing lost."""
+    """A peer has resumed its connection, and no messages are lost."""
 
     connection: int
 

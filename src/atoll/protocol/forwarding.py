@@ -1,7 +1,4 @@
-"""How actions for hosts of groups become messages to their relays: one for all of a group that get the same.
-
-Pure, as the controller that decides them is.
-"""
+"""Replaces messages for the hosts of a group by one message to the group's relay, which forwards it. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ import msgspec
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, Send
 
-# What a host gets directly also where it is in a group: what tells it whether the controller is there.
+# Messages that a host of a group receives directly, so that it detects whether the controller is alive.
 DIRECT = (m.Ping, m.Stop)
-# Sets of hosts that are remembered with their groups: programs have few.
+# Limit for the cached partitions of sets of hosts. Programs have few different sets.
 _MOST_KNOWN = 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Forwarded:
-    """A message for hosts of one group, until it leaves."""
+    """A queued message for hosts of one group."""
 
     __slots__ = ("cause", "hosts", "in_pieces", "message", "relay")
 
@@ -35,9 +32,9 @@ class Forwarded:
 
 
 def is_only_for(action: AnyAction | Forwarded, host: int, connection: int) -> bool:
-    """Whether it is for that host, which is lost, and no other; what it forwards is from now on for the others alone.
+    """Return whether an action is only for a lost host. Remove that host from a forwarded message for several hosts.
 
-    What a lost relay was to forward is for others that are lost with it.
+    A message that a lost relay should forward counts as well, because the other hosts of its group are also lost.
     """
     if isinstance(action, Forwarded):
         action.hosts = tuple(other for other in action.hosts if other != host)
@@ -46,12 +43,12 @@ def is_only_for(action: AnyAction | Forwarded, host: int, connection: int) -> bo
 
 
 class RelayTable:
-    """Which hosts are in groups. A group is known by its relay."""
+    """The groups of hosts, each identified by its relay."""
 
     def __init__(self) -> None:
         self._relays: dict[int, int] = {}
         self._known: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
-        self.of = self._relays.get  # a host's relay, or None
+        self.of = self._relays.get  # returns the relay of a host, or None
 
     @property
     def is_empty(self) -> bool:
@@ -59,7 +56,7 @@ class RelayTable:
         return not self._relays
 
     def form(self, hosts: tuple[int, ...]) -> None:
-        """The first of them is the relay."""
+        """Form a group. The first of the hosts is its relay."""
         self._relays.update(dict.fromkeys(hosts, hosts[0]))
         self._known.clear()
 
@@ -68,7 +65,7 @@ class RelayTable:
         self._known.clear()
 
     def partition(self, hosts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
-        """The hosts by their relays; each that has none by itself, with -1."""
+        """Return the hosts by relay. A host without a relay is separate, with -1 as its relay."""
         if not self._relays:
             return [(-1, (host,)) for host in hosts]
         known = self._known.get(hosts)
@@ -84,7 +81,10 @@ class RelayTable:
 
 
 def encode_forwards(actions: Iterable[AnyAction | Forwarded], connections: Mapping[int, int]) -> list[AnyAction]:
-    """The actions, with what is forwarded in messages to the relays, each encoded once. `connections` are by host."""
+    """Return the actions with a `Forward` to the relay for each forwarded message. `connections` are by host.
+
+    Consecutive copies of one message are encoded once.
+    """
     found: list[AnyAction] = []
     message, content = None, b""
     units: tuple[int, ...] = ()
@@ -96,14 +96,14 @@ def encode_forwards(actions: Iterable[AnyAction | Forwarded], connections: Mappi
             message = each.message
             content, units = _encode(message), _units_of(message)
         connection = connections.get(each.relay)
-        if connection is not None:  # else its island is about to be lost
+        if connection is not None:  # otherwise, its island is about to be lost
             forward = m.Forward(each.hosts, content, units, each.in_pieces)
             found.append(Send(each.cause, connection, forward, each.in_pieces))
     return found
 
 
 def _units_of(message: Any) -> tuple[int, ...]:
-    """The dispatch units that a message starts."""
+    """Return the dispatch units that a message starts."""
     if type(message) is m.Run:
         return (message.sequence,)
     if type(message) is m.Dispatch:

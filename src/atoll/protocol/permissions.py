@@ -1,8 +1,8 @@
-"""Who may say what to the controller: the one table, of which docs/security.md shows every line.
+"""The table of messages that each kind of peer may send to the controller. docs/security.md shows all of its rows.
 
-A peer is known by its certificate and its token. The cluster's own processes have a token that no tenant has; a tenant
-is a user or an operator. The controller looks up each message here before it does anything else (`check`), and refuses
-one that its sender may not send, whatever is in it.
+A peer authenticates with its certificate and its token. Only the cluster's own processes have the cluster's token; a
+tenant is a user or an operator. The controller checks each message first (`check`), and refuses it if its sender may
+not send it, regardless of its content.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from atoll.protocol import messages as m
 
 
 class Peer(StrEnum):
-    """Who is at a connection, as far as rights go."""
+    """A kind of peer with its own permissions."""
 
-    USER = "user"  # a tenant's program, or command
-    OPERATOR = "operator"  # the same of a tenant with that role
-    HOST = "host"  # a worker, or a host agent
+    USER = "user"  # a tenant's program or command
+    OPERATOR = "operator"  # a program or command of a tenant with the role of an operator
+    HOST = "host"  # a worker or a host agent
     ENGINE = "engine"
 
 
 class Scope(StrEnum):
-    """About what."""
+    """The objects to which a permission applies."""
 
-    OWN = "its own"  # sessions, and what belongs to them
+    OWN = "its own"  # sessions of the peer, and their objects
     ALL = "all"
 
 
@@ -55,7 +55,7 @@ _BY_OPERATORS: dict[type[Any], dict[Peer, Scope]] = {
     m.RemoveTenant: _OPERATOR,
 }
 
-# By message. Hello is what says who it is.
+# Permissions by message. All peers may send Hello, with which they authenticate.
 PERMISSIONS: dict[type[Any], dict[Peer, Scope]] = {m.Hello: _ANYBODY}
 for _messages, _peers in (
     (m.FromProxy, _CLIENT),
@@ -69,8 +69,8 @@ for _messages, _peers in (
 for _message, _peers in _BY_OPERATORS.items():
     PERMISSIONS[_message] = PERMISSIONS.get(_message, {}) | _peers
 
-# The messages that a connection carries after its Hello: by the role that the Hello named, and for a worker and a proxy
-# that have yet to join, by that.
+# Messages that a connection can send after its Hello, by the role in the Hello. A worker and a proxy that have not
+# joined yet have their own roles.
 ROLES: dict[str, frozenset[type[Any]]] = {
     "proxy": frozenset(get_args(m.FromProxy)),
     "waiting proxy": frozenset(),
@@ -86,9 +86,9 @@ _PEERS = {
     "joining worker": (Peer.HOST,),
     "agent": (Peer.HOST,),
     "engine": (Peer.ENGINE,),
-}  # others are tenants'
+}  # peers with other roles are tenants
 
-# What each command asks, for the table.
+# The request of each command, for the table in the documentation.
 COMMANDS: dict[str, type[Any]] = {
     "atoll status": m.StatusRequest,
     "atoll top": m.StatusRequest,
@@ -113,11 +113,11 @@ COMMANDS: dict[str, type[Any]] = {
 
 
 def scope_of(peer: Peer, message: type[Any]) -> Scope | None:
-    """About what such a peer may say that; None where it may not."""
+    """Return the scope of the peer's permission to send the message, or None if it has none."""
     return PERMISSIONS.get(message, {}).get(peer)
 
 
-# Of each role, the messages that every peer with that role may send. `check` decides on the others.
+# By role, the messages that every peer with that role may send. `check` decides on the others.
 ALWAYS: dict[str, frozenset[type[Any]]] = {
     role: frozenset(
         message for message in kinds if all(scope_of(peer, message) for peer in _PEERS.get(role, tuple(_CLIENT)))
@@ -127,7 +127,7 @@ ALWAYS: dict[str, frozenset[type[Any]]] = {
 
 
 def check(role: str, peer: Peer, message: type[Any], name: str = "") -> None:
-    """Raises StatusError if a peer, called `name`, may not send such a message on a connection of this role."""
+    """Raise StatusError if a peer with this name may not send such a message on a connection of this role."""
     if message not in ROLES[role]:
         raise invalid(f"{_NAMES.get(role, f'a {role}')} does not send {message.__name__}")
     if scope_of(peer, message) is None:
@@ -136,7 +136,7 @@ def check(role: str, peer: Peer, message: type[Any], name: str = "") -> None:
 
 
 def table() -> str:
-    """All of it, as Markdown."""
+    """Return the table as Markdown."""
     rows = [("command or message", *(str(peer) for peer in Peer)), ("---",) * (1 + len(Peer))]
     entries = [(f"`{command}`", message) for command, message in COMMANDS.items()]
     entries += [(message.__name__, message) for message in sorted(PERMISSIONS, key=lambda each: each.__name__)]

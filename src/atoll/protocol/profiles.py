@@ -1,7 +1,7 @@
-"""What a session asks its hosts of the profiler: to record what they do, to end that, and to hand it over.
+"""Requests of a session to the profilers of its hosts, as payloads of the query "profile".
 
-A host's answer to the query "profile" is empty. What was recorded is an XSpace, as XLA serializes it. It goes past the
-controller: in parts to a callable of the client's (`Collect.callback`), or into a directory that the host can write to.
+A host's answer is empty. It delivers the profile, a serialized XSpace of XLA, without going through the controller: in
+parts to a callable of the client (`Collect.callback`), or to a directory to which the host can write.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import msgspec
 
 from atoll.errors import invalid
 
-# A host records no longer than this: nothing else bounds what a client that forgets its profile costs.
+# Limit for the duration of a profile. Nothing else bounds the cost of a client that forgets its profile.
 MAX_SECONDS = 120.0
-# Of what a host hands over.
+# Limit for the size of a host's profile.
 MAX_BYTES = 1 << 30
-# Object stores that a host can write to, where it has their package of fsspec.
+# Schemes of object stores to which a host can write if it has their fsspec packages.
 STORES = ("gs", "s3", "az", "abfs")
 
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -27,9 +27,9 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is recorded, as in `jax.profiler.ProfileOptions`; for at most `seconds`.
+    """Options as in `jax.profiler.ProfileOptions`, for a recording of at most `seconds`.
 
-    Python is not among it: a worker's Python is Atoll's own.
+    Python is not recorded, because a worker's Python is Atoll's own.
     """
 
     host_tracer_level: Annotated[int, msgspec.Meta(ge=0, le=3)] = 2
@@ -38,19 +38,19 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="start"):
-    """Record. Refused while the host does so already, for whichever session."""
+    """Start recording. A host refuses this while it records for any session."""
 
     recording: Recording = Recording()
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
-    """Record no longer, and keep what was recorded until it is collected."""
+    """Stop recording, and keep the profile until it is collected."""
 
 
 class Collect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="collect"):
-    """Stop, and hand over: to the client's callable of this number, or into `directory`. With neither it is dropped.
+    """Stop recording, and send the profile to the client's callable `callback` or write it to `directory`, or drop it.
 
-    The callable gets an int64 array (host, offset, size in all), and the bytes from there on as uint8.
+    The callable receives an int64 array (host, offset, total size) and the bytes from that offset on as uint8.
     """
 
     callback: int = 0
@@ -65,11 +65,11 @@ def encode(request: Request) -> bytes:
 
 
 def decode(payload: bytes) -> Request:
-    """Raises INVALID_ARGUMENT."""
+    """Decode a request. Raise INVALID_ARGUMENT if it is invalid."""
     try:
         request: Request = msgspec.msgpack.decode(payload, type=Request)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise invalid(f"no request of the profiler: {error}") from None
+        raise invalid(f"invalid request to the profiler: {error}") from None
     return request
 
 
@@ -78,20 +78,19 @@ def file_name(host: int) -> str:
 
 
 def directory_of(location: str, run: str) -> str:
-    """Where the profiles of one run go, as TensorBoard looks for them. Raises INVALID_ARGUMENT.
+    """Return the directory for the profiles of one run, at which TensorBoard expects them.
 
-    A location is an absolute path, or the URL of an object store. What comes of it is one new directory of a fixed
-    form.
+    A location is an absolute path or the URL of an object store. Raise INVALID_ARGUMENT if an argument is invalid.
     """
     if not _RUN.fullmatch(run):
-        raise invalid(f"{run[:200]!r} is no name of a profile: letters, digits, '_', '-' and '.' are allowed")
+        raise invalid(f"invalid profile name {run[:200]!r}: use letters, digits, '_', '-' and '.'")
     scheme, separator, rest = location.partition("://")
     if len(location) > 4000 or "\0" in location or "::" in location:
-        raise invalid(f"{location[:200]!r} is no place for a profile")
+        raise invalid(f"invalid location {location[:200]!r} for a profile")
     if separator and (scheme not in STORES or not rest.strip("/")):
-        raise invalid(f"no profile can be written to {location[:200]!r}: give a path, or {', '.join(STORES)} and '://'")
+        raise invalid(f"cannot write a profile to {location[:200]!r}: use a path or a URL of {', '.join(STORES)}")
     if not separator and not location.startswith("/"):
-        raise invalid(f"{location[:200]!r} is relative, and hosts have no directory in common: give an absolute path")
+        raise invalid(f"{location[:200]!r} is relative, but hosts have no common directory: use an absolute path")
     if ".." in rest.split("/") or ".." in location.split("/"):
-        raise invalid(f"{location[:200]!r} leads out of itself")
+        raise invalid(f"invalid location {location[:200]!r} for a profile: '..' is not allowed")
     return f"{location.rstrip('/')}/plugins/profile/{run}"

@@ -1,7 +1,7 @@
-"""What the plug-in in the user's process asks its proxy, where IFRT has no request for it.
+"""Questions of the plug-in in the user's process to its proxy, for which IFRT has no request.
 
-A question travels as the payload of a plugin program, since that is what jaxlib's client lets through. The answer is an
-executable that is never run: its fingerprint is the answer's bytes.
+A question is the payload of a plugin program, which jaxlib's client forwards. The answer is the fingerprint of the
+resulting executable, which is never run.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from atoll.protocol import profiles
 
 MAGIC = b"atoll.question\0"
 
-# A custom call of CPU workers: the address of its one argument as uint32[2]. It is asked by running a program.
+# A custom call of CPU workers that returns the address of its single argument as uint32[2].
 ADDRESS_CALL = "atoll_address"
 
 _Device = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class MemoryQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="memory"):
-    """How much memory of a device is in use. The answer is JSON: names as in jax's `Device.memory_stats`, and bytes."""
+    """Request the memory use of a device. The answer is JSON, with names and units of JAX's `Device.memory_stats`."""
 
     device: _Device
 
 
 class SourceQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="source"):
-    """What an executable of this session was compiled from, by its fingerprint. The answer is a `CompiledSource`."""
+    """Request the source of an executable of this session by its fingerprint. The answer is a `CompiledSource`."""
 
     fingerprint: Annotated[bytes, msgspec.Meta(max_length=1000)]
 
@@ -42,35 +42,33 @@ class CompiledSource(msgspec.Struct, frozen=True):
 
 
 class ProfileQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="profile"):
-    """Has all hosts of the session start, stop, or hand over to this client. The answer is `MissingHosts`, in JSON."""
+    """Start, stop or collect a profile on all hosts of the session. The answer is `MissingHosts` in JSON."""
 
     request: profiles.Request
 
 
 class MissingHosts(msgspec.Struct, frozen=True):
-    """Hosts of which there is no profile, with the reason."""
+    """Reasons why there is no profile, by host."""
 
     reasons: dict[int, str]
 
 
 class IslandsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="islands"):
-    """Which of the session's devices cannot be used now. The answer is `DevicesAway`, in JSON. Waits for no host.
+    """Request the session's devices that are unavailable now, without waiting for hosts.
 
-    `leaves`: the client puts nothing on islands that are about to leave, and takes away what it has there.
+    The answer is `DevicesAway` in JSON. With `leaves`, the client itself leaves islands that are about to leave: it
+    puts nothing on them, and removes its arrays.
     """
 
     leaves: bool = False
 
 
 class DevicesAway(msgspec.Struct, frozen=True):
-    """Virtual devices, by id: on islands that failed and not back yet; and on islands that are about to leave.
+    """Virtual devices, by ID, that are unavailable or about to be."""
 
-    `losses` counts the islands that the session has lost so far.
-    """
-
-    lost: tuple[int, ...]
-    leaving: tuple[int, ...]
-    losses: int
+    lost: tuple[int, ...]  # on islands that failed and have not restarted
+    leaving: tuple[int, ...]  # on islands that are about to leave
+    losses: int  # number of islands that the session has lost so far
 
 
 Question = MemoryQuestion | SourceQuestion | ProfileQuestion | IslandsQuestion
@@ -81,9 +79,9 @@ def write_question(question: Question) -> bytes:
 
 
 def read_question(payload: bytes) -> Question:
-    """Raises INVALID_ARGUMENT."""
+    """Decode a question. Raise INVALID_ARGUMENT if it is invalid."""
     try:
         question: Question = msgspec.msgpack.decode(payload[len(MAGIC) :], type=Question)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"this is no question: {error}") from None
+        raise invalid(f"invalid question: {error}") from None
     return question

@@ -1,7 +1,7 @@
-"""What ran on a host, when, and why not before: the record of which traces are made.
+"""Records from which traces are made: what ran on each host, when, and for what it waited.
 
-Hosts and proxies have clocks of their own. The controller measures how far they are from its own (`telemetry.clocks`),
-and gives all times by that: nanoseconds of its monotonic clock.
+Hosts and proxies have their own clocks. The controller measures their offsets (`telemetry.clocks`). Unless stated
+otherwise, times are in nanoseconds of the controller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,64 +10,56 @@ import msgspec
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A gang's time on one host: from `started`, when its devices there were free for it, to `ended`.
+    """The execution of a gang on one host. Not garbage-collected, because there is one for each gang and host.
 
-    `kind` is what the gang does: call, put, get, move, send, receive, rearrange, send rows or receive rows. `nodes` is
-    how many nodes of the program were dispatched together as this gang. `devices` are the ordinals of those that it
-    kept busy. `nbytes` are those that the gang moves, on all of its hosts together; of rows, those that this host
-    moves. Gangs of one node on several islands have the same `node`. `function` is what it computes, by the name that
-    JAX gives it, such as `jit_step`, or for several nodes `jit_a, jit_b x3`.
-
-    It was `launched` by its session, waited in the controller for the reasons of `waits`, one after another, each with
-    its nanoseconds, was dispatched when these were over, and `enqueued` on the host's devices.
-
-    Without garbage collection, since one is made for each gang and host.
+    The session launched the gang at `launched`. It waited in the controller for the reasons in `waits`, in order, and
+    was then dispatched, and enqueued on the host's devices at `enqueued`. It ran from `started`, when its devices were
+    free for it, to `ended`.
     """
 
     island: int
     host: int
     session: int
     program: str
-    kind: str
+    kind: str  # call, put, get, move, send, receive, rearrange, send rows or receive rows
     sequence: int
     started: int
     ended: int
-    nodes: int = 1
-    devices: tuple[int, ...] = ()
+    nodes: int = 1  # number of nodes of the program that were dispatched together as this gang
+    devices: tuple[int, ...] = ()  # ordinals of the devices that it kept busy
     enqueued: int = 0
     launched: int = 0
-    waits: tuple[tuple[str, int], ...] = ()
-    nbytes: int = 0
-    node: int = 0
-    function: str = ""
+    waits: tuple[tuple[str, int], ...] = ()  # (reason, nanoseconds)
+    nbytes: int = 0  # bytes that the gang moves on all of its hosts; for rows, on this host
+    node: int = 0  # the same for gangs of one node on several islands
+    function: str = ""  # JAX's name, such as `jit_step`, or for several nodes `jit_a, jit_b x3`
 
     @property
     def dispatched(self) -> int:
-        """When the controller started it."""
+        """The time at which the controller dispatched the gang."""
         return self.launched + sum(nanoseconds for _, nanoseconds in self.waits)
 
 
 class ClientCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Something that a client asked of its proxy, or that the proxy held it back.
+    """A request of a client to its proxy, or a time during which the proxy held the client back.
 
-    `received` is when the proxy took it, `handled` when what it does was sent to the cluster, `answered` when the
-    client had its answer; 0 where it has none yet. `kind` is that of the request, "window" while the session's launch
-    window was full, "quiesced" while its devices moved. `name` is the program that runs.
+    Times are those of the proxy's clock.
     """
 
-    kind: str
-    name: str
+    kind: str  # that of the request; "window": the launch window was full; "quiesced": the session's devices moved
+    name: str  # of the program that runs
     received: int
-    handled: int
-    answered: int
+    handled: int  # time at which its messages were sent to the cluster
+    answered: int  # time of the answer to the client; 0 before
     nbytes: int = 0
 
 
 class SessionCalls(msgspec.Struct, frozen=True, array_like=True):
-    """What a proxy has recorded: `calls` is msgpack of a list of `ClientCall`, by the proxy's clock.
+    """The calls that a proxy has recorded. `calls` is msgpack of a list of `ClientCall`.
 
-    `offsets` are what is to be added to times of that clock for times of the controller's, to within `error`: each from
-    a time of the proxy's clock on, and in between as they change evenly; error is -1 where nothing was measured.
+    `offsets` are (time of the proxy's clock, offset); adding the offset to a time of the proxy's clock gives the
+    controller's time, with an error of at most `error`. Between two entries, the offset is interpolated linearly.
+    `error` is -1 if nothing was measured.
     """
 
     session: int
@@ -77,9 +69,9 @@ class SessionCalls(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClockError(msgspec.Struct, frozen=True, array_like=True):
-    """How far times of a host may be off, in nanoseconds: its clock is `offset` behind the controller's.
+    """The error of a host's times, in nanoseconds. The host's clock is `offset` behind the controller's.
 
-    `error` is -1 where nothing was measured yet. `samples` are the round trips that were measured.
+    `error` is -1 if nothing was measured yet. `samples` is the number of measured round trips.
     """
 
     host: int
@@ -89,7 +81,7 @@ class ClockError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionName(msgspec.Struct, frozen=True, array_like=True):
-    """A session, for people."""
+    """A session with its name for users."""
 
     number: int
     label: str
@@ -97,7 +89,7 @@ class SessionName(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TraceRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a cluster has recorded, and how well its clocks are known. `missing` says what could not be had."""
+    """The records of a cluster and the errors of its clocks. `missing` describes records that are unavailable."""
 
     spans: list[Span] = []
     clocks: tuple[ClockError, ...] = ()

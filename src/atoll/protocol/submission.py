@@ -1,11 +1,11 @@
-"""How a traced program travels from a client to its proxy: the payload of an IFRT plugin program.
+"""The payload of the IFRT plugin program with which a client sends a traced program to its proxy.
 
-A magic prefix, and a `Submission` or `Staging` in msgpack. Other runtimes use plugin programs too (Google's are JSON),
-so a receiver looks for `MAGIC` first.
+The payload is `MAGIC` and a `Submission` or `Staging` in msgpack. Other runtimes also use plugin programs (Google's are
+JSON), so a receiver must check for `MAGIC` first.
 
-jaxlib's client runs an executable on arguments that all have one shard on each of its devices, and looks at their
-number alone. A program's arguments need not be alike in that. So those with the same number of shards as the last one
-come with the run itself, and the others before it, as arguments of `Staging` programs, a run of which only keeps them.
+jaxlib's client requires that all arguments of an executable have the same number of shards as the executable has
+devices, but arguments of a program can have different numbers. Arguments with as many shards as the last one are passed
+to the run itself. All others are passed before it, as arguments of `Staging` programs, whose runs only keep them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ VERSION = 1
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True, tag="program"):
-    """A program whose `Call.function` are positions in `functions`: the fingerprints of compiled functions.
+    """A program whose `Call.function` are positions in `functions`, the fingerprints of compiled functions.
 
-    `Call.donated` are the inputs that a call may consume; which of them it does consume is the server's to say, as
-    XLA decides that. `Call.preserved` is the server's, too, and empty here.
+    `Call.donated` are the inputs that a call may consume. The server, which knows XLA's decision, selects those that it
+    does consume, and also sets `Call.preserved`, which is empty here.
     """
 
     program: Program
@@ -32,7 +32,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True, tag="program"):
 
 
 class Staging(msgspec.Struct, frozen=True, array_like=True, tag="staging"):
-    """Keeps arguments with as many shards as there are `devices` for the program that the session runs next."""
+    """A program that keeps arguments, with one shard for each of `devices`, for the next program of the session."""
 
     devices: tuple[int, ...]
     version: int = VERSION
@@ -47,14 +47,14 @@ def encode(submission: Submission | Staging) -> bytes:
 
 
 def decode(data: bytes) -> Submission | Staging:
-    """Reads what `encode` wrote. Raises INVALID_ARGUMENT; that the program makes sense is not checked here."""
+    """Decode the result of `encode`. Raise INVALID_ARGUMENT if that fails. The caller must validate the program."""
     try:
         submission = _decoder.decode(data[len(MAGIC) :])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"a program that cannot be read: {error}") from None
+        raise invalid(f"cannot decode a program: {error}") from None
     if submission.version != VERSION:
         raise invalid(
-            f"a program in version {submission.version} of the format, where this server reads {VERSION}; "
+            f"the program has version {submission.version} of the format, but this server supports version {VERSION}; "
             "use the same release of Atoll on both sides"
         )
     return submission

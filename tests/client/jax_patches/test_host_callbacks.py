@@ -21,7 +21,7 @@ from atoll.devices.xla.client_callbacks import Held, Signature, stubs
 from atoll.errors import StatusError
 from atoll.host_services.calls.callback_operations import SendAndReceive
 from atoll.host_services.calls.function_callbacks import Callbacks
-from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION
+from atoll.protocol.callbacks import CALLBACKS_OPTION, CHANNELS_OPTION
 from atoll.protocol.messages import HostChannels
 
 Lower = Callable[..., tuple[bytes, list[SendAndReceive]]]

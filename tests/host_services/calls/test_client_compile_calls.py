@@ -11,7 +11,7 @@ import pytest
 
 from atoll.errors import StatusError
 from atoll.host_services.calls.client_compile_calls import CompilingThread, answering
-from atoll.protocol.compile_calls import CompileAnswer, CompileCall, Inspect
+from atoll.protocol.callbacks import CompileAnswer, CompileCall, Inspect
 
 SECONDS = 10.0
 

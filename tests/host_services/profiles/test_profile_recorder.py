@@ -222,17 +222,17 @@ def test_a_link_is_not_followed(recorder: Recorder, tmp_path: Path) -> None:
     ("location", "run", "said"),
     [
         ("logs", "run", "relative"),
-        ("/logs", "../../etc", "no name of a profile"),
-        ("/logs", "", "no name of a profile"),
-        ("/logs", ".hidden", "no name of a profile"),
-        ("/logs/../etc", "run", "leads out"),
-        ("gs://bucket/../other", "run", "leads out"),
-        ("/lo\0gs", "run", "no place"),
-        ("file:///etc", "run", "no profile can be written"),
-        ("http://there/logs", "run", "no profile can be written"),
-        ("gs://", "run", "no profile can be written"),
-        ("simplecache::gs://bucket", "run", "no place"),
-        ("/" + "x" * 5000, "run", "no place"),
+        ("/logs", "../../etc", "invalid profile name"),
+        ("/logs", "", "invalid profile name"),
+        ("/logs", ".hidden", "invalid profile name"),
+        ("/logs/../etc", "run", "is not allowed"),
+        ("gs://bucket/../other", "run", "is not allowed"),
+        ("/lo\0gs", "run", "invalid location"),
+        ("file:///etc", "run", "cannot write a profile"),
+        ("http://there/logs", "run", "cannot write a profile"),
+        ("gs://", "run", "cannot write a profile"),
+        ("simplecache::gs://bucket", "run", "invalid location"),
+        ("/" + "x" * 5000, "run", "invalid location"),
     ],
 )
 def test_a_place_that_is_none_is_refused(location: str, run: str, said: str) -> None:
@@ -257,7 +257,7 @@ def test_places_are_paths_and_object_stores() -> None:
 )
 def test_what_is_out_of_bounds_is_refused(recorder: Recorder, profiler: Profiler, recording: p.Recording) -> None:
     assert refused(recorder, ALICE, p.Start(recording)).status.code == Code.INVALID_ARGUMENT
-    with pytest.raises(StatusError, match="no request of the profiler"):
+    with pytest.raises(StatusError, match="invalid request to the profiler"):
         recorder.handle(ALICE, b"\xc1")
     assert not profiler.running
 

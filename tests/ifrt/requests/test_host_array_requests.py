@@ -84,7 +84,7 @@ def test_texts_travel_as_a_list(rig: Rig):
 @pytest.mark.parametrize(
     ("changes", "code", "text"),
     [
-        ({"shape": {"dims": [-1]}}, Code.INVALID_ARGUMENT, "no such shape"),
+        ({"shape": {"dims": [-1]}}, Code.INVALID_ARGUMENT, "invalid shape"),
         ({"dtype": dtype_to("token")}, Code.UNIMPLEMENTED, "dtype token cannot be made"),
         (
             {"sharding": sharding_to(on(99).sharding, (4,), None)},

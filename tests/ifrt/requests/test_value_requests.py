@@ -111,7 +111,7 @@ def test_a_layout_that_no_worker_knows_is_one_that_jit_can_do_without(rig: Rig):
     [
         ({"dtype": dtype_to("float32"), "dims": [2], "device_id": 99}, "device 99 does not exist"),
         ({"dims": [2]}, "unknown dtype"),
-        ({"dtype": dtype_to("float32"), "dims": [-1]}, "no such shape"),
+        ({"dtype": dtype_to("float32"), "dims": [-1]}, "invalid shape"),
     ],
 )
 def test_a_layout_of_nothing_is_refused(rig: Rig, fields, text):

@@ -1,6 +1,8 @@
-"""Dtypes, shapes, layouts and statuses, to and fro."""
+"""Translation of dtypes, shapes, layouts, statuses and platform IDs."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -48,7 +50,7 @@ def test_shapes_are_read(dims):
 
 @pytest.mark.parametrize("dims", [(-1,), (1 << 49,), (1 << 30, 1 << 30), (1,) * 65, (-1, -1)])
 def test_shapes_that_no_array_has_are_refused(dims):
-    with pytest.raises(StatusError, match="no such shape"):
+    with pytest.raises(StatusError, match="invalid shape"):
         codec.shape_from(shape(*dims))
 
 
@@ -80,7 +82,7 @@ def test_xlas_own_text_of_a_layout_is_understood(order):
     "text", ["{x}", "{1,a}", "{0:T(}", "{0:T(x)}", "{0:E()}", "{0:S(-)}", "{99999999999999999999}"]
 )
 def test_texts_that_are_no_layout_are_refused(text):
-    with pytest.raises(StatusError, match="no layout") as caught:
+    with pytest.raises(StatusError, match="invalid layout") as caught:
         layout_proto_from_text(text)
     assert caught.value.status.code == Code.INVALID_ARGUMENT
 
@@ -92,11 +94,11 @@ def test_only_an_unusual_order_of_an_outputs_dimensions_is_kept(text, order):
 
 @pytest.mark.parametrize("order", [[1, 1], [1], [0, 2], [-1, 0]])
 def test_an_order_of_dimensions_that_is_none_is_refused(order):
-    with pytest.raises(StatusError, match="no order"):
+    with pytest.raises(StatusError, match="not a permutation"):
         xla_layout(xla_pb2.XlaLayout(minor_to_major=order))
     compact = shardings_pb2.CompactLayout(major_to_minor=order).SerializeToString()
     layout = values_pb2.Layout(serialized_layout={"type_name": "xla::ifrt::CompactLayout", "data": compact})
-    with pytest.raises(StatusError, match="no order"):
+    with pytest.raises(StatusError, match="not a permutation"):
         layout_from(layout)
 
 
@@ -112,3 +114,22 @@ def test_a_spec_is_read_whole():
         sharding=sharding_to(Sharding((3,)), (4, 2), None),
     )
     assert spec_from(proto) == ArraySpec("bfloat16", (4, 2), Sharding((3,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "signed"),
+    [
+        # Published values of the same hash (FARM_FINGERPRINT in BigQuery's reference): one for each of its lengths.
+        ("foo", 6150913649986995171),
+        ("3true", -4880158226897771312),
+        ("1footrue", -1541654101129638711),
+        ("2applefalse", 2794438866806483259),
+    ],
+)
+def test_the_number_of_a_platform_is_its_names_farm_fingerprint(text, signed):
+    assert codec.platform_id(text) == signed % (1 << 64)
+
+
+def test_the_numbers_of_platforms_differ():
+    numbers = sorted(codec.platform_id(name) for name in ("cpu", "cuda", "rocm", "tpu", "METAL", ""))
+    assert all(a < b for a, b in pairwise(numbers))

@@ -22,7 +22,8 @@ from atoll.client.plugin_programs import is_atoll
 from atoll.errors import invalid
 from atoll.host_services.calls import client_compile_calls
 from atoll.host_services.calls.client_compile_calls import CompilingThread, Decide, answering
-from atoll.protocol.compile_calls import (
+from atoll.protocol.callbacks import (
+    COMPILE_CALLS_OPTION,
     CUSTOM_PARTITIONING,
     INSPECT_SHARDING,
     TRANSFORMATION,
@@ -34,7 +35,6 @@ from atoll.protocol.compile_calls import (
     Transform,
     Value,
 )
-from atoll.protocol.compile_options import COMPILE_CALLS_OPTION
 from atoll.protocol.translation.xla_objects import portable_artifact, sharding_from_bytes, sharding_to_bytes
 
 # The callbacks of `inspect_array_sharding` by their keys. JAX keeps a callback as long as its programs.

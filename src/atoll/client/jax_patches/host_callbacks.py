@@ -26,7 +26,7 @@ from atoll.host_services.calls.callback_operations import (
     result_types,
 )
 from atoll.host_services.calls.callback_table import CallbackTable
-from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION
+from atoll.protocol.callbacks import CALLBACKS_OPTION, CHANNELS_OPTION
 from atoll.protocol.messages import HostChannels
 
 TABLE = CallbackTable(submit)

@@ -15,7 +15,7 @@ from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
-from atoll.protocol.compile_options import PROGRAM_OPTION
+from atoll.protocol.callbacks import PROGRAM_OPTION
 
 _REFUSAL = "Failed to serialize StableHLO to plugin version"
 

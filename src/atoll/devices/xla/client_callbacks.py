@@ -31,8 +31,7 @@ from atoll.host_services.calls.callback_operations import (
 from atoll.host_services.calls.client_calls import ClientError, kept, wrapped
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.ir.types import ShardType
-from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
-from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING
+from atoll.protocol.callbacks import CALLBACK_ADVICE, COMPILE_CALL_ADVICE, CUSTOM_PARTITIONING, INSPECT_SHARDING
 from atoll.protocol.messages import HostChannels
 from atoll.protocol.questions import ADDRESS_CALL
 from atoll.transfers.dtypes import numpy_dtype

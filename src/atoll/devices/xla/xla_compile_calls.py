@@ -25,8 +25,8 @@ from atoll.devices.xla.client_callbacks import PARTITIONING, find
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.host_services.calls.client_calls import ClientError, wrapped
 from atoll.host_services.calls.client_compile_calls import Questions
-from atoll.protocol.advice import COMPILE_CALL_ADVICE
-from atoll.protocol.compile_calls import (
+from atoll.protocol.callbacks import (
+    COMPILE_CALL_ADVICE,
     INSPECT_SHARDING,
     TRANSFORMATION,
     CompileAnswer,

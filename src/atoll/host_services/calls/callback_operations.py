@@ -17,7 +17,7 @@ import numpy as np
 from atoll.errors import invalid, unimplemented
 from atoll.host_services.calls.call_messages import Array
 from atoll.ir.types import DTYPE_BITS, ShardType
-from atoll.protocol.advice import CALLBACK_ADVICE
+from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.messages import HostChannels
 from atoll.transfers.dtypes import numpy_dtype
 

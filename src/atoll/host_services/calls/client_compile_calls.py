@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from atoll.errors import Code, StatusError, invalid
-from atoll.protocol.compile_calls import CompileAnswer, CompileCall
+from atoll.protocol.callbacks import CompileAnswer, CompileCall
 
 Decide = Callable[[CompileCall], CompileAnswer]
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from atoll.executables.loaded_executable import MPMD_ERROR, LoadedExecutable
 from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, python_function
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.requests.plugin_requests import handle_plugin_program, load_python
-from atoll.protocol.advice import CALLBACK_ADVICE
+from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.translation import codec

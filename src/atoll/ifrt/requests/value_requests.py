@@ -14,7 +14,7 @@ from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.protocol.ifrt import session_pb2, values_pb2
 from atoll.protocol.messages import Welcome
 from atoll.protocol.translation import codec
-from atoll.protocol.translation.platforms import platform_id
+from atoll.protocol.translation.codec import platform_id
 
 
 def _init(pending: PendingRequest, request: Any) -> None:

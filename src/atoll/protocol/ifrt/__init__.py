@@ -1,16 +1,15 @@
-"""Messages of the IFRT proxy protocol: what travels between JAX's proxy client and a session.
+"""Messages of the IFRT proxy protocol between JAX's proxy client and a session.
 
-Each `x.proto` here has its generated `x_pb2.py` beside it (`make protos` writes them anew).  Field numbers
-and types are facts of the wire and are held against the installed jaxlib by `tests/protocol/test_protos.py`;
-the names are ours, since names do not travel.
+`make protos` generates `x_pb2.py` from each `x.proto`. Field numbers and types match the wire format;
+`tests/protocol/test_protos.py` compares them with the installed jaxlib. Names are not part of the wire format.
 
-    transport    what stands outside the request stream: versions, session metadata, the host buffer store
-    session      Request and Response, and the requests that concern the session itself
-    arrays       requests that make, move, copy, read and drop arrays
+    transport    messages outside the request stream: versions, session metadata, the host buffer store
+    session      Request and Response, and the requests about the session itself
+    arrays       requests that create, move, copy, read and delete arrays
     executables  requests that compile and run, and host callbacks
-    values       what requests are made of: dtypes, shapes, array specs, attributes
-    shardings    what stands inside a serialized sharding or layout
-    compile      what stands inside a serialized program or its compile options
-    status       errors, and the memory report that an error may carry
-    xla          the part of XLA's own data model that IFRT borrows
+    values       parts of requests: dtypes, shapes, array specs, attributes
+    shardings    contents of serialized shardings and layouts
+    compile      contents of serialized programs and compile options
+    status       errors, and the memory report that an error can contain
+    xla          the part of XLA's own data model that IFRT uses
 """

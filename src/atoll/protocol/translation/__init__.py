@@ -1,1 +1,4 @@
-"""Between the messages of the IFRT protocol and `atoll.ir`: dtypes, shapes, layouts, shardings, statuses."""
+"""Translation between messages of the IFRT protocol and types of `atoll.ir`.
+
+All input from clients is checked. Invalid input raises only INVALID_ARGUMENT or UNIMPLEMENTED.
+"""

@@ -1,4 +1,4 @@
-"""Layouts and array specs of the IFRT protocol, to those of `atoll.ir`."""
+"""Translation of layouts and array specs of the IFRT protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.protocol.translation.shardings import sharding_from
 
 
 def layout_from(proto: Any) -> tuple[int, ...] | None:
-    """Major-to-minor of an optional layout message; None stands for the default."""
+    """Return the major-to-minor order of an optional layout message. None stands for the default layout."""
     serialized = proto.serialized_layout
     if serialized.type_name.endswith("CompactLayout"):
         return _order_of_dimensions(parse(shardings_pb2.CompactLayout, serialized.data).major_to_minor)
@@ -23,14 +23,14 @@ def layout_from(proto: Any) -> tuple[int, ...] | None:
 
 
 def xla_layout(proto: Any) -> tuple[int, ...]:
-    """Major-to-minor of XLA's layout."""
+    """Return the major-to-minor order of a layout of XLA."""
     if proto.tiles:
         raise unimplemented("arrays cannot be put with a tiled layout; leave the layout to the platform")
     return _order_of_dimensions(reversed(proto.minor_to_major))
 
 
 def order_of_layout(text: str) -> tuple[int, ...] | None:
-    """Major-to-minor of the layout in XLA's text form; None where it is row by row."""
+    """Return the major-to-minor order of a layout in XLA's text form, or None if it is row-major."""
     order = tuple(reversed(layout_proto_from_text(text).minor_to_major))
     return None if order == tuple(range(len(order))) else order
 
@@ -38,7 +38,7 @@ def order_of_layout(text: str) -> tuple[int, ...] | None:
 def _order_of_dimensions(dimensions: Iterable[int]) -> tuple[int, ...]:
     order = tuple(dimensions)
     if sorted(order) != list(range(len(order))):
-        raise invalid("a layout that is no order of the dimensions")
+        raise invalid(f"invalid layout: {list(order)[:64]} is not a permutation of the dimensions")
     return order
 
 
@@ -49,16 +49,16 @@ def spec_from(proto: Any) -> ArraySpec:
         try:
             layout = xla_layout(layout_proto_from_text(proto.layout.decode()))
         except ValueError:
-            raise invalid(f"no layout: {proto.layout[:100]!r}") from None
+            raise invalid(f"invalid layout {proto.layout[:100]!r}") from None
     return ArraySpec(dtype_from(proto.dtype), shape, sharding_from(proto.sharding, shape), layout)
 
 
 def layout_proto_from_text(text: str) -> Any:
-    """XLA's layout message for its text form, such as {1,0:T(8,128)(2,1)E(4)S(5)}."""
+    """Return XLA's layout message for its text form, such as {1,0:T(8,128)(2,1)E(4)S(5)}."""
     try:
         return _layout_proto(text.strip().removeprefix("{").removesuffix("}"))
     except ValueError:
-        raise invalid(f"no layout: {text[:100]!r}") from None
+        raise invalid(f"invalid layout {text[:100]!r}") from None
 
 
 def _layout_proto(body: str) -> Any:

@@ -1,23 +1,27 @@
-"""Messages, dtypes, shapes and statuses of the IFRT protocol, to and from those of `atoll.ir`.
-
-Here and in `shardings` and `array_specs` everything that a client sends is checked: what cannot be understood raises
-INVALID_ARGUMENT or UNIMPLEMENTED, never anything else.
-"""
+"""Translation of dtypes, shapes, statuses, host buffers and platform IDs of the IFRT protocol."""
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from atoll.errors import Status, invalid
 from atoll.ir.types import Shape
 from atoll.protocol.ifrt import status_pb2, values_pb2
-from atoll.protocol.translation.memory_report import client_payload
+from atoll.protocol.messages import MEMORY_REPORT, MemoryReport
 
 MAX_RANK = 64
 MAX_ELEMENTS = 1 << 48
+
+_DUMP_URL = "type.googleapis.com/ifrt_proxy_contrib_pathways.ObjectStoreDumpProto"
+
+# Constants of farm hash.
+_MASK = (1 << 64) - 1
+_K0, _K2 = 0xC3A5C85C97CB3127, 0x9AE16A3B2F90404F
 
 _KINDS = {
     "PRED": "bool",
@@ -61,11 +65,11 @@ _KIND_OF_DTYPE = {name: number for number, name in _DTYPE_OF_KIND.items()}
 
 
 def parse(kind: type[Any], data: bytes) -> Any:
-    """The message of that kind in `data`."""
+    """Parse a message of type `kind`."""
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise invalid(f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}") from None
+        raise invalid(f"cannot parse {kind.DESCRIPTOR.name} from {len(data)} bytes") from None
 
 
 def dtype_from(proto: Any) -> str:
@@ -76,7 +80,7 @@ def dtype_from(proto: Any) -> str:
 
 
 def dtype_of_xla(name: str) -> str:
-    """The dtype that XLA calls by this name, such as F32."""
+    """Return the dtype with this name in XLA, such as F32."""
     dtype = _KINDS.get(name)
     if dtype is None:
         raise invalid(f"unknown dtype {name[:40]!r}")
@@ -92,24 +96,115 @@ def shape_from(proto: Any) -> Shape:
 
 
 def checked_shape(dims: Shape) -> Shape:
-    """These sizes, if an array can have them."""
+    """Return `dims`. Raise INVALID_ARGUMENT if no array can have this shape."""
     if len(dims) > MAX_RANK or any(size < 0 for size in dims) or math.prod(dims) > MAX_ELEMENTS:
-        raise invalid(f"no such shape: {list(dims[:MAX_RANK])}")
+        raise invalid(f"invalid shape {list(dims[:MAX_RANK])}")
     return dims
 
 
 def strides_from(proto: Any) -> tuple[int, ...] | None:
-    """The byte strides of a request's optional field `byte_strides`."""
+    """Return the byte strides in a request's optional field `byte_strides`."""
     return tuple(proto.byte_strides.strides) if proto.HasField("byte_strides") else None
 
 
 def status_to(status: Status) -> Any:
     proto = status_pb2.Status(code=status.code, message=status.message)
     for each in status.payloads.items():
-        key, value = client_payload(*each)
+        key, value = _client_payload(*each)
         proto.payload[key] = value
     return proto
 
 
 def status_from(proto: Any) -> Status:
     return Status(proto.code, proto.message, dict(proto.payload))
+
+
+def _client_payload(key: str, value: bytes) -> tuple[str, bytes]:
+    """Translate the controller's memory report to the payload that jaxlib's client prints, and keep other payloads."""
+    if key != MEMORY_REPORT:
+        return key, value
+    report = msgspec.msgpack.decode(value, type=MemoryReport)
+    proto = status_pb2.ObjectStoreDump(device=report.device, dump_timestamp_ns=time.time_ns())
+    for holder in report.holders:
+        stack = proto.dump.per_error_context.add(error_context_id=holder.traceback_id)
+        stack.per_creator.add(
+            creator=holder.producer,
+            ready_obj_count=holder.ready,
+            ready_total_size=holder.ready_bytes,
+            not_ready_obj_count=holder.unready,
+            not_ready_total_size=holder.unready_bytes,
+        )
+    return _DUMP_URL, proto.SerializeToString()
+
+
+def contents_header(nbytes: int) -> bytes:
+    """Return the header of a message whose only field, field 1, holds `nbytes` bytes."""
+    return b"\x0a" + _varint(nbytes)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def contents_of(data: bytes | memoryview) -> memoryview:
+    """Return the bytes in field 1 of a message that has no other field, without copying them."""
+    view = memoryview(data)
+    if not view.nbytes:
+        return view
+    if view[0] != 0x0A:
+        raise invalid("invalid host buffer contents")
+    size = shift = 0
+    position = 1
+    while True:
+        if position >= view.nbytes or shift > 63:
+            raise invalid("invalid host buffer contents")
+        byte = view[position]
+        position += 1
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if position + size != view.nbytes:
+        raise invalid("invalid host buffer contents")
+    return view[position:]
+
+
+def platform_id(name: str) -> int:
+    """Return XLA's ID of a platform, the 64-bit farm hash of its name of up to 16 bytes."""
+    data = name.encode()
+    size = len(data)
+    if size >= 8:
+        mul = (_K2 + size * 2) & _MASK
+        a = (int.from_bytes(data[:8], "little") + _K2) & _MASK
+        b = int.from_bytes(data[-8:], "little")
+        c = (_rotate(b, 37) * mul + a) & _MASK
+        d = ((_rotate(a, 25) + b) * mul) & _MASK
+        return _mix16(c, d, mul)
+    if size >= 4:
+        mul = (_K2 + size * 2) & _MASK
+        low = int.from_bytes(data[:4], "little")
+        return _mix16((size + (low << 3)) & _MASK, int.from_bytes(data[-4:], "little"), mul)
+    if size:
+        y = data[0] + (data[size >> 1] << 8)
+        z = size + (data[-1] << 2)
+        return (_shift_mix((y * _K2 & _MASK) ^ (z * _K0 & _MASK)) * _K2) & _MASK
+    return _K2
+
+
+def _rotate(value: int, count: int) -> int:
+    return ((value >> count) | (value << (64 - count))) & _MASK
+
+
+def _shift_mix(value: int) -> int:
+    return value ^ (value >> 47)
+
+
+def _mix16(u: int, v: int, mul: int) -> int:
+    a = _shift_mix(((u ^ v) * mul) & _MASK)
+    b = _shift_mix(((v ^ a) * mul) & _MASK)
+    return (b * mul) & _MASK

@@ -1,6 +1,6 @@
-"""Shardings of the IFRT protocol, to and from those of `atoll.ir`.
+"""Translation of shardings of the IFRT protocol.
 
-XLA's own form is understood here without XLA, whose helpers end the process at forms that they do not know.
+This module reads XLA's own form without XLA, whose helpers end the process if they do not know a form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll.protocol.translation.codec import parse, shape_from
 
 
 def sharding_from(proto: Any, shape: Shape) -> Sharding:
-    """The sharding of an array of `shape`."""
+    """Return the sharding of an array of `shape`."""
     serialized = proto.serialized_sharding
     reader = _SHARDINGS.get(serialized.type_name)
     if reader is None:
@@ -37,7 +37,7 @@ def sharding_from(proto: Any, shape: Shape) -> Sharding:
     message = parse(kind, serialized.data)
     devices, tiling = convert(message, shape)
     if not devices or len(set(devices)) != len(devices):
-        raise invalid("a sharding needs devices, each once")
+        raise invalid("a sharding must have devices, each of them once")
     return Sharding(devices, tiling, message.memory_kind)
 
 
@@ -62,7 +62,7 @@ def _concrete(message: Any, _: Shape) -> tuple[tuple[int, ...], Tiling]:
     devices = tuple(message.devices.device_ids)
     shapes = tuple(shape_from(each) for each in message.shard_shapes)
     if len(shapes) != len(devices):
-        raise invalid(f"a sharding over {len(devices)} devices with {len(shapes)} shard shapes")
+        raise invalid(f"sharding across {len(devices)} devices has {len(shapes)} shard shapes")
     return devices, Even(shapes[0]) if len(set(shapes)) == 1 else Uneven(shapes)
 
 
@@ -81,8 +81,8 @@ def _param(message: Any, shape: Shape) -> tuple[tuple[int, ...], Tiling]:
         or len(devices) % math.prod(counts)
         or sorted(permutation) != list(range(len(sizes)))
     ):
-        raise invalid("a sharding's axes do not fit its devices")
-    # Devices count up over the axes from minor to major; the dimensions take the axes in permuted order.
+        raise invalid("the axes of a sharding do not match its devices")
+    # Devices are numbered along the axes from minor to major, and dimensions use the axes in permuted order.
     replicas = len(devices) // math.prod(counts)
     order = _transposed(tuple(reversed(sizes)), tuple(len(sizes) - 1 - p for p in reversed(permutation)))
     return devices, Tiled((*counts, replicas), order) if math.prod(counts) > 1 else Replicated()
@@ -99,7 +99,7 @@ _SHARDINGS: dict[str, tuple[Any, Any]] = {
 
 
 def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
-    """The tiling that XLA's own form says."""
+    """Return the tiling for a sharding in XLA's own form."""
     if op.HasField("named_sharding"):
         return _named(op.named_sharding, devices, shape)
     kind = xla_pb2.OpSharding
@@ -111,7 +111,7 @@ def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
         return Opaque()
     dims = tuple(op.tile_assignment_dimensions)
     if math.prod(dims) != devices or min(dims, default=1) < 1:
-        raise invalid(f"a tile assignment {list(dims)} over {devices} devices")
+        raise invalid(f"tile assignment {list(dims)} does not match {devices} devices")
     if op.tile_assignment_devices:
         order = tuple(op.tile_assignment_devices)
     elif op.iota_reshape_dims:
@@ -119,38 +119,38 @@ def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
     else:
         order = tuple(range(devices))
     if sorted(order) != list(range(devices)):
-        raise invalid("a tile assignment names a device twice, or one that it lacks")
+        raise invalid("a tile assignment must name each of its devices once")
     replicas = 1 if op.replicate_on_last_tile_dim else len(op.last_tile_dims)
     if shape is not None and len(dims) - replicas < len(shape):
-        raise invalid(f"a tile assignment {list(dims)} for an array of {len(shape)} dimensions")
+        raise invalid(f"tile assignment {list(dims)} does not match an array of {len(shape)} dimensions")
     if math.prod(dims[: len(dims) - replicas]) == 1:
         return Replicated()
     return Tiled(dims, order)
 
 
 def check_parts(op: Any, devices: int, shapes: Sequence[Shape]) -> None:
-    """Raises INVALID_ARGUMENT for XLA's own form of a sharding that is none of these arrays, over all the devices.
+    """Raise INVALID_ARGUMENT if a sharding in XLA's own form does not fit arrays of these shapes on all devices.
 
-    XLA ends the process over such a sharding of a custom call. `op` is a tuple's where there are several arrays.
+    XLA ends the process if a custom call has such a sharding. For several arrays, `op` is the sharding of a tuple.
     """
     parts = list(op.tuple_shardings) or [op]
     if len(parts) != len(shapes):
-        raise invalid(f"a sharding of {len(parts)} arrays where there are {len(shapes)}")
+        raise invalid(f"sharding of {len(parts)} arrays for {len(shapes)} arrays")
     for part, shape in zip(parts, shapes, strict=True):
         dims = list(part.tile_assignment_dimensions)
         subgroups = 1 if part.replicate_on_last_tile_dim else len(part.last_tile_dims)
         if not isinstance(tiling_from(part, devices, shape), Replicated | Tiled):
-            raise invalid("the arrays of a custom partitioning are replicated or tiled")
+            raise invalid("the arrays of a custom partitioning must be replicated or tiled")
         if part.type == xla_pb2.OpSharding.MAXIMAL and list(part.tile_assignment_devices) != [0]:
-            raise invalid("the arrays of a custom partitioning are on all of its devices")
+            raise invalid("the arrays of a custom partitioning must be on all of its devices")
         if part.type == xla_pb2.OpSharding.OTHER and len(dims) != len(shape) + subgroups:
-            raise invalid(f"a tile assignment {dims} for an array of {len(shape)} dimensions")
+            raise invalid(f"tile assignment {dims} does not match an array of {len(shape)} dimensions")
 
 
 def _transposed(sizes: tuple[int, ...], permutation: tuple[int, ...]) -> tuple[int, ...]:
-    """0, 1, 2, ... in an array of `sizes`, transposed by `permutation` and read row by row."""
+    """Return the numbers 0, 1, 2, ... in an array of `sizes`, transposed by `permutation`, in row-major order."""
     if sorted(permutation) != list(range(len(sizes))):
-        raise invalid("no permutation of a tile assignment's axes")
+        raise invalid(f"invalid permutation of {len(sizes)} axes of a tile assignment")
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     order = [0]
     for axis in permutation:
@@ -159,33 +159,35 @@ def _transposed(sizes: tuple[int, ...], permutation: tuple[int, ...]) -> tuple[i
 
 
 def _iota(sizes: tuple[int, ...], permutation: tuple[int, ...], devices: int) -> tuple[int, ...]:
-    """All of `devices` in the order of such an array."""
+    """Return the numbers of all devices in an array of `sizes`, transposed by `permutation`."""
     if math.prod(sizes) != devices or min(sizes, default=1) < 1:
-        raise invalid(f"{list(sizes)} does not count {devices} devices")
+        raise invalid(f"iota dimensions {list(sizes)} do not match {devices} devices")
     return _transposed(sizes, permutation)
 
 
 def _named(sharding: Any, devices: int, shape: Shape | None) -> Tiling:
-    """Mesh axes by name. Sub-axes are axes of their own once the mesh is cut along them."""
+    """Return the tiling for a sharding with named mesh axes. Sub-axes split an axis of the mesh into several."""
     mesh = sharding.mesh
     sizes = [axis.size for axis in mesh.axes]
     if math.prod(sizes) != devices or min(sizes, default=1) < 1:
-        raise invalid(f"a mesh of {sizes} over {devices} devices")
+        raise invalid(f"mesh {sizes} does not match {devices} devices")
     cuts: list[set[int]] = [{1, size} for size in sizes]
     groups = [list(dim.axes) for dim in sharding.dim_shardings]
     for ref in (ref for group in groups for ref in group):
         if not 0 <= ref.mesh_axis_index < len(sizes):
-            raise invalid("a sharding names an axis that its mesh lacks")
+            raise invalid("a sharding names an axis that is not in its mesh")
         if ref.HasField("sub_axis_info"):
             info = ref.sub_axis_info
             if info.pre_size < 1 or info.size < 1 or sizes[ref.mesh_axis_index] % (info.pre_size * info.size):
-                raise invalid(f"an axis of {sizes[ref.mesh_axis_index]} has no part {info.pre_size}:{info.size}")
+                raise invalid(
+                    f"invalid sub-axis {info.pre_size}:{info.size} of an axis of {sizes[ref.mesh_axis_index]}"
+                )
             cuts[ref.mesh_axis_index] |= {info.pre_size, info.pre_size * info.size}
     axes: list[tuple[int, int, int]] = []  # (mesh axis, elements before it, size), major to minor
     for number, points in enumerate(cuts):
         ordered = sorted(points)
         if any(high % low for low, high in pairwise(ordered)):
-            raise invalid(f"an axis cannot be cut at all of {ordered}")
+            raise invalid(f"incompatible sub-axes of an axis: cannot split it at {ordered}")
         axes.extend((number, low, high // low) for low, high in pairwise(ordered))
 
     def pieces(ref: Any) -> list[int]:
@@ -204,7 +206,7 @@ def _named(sharding: Any, devices: int, shape: Shape | None) -> Tiling:
     if shape is not None:
         dims += (1,) * (len(shape) - len(dims))
         if len(dims) > len(shape):
-            raise invalid(f"a sharding of {len(dims)} dimensions for an array of {len(shape)}")
+            raise invalid(f"sharding of {len(dims)} dimensions for an array of {len(shape)} dimensions")
     if math.prod(dims) == 1:
         return Replicated()
     order = _transposed(tuple(size for _, _, size in axes), tuple(flat + rest))
@@ -216,12 +218,12 @@ def _named(sharding: Any, devices: int, shape: Shape | None) -> Tiling:
     else:
         ids = tuple(range(devices))
     if sorted(ids) != list(range(devices)):
-        raise invalid("a mesh names a device twice, or one that it lacks")
+        raise invalid("a mesh must name each of its devices once")
     return Tiled((*dims, devices // math.prod(dims)), tuple(ids[i] for i in order))
 
 
 def sharding_to(sharding: Sharding, shape: Shape, op_sharding: bytes | None) -> Any:
-    """The wire's form of an output's sharding; `op_sharding` is XLA's own where there is one."""
+    """Return the message for an output's sharding. `op_sharding` is its form in XLA, if it has one."""
     message: Message
     kind = sharding.memory_kind or None
     devices = values_pb2.DeviceList(device_ids=sharding.devices)

@@ -1,7 +1,4 @@
-"""jaxlib's objects for XLA's shardings and programs, to and from their serialized forms.
-
-For processes that have JAX. `from_proto` ends the process at some forms that are none: see `shardings.check_parts`.
-"""
+"""Translation between jaxlib's objects for shardings and programs and their serialized forms, in processes with JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +6,10 @@ from typing import Any
 
 
 def sharding_from_bytes(proto: bytes) -> Any:
-    """An HloSharding of an OpSharding's bytes."""
+    """Return the HloSharding of a serialized OpSharding.
+
+    XLA ends the process for some invalid shardings. Check untrusted ones with `shardings.check_parts` before.
+    """
     from jax._src.lib import xla_client
 
     sharding = xla_client.OpSharding()
@@ -22,7 +22,7 @@ def sharding_to_bytes(sharding: Any) -> bytes:
 
 
 def portable_artifact(program: bytes) -> bytes:
-    """A module's bytecode or text, in the form that other versions of jaxlib can read."""
+    """Return a module, given as bytecode or text, in the form that other versions of jaxlib can read."""
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
     from jax._src.lib.mlir import ir
