@@ -306,7 +306,7 @@ if __name__ == "__main__":
 
 def test_one_that_is_parked_holds_up_those_after_it_and_none_before():
     order = CollectiveOrder()
-    first, second, third = order.came(), order.came(), order.came()
+    first, second, third = order.add(), order.add(), order.add()
     order.block(second)
     order.block(third)
     assert order.may_start(first)
@@ -318,7 +318,7 @@ def test_one_that_is_parked_holds_up_those_after_it_and_none_before():
 
 def test_one_that_was_left_out_holds_up_later_ones_until_it_has_ended_everywhere():
     order = CollectiveOrder()
-    first, second = order.came(), order.came()
+    first, second = order.add(), order.add()
     order.skip(70, first)
     assert not order.may_start(second)
     assert not order.ended(71)
@@ -330,7 +330,7 @@ def test_one_that_was_left_out_holds_up_later_ones_until_it_has_ended_everywhere
 
 def test_one_that_was_parked_and_is_left_out_then_still_holds_up_later_ones():
     order = CollectiveOrder()
-    first, second = order.came(), order.came()
+    first, second = order.add(), order.add()
     order.block(first)
     order.skip(70, first)
     order.unblock(first)
@@ -344,7 +344,7 @@ def test_what_starts_is_never_before_what_waits(steps: list[str], data: st.DataO
     left_out: dict[int, int] = {}
     for number, step in enumerate(steps):
         if step == "comes":
-            index = order.came()
+            index = order.add()
             assert order.may_start(index) == (not waiting)
             if waiting or data.draw(st.booleans()):
                 order.block(index)

@@ -149,10 +149,10 @@ class IfrtSession:
         window = self.cluster.window
         if window.is_full and not self._is_window_full:
             self._is_window_full = True
-            window.when_at_most(window.size // 2, self._window_has_room)
+            window.when_at_most(window.size // 2, self._window_drained)
             self._pause_or_resume()
 
-    def _window_has_room(self) -> None:
+    def _window_drained(self) -> None:
         self._is_window_full = False
         self._pause_or_resume()
 
@@ -182,11 +182,7 @@ class IfrtSession:
         return list(given)
 
     def define(
-        self,
-        handles: Sequence[int],
-        specs: Sequence[ArraySpec],
-        context: int,
-        memories: Sequence[Memory] | None = None,
+        self, handles: Sequence[int], specs: Sequence[ArraySpec], context: int, memories: Sequence[Memory] | None = None
     ) -> None:
         """Define arrays for the handles. The stack that made them lives as long as they do."""
         origin = Origin(context, len(handles)) if context and handles else None

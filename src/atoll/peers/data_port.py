@@ -153,7 +153,7 @@ class DataPort:
             if channel.liveness is not None:
                 channel.liveness.patience = CLIENT_LEASES * self._lease if session else self._lease
             if session:
-                self._keep(session, channel)
+                self._set_channel(session, channel)
             self._name(opening, channel)
 
             def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
@@ -202,7 +202,7 @@ class DataPort:
         if channel is not None:
             channel.run_stream(stream, sends=opening.stream == "receives")
 
-    def _keep(self, session: int, channel: DataChannel) -> None:
+    def _set_channel(self, session: int, channel: DataChannel) -> None:
         """Make `channel` the session's channel, and close the one that it replaces."""
         with self._opened:
             if session in self._secrets:

@@ -91,12 +91,7 @@ class _Watched:
     """A watched host, as the silence monitor sees it."""
 
     def __init__(
-        self,
-        host: int,
-        channels: HostChannels,
-        patience: float,
-        on_silent: OnSilent,
-        again: Callable[[_Watched], None],
+        self, host: int, channels: HostChannels, patience: float, on_silent: OnSilent, again: Callable[[_Watched], None]
     ) -> None:
         self._host = host
         self._channels = channels

@@ -89,7 +89,7 @@ class FrameSocket:
         if not self._send_lock.acquire(blocking=False):
             return False
         try:
-            if not self._has_room(HEADER_BYTES + _SMALL_FRAME):
+            if not self._has_space(HEADER_BYTES + _SMALL_FRAME):
                 return False
             self._write(_encoded(frame))
             return True
@@ -111,9 +111,9 @@ class FrameSocket:
 
     def can_send_nowait(self, nbytes: int) -> bool:
         """Return whether `nbytes` can be sent without waiting for the peer or for another thread."""
-        return not self._send_lock.locked() and self._has_room(nbytes)
+        return not self._send_lock.locked() and self._has_space(nbytes)
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _has_space(self, nbytes: int) -> bool:
         """Return whether the socket's send buffer has enough free space."""
         try:
             held = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0]

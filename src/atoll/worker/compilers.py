@@ -47,7 +47,7 @@ class Compilation:
             self._process = process
             if self._is_canceled:
                 process.kill()
-        asked = None if ask is None else Asked(ask, self._waits)
+        asked = None if ask is None else Asked(ask, self._set_waiting)
         takes_more = False
         try:
             finished = process.compile(request, asked, name)
@@ -75,8 +75,8 @@ class Compilation:
                 self._process.kill()
         self._compilers.cancel(self)
 
-    def _waits(self, waits: bool) -> None:
-        self._compilers.waits(self, waits)
+    def _set_waiting(self, is_waiting: bool) -> None:
+        self._compilers.set_waiting(self, is_waiting)
 
 
 class Compilers:
@@ -160,9 +160,9 @@ class Compilers:
                 ended, _ = self._idle.popitem(last=False)
         ended.close()
 
-    def waits(self, compilation: Compilation, waits: bool) -> None:
+    def set_waiting(self, compilation: Compilation, is_waiting: bool) -> None:
         with self._lock:
-            change = self._queue.ask if waits else self._queue.answered
+            change = self._queue.ask if is_waiting else self._queue.answered
             change(compilation.number, self._clock())
         self._start()
 

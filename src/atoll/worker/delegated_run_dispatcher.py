@@ -218,14 +218,14 @@ class DelegatedRunDispatcher:
     def _dispatch(self, session: int) -> None:
         before = -1  # computing segments of earlier runs since the first that has not ended; -1 if all have
         for run in self._of(session):
-            while run.started < run.limit and self._has_room(run, before):
+            while run.started < run.limit and self._can_start_next(run, before):
                 self._start(run)
             if run.started < run.limit:
                 return
             if before >= 0 or run.open:
                 before = self._computing_since(run, before)
 
-    def _has_room(self, run: _Run, before: int) -> bool:
+    def _can_start_next(self, run: _Run, before: int) -> bool:
         if not self._is_ready(run):
             return False
         is_computing = run.computes(run.started)

@@ -49,11 +49,7 @@ class HostGroup:
     """
 
     def __init__(
-        self,
-        host: int,
-        handle: Callable[[Any], bool],
-        send: SendToHost,
-        to_controller: Callable[..., None],
+        self, host: int, handle: Callable[[Any], bool], send: SendToHost, to_controller: Callable[..., None]
     ) -> None:
         self._host = host
         self._handle = handle

@@ -128,7 +128,7 @@ class PlanExecutor:
         first, plan_run.segments = plan_run.segments, plan_run.segments + segments
         dispatched = plan_run.plan.segments[first : plan_run.segments]
         collective = dispatched[0].collective if segments == 1 else any(each.collective for each in dispatched)
-        place = self._collectives.came() if collective else 0
+        place = self._collectives.add() if collective else 0
         self._do_in_order(plan_run.run.session, DispatchUnit(plan_run, first, plan_run.segments, sequence, place))
 
     def _do_in_order(self, session: int, item: _Item) -> None:
@@ -338,9 +338,9 @@ class CollectiveOrder:
     def __init__(self) -> None:
         self._count = 0
         self._blocked: set[int] = set()  # indices
-        self._left_out: dict[int, int] = {}  # indices, by the sequence numbers of their units
+        self._skipped: dict[int, int] = {}  # indices, by the sequence numbers of their units
 
-    def came(self) -> int:
+    def add(self) -> int:
         """Count a collective, and return its index."""
         self._count += 1
         return self._count
@@ -355,14 +355,14 @@ class CollectiveOrder:
 
     def skip(self, sequence: int, index: int) -> None:
         """Make all later collectives wait until this one, which does not start here, has `ended` on all hosts."""
-        self._left_out[sequence] = index
+        self._skipped[sequence] = index
 
     def ended(self, sequence: int) -> bool:
         """Record that a unit has ended on all hosts. Return whether it was a collective that this host skipped."""
-        return self._left_out.pop(sequence, None) is not None
+        return self._skipped.pop(sequence, None) is not None
 
     def may_start(self, index: int) -> bool:
         """Return whether the collective does not have to wait for an earlier one."""
-        if not self._blocked and not self._left_out:  # nearly always
+        if not self._blocked and not self._skipped:  # nearly always
             return True
-        return all(index <= each for each in chain(self._blocked, self._left_out.values()))
+        return all(index <= each for each in chain(self._blocked, self._skipped.values()))

@@ -36,14 +36,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[dict[str, Any], ...]
 
 
-def where(directory: str) -> Path:
+def path_of(directory: str) -> Path:
     """Return the path of a directory, which may be relative to this host's directory for suspended sessions."""
     return Path(suspended_directory()) / directory
 
 
 def make_directory(directory: str) -> None:
     """Make a directory. Raise StatusError if that fails."""
-    path = where(directory)
+    path = path_of(directory)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -52,7 +52,7 @@ def make_directory(directory: str) -> None:
 
 def write(directory: str, number: int, contents: memoryview) -> m.SpilledPiece:
     """Write a piece to a new file. Raise StatusError if that fails; then no file is left."""
-    path = where(directory) / f"{number}.piece"
+    path = path_of(directory) / f"{number}.piece"
     checksum = 0
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -75,7 +75,7 @@ def write(directory: str, number: int, contents: memoryview) -> m.SpilledPiece:
 
 def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m.SpilledPiece]) -> None:
     """Write the manifest of a host. Raise StatusError if that fails."""
-    path = where(directory) / f"host-{host}.json"
+    path = path_of(directory) / f"host-{host}.json"
     rows = tuple(
         {"number": each.number, "file": Path(each.path).name, "nbytes": each.nbytes, "crc32": each.checksum}
         for each in sorted(pieces, key=lambda piece: piece.number)

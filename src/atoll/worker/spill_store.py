@@ -30,7 +30,7 @@ from atoll.transfers.piece_contents import Buffers, as_views
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.worker import spill_files
 from atoll.worker.host_network import SendPort, send_to_host
-from atoll.worker.step_runner import alive
+from atoll.worker.step_runner import live_array
 from atoll.worker.store import Readers, Store
 
 THREADS = 4  # per host; more would not be faster, because these saturate a disk or the memory
@@ -93,7 +93,7 @@ class SpillStore:
                 spill_files.make_directory(message.directory)
             for number, handle, shard in message.shards:
                 buffer = store.get(handle)
-                shards = self._backend.shards(alive(buffer))
+                shards = self._backend.shards(live_array(buffer))
                 copies.append((number, shards[shard], self._readers.hold(buffer, len(shards))))
         except Exception as error:
             for _, _, release in copies:

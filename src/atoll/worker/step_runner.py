@@ -33,12 +33,7 @@ class StepRunner:
     """Runs steps, on the executor's thread."""
 
     def __init__(
-        self,
-        backend: DeviceBackend,
-        functions: Functions,
-        data_port: DataPort,
-        network: HostNetwork,
-        keys: TypeKeys,
+        self, backend: DeviceBackend, functions: Functions, data_port: DataPort, network: HostNetwork, keys: TypeKeys
     ) -> None:
         self._backend, self._functions = backend, functions
         self._data_port, self._network = data_port, network
@@ -219,7 +214,7 @@ class StepRunner:
 
     def _python_input(self, position: int, buffer: Buffer) -> Input:
         """Return an input whose memory is protected until another thread has read it."""
-        array = alive(buffer)
+        array = live_array(buffer)
         dtype, shapes = self._keys.shards(buffer.key)
         releases = [self.readers.hold(buffer, len(shapes))]
 
@@ -272,7 +267,7 @@ class StepRunner:
     # ---- from device to device
 
     def _move(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
-        source = alive(buffer)
+        source = live_array(buffer)
         if self._keys.shards(buffer.key) != (array.dtype, array.shard_shapes):
             raise invalid(f"{self._keys.describe(buffer.key)} cannot be moved to {array.dtype}{list(array.shape)}")
         consume = donate and buffer.is_exclusive
@@ -286,7 +281,7 @@ class StepRunner:
         shards, sources = [], []
         for i, take in enumerate(step.takes):
             source = values[step.inputs[take.input]]
-            available = self._backend.shards(alive(source))
+            available = self._backend.shards(live_array(source))
             shard = available[take.shard]
             sources.append((source, take.shard, len(available)))
             dtype, shape, device = self._keys.shard(source.key, take.shard)
@@ -311,7 +306,7 @@ class StepRunner:
 
     def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
-        array = alive(buffer)
+        array = live_array(buffer)
         shards = self._backend.shards(array)
         release = self.readers.hold(buffer, len(shards))
         values[step.completion] = Buffer(NO_ARRAY, -1, None)
@@ -344,7 +339,7 @@ class StepRunner:
 
     def _report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
-        array = alive(buffer)
+        array = live_array(buffer)
         shards = self._backend.shards(array)
         release = self.readers.hold(buffer, len(shards))
 
@@ -358,7 +353,7 @@ class StepRunner:
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
-        array = alive(buffer)
+        array = live_array(buffer)
         release = self._hold_all(buffer)
         try:
             self._network.send(step, unit, array, release)
@@ -368,7 +363,7 @@ class StepRunner:
 
     def _send_rows(self, step: p.SendRows, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffers = [values[value] for value in step.inputs]
-        arrays = [alive(buffer) for buffer in buffers]
+        arrays = [live_array(buffer) for buffer in buffers]
         releases = [self._hold_all(buffer) for buffer in buffers]
 
         def release() -> None:
@@ -407,7 +402,8 @@ def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
     return None if layout is None or layout == tuple(range(len(layout))) else layout
 
 
-def alive(buffer: Buffer) -> Any:
+def live_array(buffer: Buffer) -> Any:
+    """Return the array of a buffer. Raise an error if it is a completion, has failed or was deleted."""
     if buffer.spec is None:
         raise invalid("the completion of a call is not an array")
     if buffer.array.is_deleted():

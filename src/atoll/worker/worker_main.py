@@ -56,11 +56,11 @@ _log = logging.getLogger(__name__)
 CONNECT_SECONDS = 60.0
 
 
-def open_devices(options: WorkerOptions, signs: StartupHeartbeat) -> DeviceBackend:
+def open_devices(options: WorkerOptions, heartbeat: StartupHeartbeat) -> DeviceBackend:
     """Open this host's devices, of the kind that its platform selects."""
-    signs.say("imported what runs its devices")
+    heartbeat.say("imported what runs its devices")
     open_backend = resolve_name(kind_of(options.platform).backend)
-    with signs.waiting("opened its devices"):  # which waits for the other hosts of the island
+    with heartbeat.waiting("opened its devices"):  # which waits for the other hosts of the island
         backend: DeviceBackend = open_backend(options.devices, options.cache_directory, options.membership)
     return backend
 
@@ -125,9 +125,11 @@ class Worker:
             spill_store,
             options.host,
         )
-        where = advertised(data_port.address, options.advertise)
+        reached_at = advertised(data_port.address, options.advertise)
         connection.send(
-            *introduction(options.island, options.host, backend, where, options.incarnation, token, options.sandbox)
+            *introduction(
+                options.island, options.host, backend, reached_at, options.incarnation, token, options.sandbox
+            )
         )
 
     def run(self) -> None:
@@ -173,12 +175,7 @@ def neighbours_of(options: WorkerOptions) -> frozenset[int]:
 
 
 def report_lost(
-    host: int,
-    other: int,
-    lost: list[tuple[int, int]],
-    why: str,
-    links: HostLinks,
-    report: Callable[..., None],
+    host: int, other: int, lost: list[tuple[int, int]], why: str, links: HostLinks, report: Callable[..., None]
 ) -> None:
     """Report feeds and control messages that may not have reached another host, because the channel to it broke."""
     feeds = [(session, feed) for session, feed in lost if session]
@@ -242,7 +239,7 @@ def _orphaned(directory: str) -> None:
 
 def main() -> None:
     options = read_options(WorkerOptions)
-    signs = StartupHeartbeat.of_arguments()
+    heartbeat = StartupHeartbeat.of_arguments()
     start_logging("worker")
     # A thread ends this process with its parent even if XLA hangs or computes for long inside a call.
     watch_in_thread(options.parent, lambda: _orphaned(options.directory))
@@ -250,15 +247,15 @@ def main() -> None:
     sys.setswitchinterval(5e-4)
     try:
         with starting():
-            backend = open_devices(options, signs)
+            backend = open_devices(options, heartbeat)
         address = parse_address(options.controller)
-        with signs.waiting("connected to the controller"):
+        with heartbeat.waiting("connected to the controller"):
             identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", CONNECT_SECONDS)
             connection = _connect(options, identity)
             bugs = BugTrap(f"the worker of host {options.host}", lambda text: connection.send(m.WorkerFails(text)))
             bugs.watch_threads()
             worker = Worker(options, connection, backend, bugs, identity)
-        signs.ready()
+        heartbeat.ready()
     except Exception:
         _log.exception("this worker cannot start")
         os._exit(1)

@@ -10,12 +10,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from atoll.errors import Code, Status, StatusError, status_of
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
-from atoll.ifrt.requests import (
-    array_requests,
-    executable_requests,
-    host_array_requests,
-    value_requests,
-)
+from atoll.ifrt.requests import array_requests, executable_requests, host_array_requests, value_requests
 from atoll.protocol.ifrt import session_pb2
 from atoll.protocol.translation import codec
 

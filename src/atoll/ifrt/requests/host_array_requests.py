@@ -77,12 +77,7 @@ def _sources(spec: Any) -> list[_Source]:
     if len(spec.addressable_shard_indices) != len(spec.host_buffers):
         raise invalid("there must be as many host buffers as lists of shards")
     return [
-        _Source(
-            buffer.host_buffer,
-            codec.shape_from(buffer.shape),
-            codec.strides_from(buffer),
-            tuple(indices.indices),
-        )
+        _Source(buffer.host_buffer, codec.shape_from(buffer.shape), codec.strides_from(buffer), tuple(indices.indices))
         for indices, buffer in zip(spec.addressable_shard_indices, spec.host_buffers, strict=True)
     ]
 
