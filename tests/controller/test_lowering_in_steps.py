@@ -21,7 +21,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.session.registered_programs import in_parts
-from atoll.state.turns import TurnFailedError
+from atoll.state.stepped_work import TurnFailedError
 from atoll.virtual.host_process import decoded
 from tests.controller.play import Play, chain_of, on, runs
 

@@ -11,7 +11,7 @@ from atoll.errors import OK
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
-from atoll.state.remains import SMALL_ITEMS
+from atoll.state.stepped_work import SMALL_ITEMS
 from atoll.telemetry.consistency import contradictions
 from tests.controller.play import BROKEN
 from tests.controller.test_lowering_in_steps import Blocks, Slow, without_collector

@@ -10,7 +10,7 @@ from atoll.controller.operators.service import MOST_REQUESTS
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.state.turns import TurnFailedError
+from atoll.state.stepped_work import TurnFailedError
 from tests.controller.play import Play
 from tests.controller.test_tenants import shared
 

@@ -14,8 +14,8 @@ from atoll.launch.outbox import Outbox
 from atoll.state.offenses import TenantOffenses
 from atoll.state.quarantine import Quarantine
 from atoll.state.rates import TenantRates
-from atoll.state.remains import Remains
 from atoll.state.session import Session
+from atoll.state.stepped_work import Remains
 from atoll.state.tenants import Tenants
 from atoll.telemetry.history import History
 

@@ -36,7 +36,7 @@ from atoll.protocol import messages as m
 from atoll.security.enrollment import Joiners
 from atoll.security.start_security import load_authority
 from atoll.security.tokens import digest
-from atoll.state.turns import TurnFailedError
+from atoll.state.stepped_work import TurnFailedError
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
 from atoll.wire.framing import MAX_FIRST_FRAME, MAX_FRAME, FrameLimits, encode

@@ -28,8 +28,8 @@ from atoll.state.compiled_functions import (
 from atoll.state.offenses import TenantOffenses
 from atoll.state.quarantine import Quarantine
 from atoll.state.rates import TenantRates
-from atoll.state.remains import Remains
 from atoll.state.session import GangRun, Session
+from atoll.state.stepped_work import Remains
 from atoll.state.tenants import Tenant
 from atoll.state.usage import Meter
 

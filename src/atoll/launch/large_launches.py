@@ -20,7 +20,7 @@ from atoll.protocol import messages as m
 from atoll.state.dispatch_units import Unit
 from atoll.state.queued_nodes import QueuedNode
 from atoll.state.session import GangRun, Launch, Session
-from atoll.state.turns import Turns
+from atoll.state.stepped_work import Turns
 
 # Launches of programs with more nodes are large.
 LARGE_NODES = 256

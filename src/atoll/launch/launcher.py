@@ -46,8 +46,8 @@ from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Dropped, Gang, HostCallKind, QueuedNode
 from atoll.state.rates import TenantRates
-from atoll.state.remains import Remains
 from atoll.state.session import ControlFlowRun, GangRun, Key, Launch, Session
+from atoll.state.stepped_work import Remains
 from atoll.state.tallies import TRANSFERS, Tallies
 
 # Until an island's hosts have reported how many runs may be in flight on them.

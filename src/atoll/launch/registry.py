@@ -17,15 +17,13 @@ from atoll.ir.plan import Plan
 from atoll.ir.program import Program, credits_of
 from atoll.ir.steps import Steps, finish
 from atoll.launch.compilation import Compilation
-from atoll.launch.discards import Discards
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
 from atoll.state.estimates import Estimates, GangsByKey
 from atoll.state.programs import RegisteredProgram, calls_of, device_groups, register_in_steps
-from atoll.state.remains import Remains
 from atoll.state.session import Session
-from atoll.state.turns import TurnFailedError, Turns
+from atoll.state.stepped_work import Discards, Remains, TurnFailedError, Turns
 from atoll.state.usage import Meter
 
 _GROUPS_PER_STEP = 16

@@ -22,8 +22,8 @@ from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.memory_ledger import Block, MemoryLedger
 from atoll.state.queued_nodes import Gang
-from atoll.state.remains import Remains
 from atoll.state.session import GangRun, Session
+from atoll.state.stepped_work import Remains
 from atoll.state.tenants import Tenants
 
 CHECK_SECONDS = 5.0  # for all hosts and proxies to answer

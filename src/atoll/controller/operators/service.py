@@ -19,8 +19,8 @@ from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.state.estimates import expectations
+from atoll.state.stepped_work import TurnFailedError, Turns
 from atoll.state.tenants import Tenant
-from atoll.state.turns import TurnFailedError, Turns
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.report import ReportSource, report
 from atoll.telemetry.trace_requests import Tracing

@@ -14,10 +14,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from atoll.errors import Code, Status
-from atoll.launch.discards import Discards
 from atoll.protocol import messages as m
 from atoll.state.session import Session
-from atoll.state.turns import TurnFailedError, Turns
+from atoll.state.stepped_work import Discards, TurnFailedError, Turns
 
 # Per session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192

@@ -1,10 +1,10 @@
-"""Sessions take turns by tenant first."""
+"""The order of turns of sessions, by tenant first."""
 
 from __future__ import annotations
 
 import pickle
 
-from atoll.state.turns import Turns
+from atoll.state.stepped_work import Turns
 
 
 def made(*sessions: tuple[int, str]) -> Turns[None]:
