@@ -56,7 +56,7 @@ class Takeover:
 
 
 def next_term(term: int) -> int:
-    """Return the term of a standby that takes over. No restart of the controller of `term` can reach it."""
+    """Return the term of a standby that takes over, which is above those of restarts of the controller of `term`."""
     return (term // _TERMS + 1) * _TERMS
 
 

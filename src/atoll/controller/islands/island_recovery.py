@@ -106,7 +106,7 @@ class Recovery:
         return found
 
     def _first_cause(self, host: int) -> tuple[int, str]:
-        """Return the host of the island that failed first, since XLA then ends the others, and why its machine left."""
+        """Return the host that caused the loss, and why its machine left, if it did: XLA then ends the other hosts."""
         island = self._resources.hosts[host].island
         for each in (host, *self._resources.hosts_of(island)):
             departure = self._departure_of(each) if each == host or each not in self._hosts else ""
