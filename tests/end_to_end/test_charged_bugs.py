@@ -116,4 +116,4 @@ def test_a_tenant_that_makes_the_controller_fail_is_suspended_and_the_cluster_co
     assert answer.status.ok
     honest.close()
     log = (user.runtime / "atoll/default/log").read_text()
-    assert log.count("(charged to a tenant); it is started again") == MOST_CRASHES + 1
+    assert log.count("(charged to a tenant); restarting it") == MOST_CRASHES + 1
