@@ -20,7 +20,7 @@ from atoll.cluster.lifecycle import (
     IslandRemoved,
     IslandRestarted,
 )
-from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.faults import Faults
@@ -37,7 +37,7 @@ from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
-from atoll.errors import invalid
+from atoll.errors import Status, invalid
 from atoll.journal.event_log import EventLog
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures
@@ -57,7 +57,8 @@ from atoll.security.tokens import Tokens
 from atoll.state.buffer_directory import SpilledArray
 from atoll.state.estimates import Estimates
 from atoll.state.programs import RegisteredProgram
-from atoll.state.session import Session
+from atoll.state.queued_nodes import QueuedNode
+from atoll.state.session import GangRun, Session
 from atoll.state.usage import Meter
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.load import LoadRecord
@@ -164,6 +165,7 @@ class Controller:
             self._drop_program,
             self._restore_spilled,
             self._drop_spilled,
+            self._reclaim,
             self.trace,
             self.quarantine,
             self.offenses,
@@ -188,6 +190,8 @@ class Controller:
             self.scheduler,
             self.meter,
             _location,
+            self._function_reported,
+            self._function_failed,
         )
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
@@ -220,7 +224,7 @@ class Controller:
             self._outbox,
             settings.suspend_directory,
         )
-        pressure = MemoryPressure(
+        pressure = self._pressure = MemoryPressure(
             self.sessions,
             self.launcher.memory,
             self.slices,
@@ -453,6 +457,15 @@ class Controller:
 
     def _restore_spilled(self, session: Session, handles: list[int]) -> None:
         self._spiller.restore(session, handles)
+
+    def _reclaim(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
+        return self._pressure.reclaim(node, device, nbytes, is_last)
+
+    def _function_reported(self, function: str) -> None:
+        self.programs.function_reported(function)
+
+    def _function_failed(self, session: int, function: str, failure: Status) -> None:
+        self.programs.function_failed(session, function, failure)
 
     def _drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         self._spiller.drop(session, spilled)

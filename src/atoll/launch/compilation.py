@@ -52,6 +52,8 @@ class Compilation:
         scheduler: Scheduler[GangRun],
         meter: Meter,
         location_of: Callable[[Session, int], DeviceLocation],
+        on_reported: Callable[[str], None],
+        on_failed: Callable[[int, str, Status], None],
     ) -> None:
         self.functions = FunctionRegistry()
         self._resources = resources
@@ -64,9 +66,8 @@ class Compilation:
         self._scheduler = scheduler
         self._meter = meter
         self._location_of = location_of
-        # For programs that call functions which are being compiled; to be set.
-        self.on_reported: Callable[[str], None]
-        self.on_failed: Callable[[int, str, Status], None]  # of a session
+        self._on_reported = on_reported
+        self._on_failed = on_failed
         self._deferred: set[int] = set()  # sessions with releases that wait
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
         # Until a time, by (session, host, feed): compilations of their tenants crashed, or took long.
@@ -258,7 +259,7 @@ class Compilation:
             # It may have been released meanwhile; the hosts of an island all report the same.
             if message.function in self.functions.users and message.function not in reports:
                 reports[message.function] = _report(message, self.functions.locations[message.function])
-                self.on_reported(message.function)
+                self._on_reported(message.function)
         elif message.crashed:
             self._charge(host, message)
         self._settle(message.function, host, message.status, message.info)
@@ -293,7 +294,7 @@ class Compilation:
                 session.migration_failure = session.migration_failure or failure
                 continue
             if failure is not None:
-                self.on_failed(done.session, name, failure)
+                self._on_failed(done.session, name, failure)
             if failure is not None and session is not None and session.functions.get(done.function) == name:
                 del session.functions[done.function]
                 session.function_requests.pop(done.function, None)

@@ -218,7 +218,7 @@ class _Memory:
 
     def __init__(self, program: RegisteredProgram) -> None:
         self._tenant = Tenant(DEFAULT_TENANT)
-        self._reservations = Reservations({}, cast(Any, None), cast(Any, None))
+        self._reservations = Reservations({}, cast(Any, None), cast(Any, None), cast(Any, None))
         entries = [Entry((), 0) for _ in range(program.arguments + len(program.values))]
         self._launch = Launch(0, replace(program, account=Account()), (), (), (), 0, entries)
         self._arguments = program.argument_memory

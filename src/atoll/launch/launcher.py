@@ -28,6 +28,7 @@ from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_checks import check_window, gang_problem, launch_problem, program_problem
 from atoll.launch.long_gangs import settled
+from atoll.launch.memory_waits import Reclaim
 from atoll.launch.outbox import Outbox
 from atoll.launch.policies.fair import FairShares
 from atoll.launch.policy import Policy
@@ -76,6 +77,7 @@ class Launcher:
       on_program_idle: called with a released program when the last of its gangs has started or was dropped.
       restore: makes the arrays with these handles that were spilled available to launches.
       on_spilled_freed: called when a spilled array is not needed any more.
+      reclaim: frees memory of a device for a node that waits for it.
       trace: records the ends of gangs.
       sequential: dispatch the gangs of a session one after another.
       policy: makes the scheduling policy of an island.
@@ -90,6 +92,7 @@ class Launcher:
         on_program_idle: Callable[[RegisteredProgram], None],
         restore: Callable[[Session, list[int]], None],
         on_spilled_freed: Callable[[Session, SpilledArray], None],
+        reclaim: Reclaim,
         trace: Recorder,
         quarantine: Quarantine,
         offenses: TenantOffenses,
@@ -103,7 +106,7 @@ class Launcher:
         self.scheduler = Scheduler[GangRun](
             topology.islands, GANG_WINDOW, policy, hosts=[each.hosts for each in topology.shapes]
         )
-        self.memory = Reservations(sessions, self.scheduler, resources)
+        self.memory = Reservations(sessions, self.scheduler, resources, reclaim)
         self.scheduler.use_memory(self.memory.reserve)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
         self.tallies = Tallies()

@@ -34,6 +34,11 @@ CLAIM_NS = 100_000_000
 RELIEF_SECONDS = 0.1
 
 
+# Frees memory of a device for a node that needs so many bytes there. Returns whether some is about to be free. The node
+# fails otherwise if the last argument is true.
+Reclaim = Callable[[QueuedNode[GangRun], HostDevice, int, bool], bool]
+
+
 @dataclass(slots=True, eq=False)
 class MemoryWait:
     """A node that waits for memory: the gang and the device that lack it, and how much the gang needs there.
@@ -58,11 +63,11 @@ class MemoryWait:
 class MemoryWaits:
     """Who waits for memory of the `ledger`, or for a quota of it."""
 
-    def __init__(self, ledger: MemoryLedger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun]) -> None:
+    def __init__(
+        self, ledger: MemoryLedger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], reclaim: Reclaim
+    ) -> None:
         self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which they began to
-        # Whether a device is about to have so many bytes more for a node, which fails otherwise where that is asked
-        # for the last time: see `migration.memory_pressure`.
-        self.reclaim: Callable[[QueuedNode[GangRun], HostDevice, int, bool], bool] | None = None
+        self._reclaim = reclaim
         self._ledger = ledger
         self._sessions = sessions
         self._scheduler = scheduler
@@ -163,13 +168,9 @@ class MemoryWaits:
                 self._may_be_relieved(waiting, is_last=False)
 
     def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:
-        if (
-            self.reclaim is None
-            or waiting.quota
-            or waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes)
-        ):
+        if waiting.quota or waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):
             return False
-        return self.reclaim(waiting.node, waiting.device, waiting.nbytes, is_last)
+        return self._reclaim(waiting.node, waiting.device, waiting.nbytes, is_last)
 
     def _is_hopeless(self, waiting: MemoryWait) -> bool:
         if not waiting.quota and waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):

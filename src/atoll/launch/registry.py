@@ -201,7 +201,6 @@ class ProgramRegistry:
         self._remains = remains
         self._next_plan = 1
         self._uncompiled = UncompiledPrograms()
-        compilation.on_reported, compilation.on_failed = self._function_reported, self._function_failed
 
     def register(self, session: Session, number: int, definition: Program, called: Iterable[int]) -> None:
         """Register a program of the session, which calls these functions. If it cannot be lowered, its launches fail
@@ -250,7 +249,7 @@ class ProgramRegistry:
         self._uncompiled.add(program, missing)
         return Status(Code.UNAVAILABLE, f"program {definition.name!r} calls a function that is being compiled")
 
-    def _function_reported(self, function: str) -> None:
+    def function_reported(self, function: str) -> None:
         """A function is compiled. Programs that wait for no other one are lowered, in steps."""
         for program in self._uncompiled.take_all(function):
             if (missing := self._unreported(program.functions)) is not None:
@@ -260,7 +259,7 @@ class ProgramRegistry:
             self.lowerings.add(self._lowering(session, number, definition, program.functions, is_new=True))
             self._forget(program)
 
-    def _function_failed(self, session: int, function: str, failure: Status) -> None:
+    def function_failed(self, session: int, function: str, failure: Status) -> None:
         """A function of a session cannot be compiled, nor can the programs run that wait for it."""
         for program in self._uncompiled.take_of(session, function):
             program.session.programs[program.number] = failure.within(program.definition.name)

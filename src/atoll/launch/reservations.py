@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
-from atoll.launch.memory_waits import MemoryWait, MemoryWaits
+from atoll.launch.memory_waits import MemoryWait, MemoryWaits, Reclaim
 from atoll.launch.scheduler import Scheduler
 from atoll.state.buffer_directory import Entry
 from atoll.state.gang_states import Reason
@@ -37,10 +37,14 @@ class Reservations:
     """Takes memory from the ledger for gangs and entries, and gives it back."""
 
     def __init__(
-        self, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], resources: ResourceManager
+        self,
+        sessions: Mapping[int, Session],
+        scheduler: Scheduler[GangRun],
+        resources: ResourceManager,
+        reclaim: Reclaim,
     ) -> None:
         self.ledger = MemoryLedger()
-        self.waits = MemoryWaits(self.ledger, sessions, scheduler)
+        self.waits = MemoryWaits(self.ledger, sessions, scheduler, reclaim)
         self._scheduler = scheduler
         self._resources = resources
 

@@ -67,13 +67,13 @@ class MemoryPressure:
         self._spilling: dict[tuple[int, int], Entry] = {}  # by session and handle
         self._stuck: dict[tuple[int, int], float] = {}  # arrays that could not spill, with the time
         self._refused: dict[int, float] = {}  # sessions that could not be suspended, with the time
-        if spill_bytes or suspend_lower is not SuspendLower.OFF:
-            memory.waits.reclaim = self.reclaim
 
     # ---- memory
 
     def reclaim(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
         """Return whether memory of the device becomes free for the node, which fails otherwise if `is_last` is set."""
+        if not self._spill_bytes and self._suspend_lower is SuspendLower.OFF:
+            return False
         missing = nbytes - self._memory.ledger.free(device)
         if missing <= 0:
             return True
