@@ -21,7 +21,7 @@ from atoll.controller_process.controller_options import (
     SupersededError,
     report,
 )
-from atoll.controller_process.journal_recovery import NO_RECOVERY, JournalRecovery
+from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError
@@ -52,9 +52,13 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
             return
         shell = took_over
     else:
-        before = JournalRecovery(options.journal, options.restarts) if options.journal else NO_RECOVERY
-        shell = start(term=before.term + 1, controller=before.controller, state=before.state)
-        before.hand_over(shell)
+        if options.journal:
+            before = JournalRecovery(options.journal, options.restarts)
+            shell = start(term=before.term + 1, controller=before.controller, state=before.state)
+            before.hand_over(shell)
+        else:
+            shell = start()
+            shell.start()
         identity = shell.joiners.identity if shell.joiners is not None else None
         server, _ = await listen(address, shell.accept, identity, unauthenticated)
         report(options.ready_fd, RUNS)

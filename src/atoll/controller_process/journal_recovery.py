@@ -20,22 +20,7 @@ from atoll.journal.snapshots import unpickled
 _log = logging.getLogger(__name__)
 
 
-class NoRecovery:
-    """The state of a controller without a journal: it begins a cluster and cannot be restarted."""
-
-    term = 0
-    controller: Controller | None = None
-    state: ShellState | None = None
-
-    def hand_over(self, shell: ControllerShell) -> None:
-        """Begin with a shell that was made from this state."""
-        shell.start()
-
-
-NO_RECOVERY = NoRecovery()
-
-
-class JournalRecovery(NoRecovery):
+class JournalRecovery:
     """The state that a journal's directory has of the previous controller, if this one continues from it.
 
     Raises JournalError if the journal is unreadable or, with `restarts`, empty.
@@ -43,6 +28,9 @@ class JournalRecovery(NoRecovery):
 
     def __init__(self, path: str, restarts: bool) -> None:
         self._began = time.monotonic()
+        self.term = 0
+        self.controller: Controller | None = None
+        self.state: ShellState | None = None
         self._directory = Directory(path)
         self._found: Recovered | None = None
         self._persisted: PersistedState | None = None
