@@ -12,7 +12,7 @@ import pytest
 from atoll.errors import ConnectError
 from atoll.peers.data_port import DataPort
 from atoll.peers.host_channels import HostChannels
-from atoll.peers.host_watch import HostWatch, neighbours
+from atoll.peers.host_watch import HostWatch, neighbors
 from atoll.transfers import liveness
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.liveness import SilenceMonitor
@@ -71,9 +71,9 @@ def deaf() -> Iterator[tuple[int, list[socket.socket]]]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 9, 64, 1000])
-def test_neighbours_are_few_and_in_small_islands_every_pair_is_watched(size: int) -> None:
+def test_neighbors_are_few_and_in_small_islands_every_pair_is_watched(size: int) -> None:
     island = range(100, 100 + size)
-    watched = {host: neighbours(host, island) for host in island}
+    watched = {host: neighbors(host, island) for host in island}
     assert all(host not in those and those <= set(island) for host, those in watched.items())
     assert max(len(those) for those in watched.values()) <= 12
     pairs = {frozenset((host, other)) for host, those in watched.items() for other in those}

@@ -73,8 +73,8 @@ class DataPort:
         self._hosts = HostChannels(lambda *lost: self.on_lost(*lost), identity, lambda host: self._watch.add(host))
         self._watch = HostWatch(self._hosts, lambda host, seconds: self.on_silent(host, seconds))
         self._lease = SILENCE_SECONDS
-        # Set these before `set_peers`. `neighbours` are always watched.
-        self.neighbours: frozenset[int] = frozenset()
+        # Set these before `set_peers`. `neighbors` are always watched.
+        self.neighbors: frozenset[int] = frozenset()
         self.on_lost: OnLost = lambda host, lost, why: None
         self.on_silent: OnSilent = lambda host, seconds: None
         # Receives other hosts' messages, each on its connection's thread. FrameError ends the connection.
@@ -127,7 +127,7 @@ class DataPort:
         self._hosts.set_hosts(hosts, secret)
         # The kernel reports the end of hosts on this machine.
         far = frozenset(host for host, address in hosts if not parse_address(address).is_unix)
-        self._watch.set_hosts(far, self.neighbours & far, lease)
+        self._watch.set_hosts(far, self.neighbors & far, lease)
         with self._opened:
             self._admitted = frozenset({secret}) if admitted is None else admitted
             stale = [channel for channel, shown in self._from_hosts.items() if shown not in self._admitted]

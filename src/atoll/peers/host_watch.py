@@ -28,7 +28,7 @@ _SMALL = 256
 OnSilent = Callable[[int, float], None]
 
 
-def neighbours(host: int, island: Sequence[int]) -> frozenset[int]:
+def neighbors(host: int, island: Sequence[int]) -> frozenset[int]:
     """Return the hosts of its island that `host` watches.
 
     In islands of up to nine hosts, each pair is watched. In larger ones, the number of neighbors grows with the

@@ -10,12 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
+from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.transfers.channel import CONTROL, DataChannel
+from atoll.transfers.channel import CONTROL
 from atoll.wire.framing import PIECE_BYTES, PieceQueue
 
 MAX_UNSENT = 256 << 20  # bytes, as for a control connection
@@ -24,21 +24,13 @@ _POLL_SECONDS = 1e-3  # while a piece does not fit into the socket's buffer
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class LinkPort(Protocol):
-    """The methods of a `DataPort` that links need."""
-
-    def to_host(self, host: int) -> DataChannel: ...
-
-    def can_send_to_host_nowait(self, host: int, nbytes: int) -> bool: ...
-
-
 class HostLinks:
     """Links to the other hosts of the group. Safe to use from any thread.
 
     `on_lost(host, text)` is called on any thread once a link is lost.
     """
 
-    def __init__(self, port: LinkPort, on_lost: Callable[[int, str], None]) -> None:
+    def __init__(self, port: DataPort, on_lost: Callable[[int, str], None]) -> None:
         self._port = port
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -67,7 +59,7 @@ class _Link:
     next message can be sent at once, ahead of further pieces.
     """
 
-    def __init__(self, port: LinkPort, host: int, on_lost: Callable[[int, str], None]) -> None:
+    def __init__(self, port: DataPort, host: int, on_lost: Callable[[int, str], None]) -> None:
         self._port = port
         self._host = host
         self._on_lost = on_lost

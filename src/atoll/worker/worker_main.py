@@ -30,7 +30,7 @@ from atoll.host_services.profiles.profile_recorder import Recorder
 from atoll.host_services.python.python_options import PythonHost
 from atoll.host_services.python.python_sessions import PythonSessions
 from atoll.peers.data_port import DataPort
-from atoll.peers.host_watch import neighbours
+from atoll.peers.host_watch import neighbors
 from atoll.protocol import messages as m
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
@@ -90,7 +90,7 @@ class Worker:
         data_port.on_control = self._group.receive
         data_port.on_lost = lambda host, lost, why: report_lost(options.host, host, lost, why, links, report)
         data_port.on_silent = lambda host, seconds: connection.send(m.PeerSilent(host, seconds))
-        data_port.neighbours = neighbours_of(options)
+        data_port.neighbors = neighbors_of(options)
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
         rank = rank_of(options)
         python = PythonSessions(
@@ -166,12 +166,12 @@ def rank_of(options: WorkerOptions) -> int:
     return 0 if options.membership is None else options.membership.rank
 
 
-def neighbours_of(options: WorkerOptions) -> frozenset[int]:
+def neighbors_of(options: WorkerOptions) -> frozenset[int]:
     """Return the hosts of its island that the worker watches."""
     if options.membership is None:
         return frozenset()
     first = options.host - options.membership.rank
-    return neighbours(options.host, range(first, first + options.membership.hosts))
+    return neighbors(options.host, range(first, first + options.membership.hosts))
 
 
 def report_lost(

@@ -110,7 +110,7 @@ def _program(session: IfrtSession, spec: ArraySpec, sources: Sequence[_Source]) 
 
 
 def _takers(session: IfrtSession, spec: ArraySpec, source: _Source) -> list[int]:
-    """Return the hosts that have shards of the buffer, because a host that has none would keep it for ever.
+    """Return the hosts that have shards of the buffer, because a host that has none would keep it forever.
 
     Raise INVALID_ARGUMENT if the array has no such shards.
     """
