@@ -11,14 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from atoll.elastic.data_parallel import dealt
-from atoll.elastic.replica import moved, other_island
+from atoll.elastic.data_parallel import rows_per_island
+from atoll.elastic.replica import moved_sharding, other_island
 
 P = PartitionSpec
 
 
 class Named:
-    """A sharding on devices that need not exist: `moved` looks at nothing else of one."""
+    """A sharding on devices that need not exist: `moved_sharding` looks at nothing else of one."""
 
     def __init__(self, count: int, replicated: bool) -> None:
         self.memory_kind = None
@@ -33,9 +33,9 @@ def device() -> Any:
 
 def test_on_as_many_devices_a_sharding_is_the_same_device_for_device(device: Any) -> None:
     mesh = Mesh(np.array([[device]]), ("x", "y"))
-    there = moved(NamedSharding(mesh, P("x", None)), (4, 4), [device])
+    there = moved_sharding(NamedSharding(mesh, P("x", None)), (4, 4), [device])
     assert there == NamedSharding(mesh, P("x", None))
-    assert moved(SingleDeviceSharding(device), (4,), [device]) == SingleDeviceSharding(device)
+    assert moved_sharding(SingleDeviceSharding(device), (4,), [device]) == SingleDeviceSharding(device)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_on_as_many_devices_a_sharding_is_the_same_device_for_device(device: Any
 def test_on_others_what_was_cut_is_cut_and_what_was_whole_is_whole(
     device: Any, shape: tuple[int, ...], replicated: bool, spec: PartitionSpec
 ) -> None:
-    there = moved(Named(2, replicated), shape, [device])
+    there = moved_sharding(Named(2, replicated), shape, [device])
     wanted = P(None, "devices") if spec == P("devices") else spec  # along the longest dimension
     assert there.spec == wanted
 
@@ -74,7 +74,7 @@ def test_the_other_copy_is_on_the_next_island_that_is_alike(
 @given(st.integers(1, 500), st.lists(st.integers(1, 8), min_size=1, max_size=6))
 def test_rows_are_dealt_evenly_to_the_devices(rows: int, sizes: list[int]) -> None:
     try:
-        counts = dealt(rows, sizes)
+        counts = rows_per_island(rows, sizes)
     except ValueError:
         assume(False)
     assert sum(counts) == rows
@@ -86,10 +86,10 @@ def test_rows_are_dealt_evenly_to_the_devices(rows: int, sizes: list[int]) -> No
 
 def test_rows_that_cannot_be_dealt_are_refused() -> None:
     with pytest.raises(ValueError, match="a batch of 7 rows cannot be divided among islands of 2, 2 devices"):
-        dealt(7, [2, 2])
+        rows_per_island(7, [2, 2])
     with pytest.raises(ValueError, match="a batch of 1 rows"):
-        dealt(1, [1, 1])
+        rows_per_island(1, [1, 1])
 
 
 def test_twelve_rows_fit_any_number_of_islands_up_to_four() -> None:
-    assert [dealt(12, [1] * count) for count in (1, 2, 3, 4)] == [(12,), (6, 6), (4, 4, 4), (3, 3, 3, 3)]
+    assert [rows_per_island(12, [1] * count) for count in (1, 2, 3, 4)] == [(12,), (6, 6), (4, 4, 4), (3, 3, 3, 3)]

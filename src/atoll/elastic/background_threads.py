@@ -17,7 +17,6 @@ _running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def start(name: str, work: Callable[[], None]) -> None:
-    """Run `work` on a new thread called `name`."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     _running.add(thread)
     thread.start()

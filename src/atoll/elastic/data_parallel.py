@@ -72,7 +72,7 @@ class DataParallel:
         return state[0]
 
     def step(self, state: list[Any], batch: Any) -> tuple[list[Any], Any]:
-        counts = dealt(_count(batch), [mesh.devices.size for mesh in self._meshes])
+        counts = rows_per_island(_count(batch), [mesh.devices.size for mesh in self._meshes])
         parts, first = [], 0
         for count, sharding in zip(counts, self._rows, strict=True):
             part = jax.tree.map(lambda leaf, begin=first, end=first + count: leaf[begin:end], batch)
@@ -110,7 +110,7 @@ class DataParallel:
         return program(data_parallel_step, donate_argnums=0)
 
 
-def dealt(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
+def rows_per_island(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the number of rows per island, for islands of `sizes` devices.
 
     All devices get the same number of rows; of the remaining rows, the first islands get one more per device.

@@ -27,7 +27,7 @@ from atoll.errors import RecoveryError
 
 # Attempts of `recover`. A further attempt is only needed if another island fails while it copies.
 _ATTEMPTS = 5
-_AXIS = "devices"  # axis of the meshes that `moved` makes
+_AXIS = "devices"  # axis of the meshes that `moved_sharding` makes
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Replica:
         for number, leaf in enumerate(leaves):
             island = other_island(_home(self.islands, leaf), working, sizes)
             if island is not None:
-                there[number] = moved(leaf.sharding, leaf.shape, self.islands.devices[island])
+                there[number] = moved_sharding(leaf.sharding, leaf.shape, self.islands.devices[island])
         snapshot = jax.device_put(leaves, [leaf.sharding for leaf in leaves], may_alias=False)
         self._broken = None
         self._begun = _Generation(step, structure, snapshot, there)
@@ -227,8 +227,9 @@ def _targets(generation: _Generation, shardings: Any, islands: Islands, working:
     for copies in generation.copies:
         sharding = copies[0].sharding
         home = islands.of(sharding)
-        there = sharding if home <= set(working) else moved(sharding, copies[0].shape, islands.devices[working[0]])
-        wanted.append(there)
+        if not home <= set(working):
+            sharding = moved_sharding(sharding, copies[0].shape, islands.devices[working[0]])
+        wanted.append(sharding)
     return wanted
 
 
@@ -279,7 +280,7 @@ def _nbytes(array: Any) -> int:
     return int(elements * array.dtype.itemsize * len(array.sharding.device_set))
 
 
-def moved(sharding: Any, shape: Sequence[int], devices: Sequence[Any]) -> Any:
+def moved_sharding(sharding: Any, shape: Sequence[int], devices: Sequence[Any]) -> Any:
     """Return the sharding of an array of this shape on `devices` that is most similar to `sharding`.
 
     If the number of devices is the same, the devices correspond one to one. Otherwise, an array that was not replicated

@@ -29,7 +29,7 @@ from atoll.errors import RecoveryError
 _log = logging.getLogger(__name__)
 
 # Interval between queries of the available islands. A query takes half a millisecond.
-_LOOK_SECONDS = 0.2
+_QUERY_SECONDS = 0.2
 _WAIT_SECONDS = 0.05
 # Losses without a successful step between them. After these, the error is assumed to be the training's own.
 _MOST_ATTEMPTS = 8
@@ -75,7 +75,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class _Started:
+class _PendingChange:
     """A change that has begun; it ends with the next computed step."""
 
     reason: str
@@ -163,9 +163,9 @@ class Run:
         self._under_way: deque[tuple[int, Any]] = deque()  # steps in flight, with their outputs
         self._outputs: deque[tuple[int, Any]] = deque()  # finished steps that were not yielded yet
         self._on: tuple[int, ...] = ()
-        self._looked = 0.0
+        self._queried_at = 0.0
         self._preparation: Preparation | None = None
-        self._change: _Started | None = _Started("begun", first, 0, time.monotonic())
+        self._change: _PendingChange | None = _PendingChange("begun", first, 0, time.monotonic())
         self.changes: list[Change] = []
 
     @property
@@ -192,7 +192,7 @@ class Run:
                 attempts += 1
                 if not is_loss(error) or attempts > _MOST_ATTEMPTS or self._replica is None:
                     raise
-                self._go_back(self._replica, error)
+                self._recover(self._replica, error)
             else:
                 attempts = 0
                 self._report_change()
@@ -229,15 +229,15 @@ class Run:
     def _current(self) -> tuple[Training, Replica]:
         """Return the training and the replica for the next step, on new islands if the available ones have changed."""
         if self._training is None or self._replica is None:
-            return self._go_on(self._enough(), self._state)
-        islands = self._changed()
+            return self._continue_on(self._wait_for_islands(), self._state)
+        islands = self._changed_islands()
         if islands is None:
             return self._training, self._replica
         while self._under_way:
             self._finish_one()
-        return self._go_on(islands, self._training.keep(self._state))
+        return self._continue_on(islands, self._training.keep(self._state))
 
-    def _go_on(self, islands: tuple[int, ...], kept: Any) -> tuple[Training, Replica]:
+    def _continue_on(self, islands: tuple[int, ...], kept: Any) -> tuple[Training, Replica]:
         training = self._training_on(islands)
         self._state = training.place(kept)
         self._training, self._on = training, islands
@@ -247,15 +247,15 @@ class Run:
             self._replica.restart(training.keep(self._state), self._begun)
         return training, self._replica
 
-    def _changed(self) -> tuple[int, ...] | None:
+    def _changed_islands(self) -> tuple[int, ...] | None:
         """Return the islands to continue on if one is about to leave or has returned, or None.
 
-        Queries the islands at most once per `_LOOK_SECONDS`.
+        Queries the islands at most once per `_QUERY_SECONDS`.
         """
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._queried_at < _QUERY_SECONDS:
             return None
-        self._looked = now
+        self._queried_at = now
         away = self._islands.away()
         using = frozenset(self._on)
         working = self._islands.devices.keys() - away.lost - away.leaving
@@ -265,7 +265,7 @@ class Run:
         leaves = bool(using & away.leaving)
         if not leaves and not self._is_prepared(islands):
             return None
-        self._change = _Started("leaving" if leaves else "back", self._begun, 0, now)
+        self._change = _PendingChange("leaving" if leaves else "back", self._begun, 0, now)
         return islands
 
     def _is_prepared(self, islands: tuple[int, ...]) -> bool:
@@ -286,7 +286,7 @@ class Run:
             self._trainings[islands] = self._make([self._islands.mesh(island) for island in islands])
         return self._trainings[islands]
 
-    def _enough(self) -> tuple[int, ...]:
+    def _wait_for_islands(self) -> tuple[int, ...]:
         """Wait until at least `min_islands` islands are available, and return them."""
         deadline = time.monotonic() + self._patience
         while len(working := self._islands.working()) < self._min_islands:
@@ -298,7 +298,7 @@ class Run:
             time.sleep(_WAIT_SECONDS)
         return working
 
-    def _go_back(self, replica: Replica, error: BaseException) -> None:
+    def _recover(self, replica: Replica, error: BaseException) -> None:
         """Return to the newest copy after an island failed."""
         since = self._change.since if self._change is not None else time.monotonic()
         _log.warning("step %d: %s", self._finished, str(error).partition("\n")[0])
@@ -306,7 +306,7 @@ class Run:
         self._training = self._state = self._preparation = None
         begun = self._begun
         self._state, self._begun = recover(replica)
-        self._change = _Started("lost", self._begun, begun - self._begun, since)
+        self._change = _PendingChange("lost", self._begun, begun - self._begun, since)
 
     def _report_change(self) -> None:
         if self._change is None:

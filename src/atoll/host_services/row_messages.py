@@ -46,7 +46,6 @@ class Rows:
         self.nbytes = array.nbytes // max(1, len(array)) * self.shape[0]
 
     def copy_to(self, place: Array) -> None:
-        """Write the rows into an array of their shape."""
         array = self._array
         if array.flags.c_contiguous and place.flags.c_contiguous:
             # Copy bytes, because NumPy holds the GIL when it copies some dtypes, such as bfloat16.

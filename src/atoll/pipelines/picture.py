@@ -25,7 +25,7 @@ _FUNCTION = re.compile(rf"part_(\d+)_({'|'.join(_KINDS)})(?: x(\d+))?")
 Rows = Sequence[Sequence[Entry]]
 
 
-class Ran(Protocol):
+class RecordedSpan(Protocol):
     """The attributes of a span of `atoll.trace` that this module reads."""
 
     @property
@@ -81,7 +81,7 @@ def plot(name: str, rows: Rows, check: Check, ax: Any = None) -> Any:
     return ax
 
 
-def plot_run(name: str, rows: Rows, spans: Iterable[Ran], ax: Any = None) -> Any:
+def plot_run(name: str, rows: Rows, spans: Iterable[RecordedSpan], ax: Any = None) -> Any:
     """Draw the run of one step from the spans of a trace, in the same style as `plot`."""
     ran = bars(rows, spans)
     several = _several(rows)
@@ -93,7 +93,7 @@ def plot_run(name: str, rows: Rows, spans: Iterable[Ran], ax: Any = None) -> Any
     return ax
 
 
-def bars(rows: Sequence[Sequence[Entry]], spans: Iterable[Ran]) -> list[Bar]:
+def bars(rows: Sequence[Sequence[Entry]], spans: Iterable[RecordedSpan]) -> list[Bar]:
     """Return the bars of the first step that the spans contain, in the first replica.
 
     Matches the runs of a part's functions with the table's entries in order. Raises PipelineError if no span matches.

@@ -10,11 +10,10 @@ import jax
 
 from atoll.errors import PipelineError
 from atoll.pipelines.computation import nbytes
-from atoll.pipelines.pipeline_builder import Built, Wanted, build
+from atoll.pipelines.pipeline_builder import BuiltPipeline, PipelineArguments, build
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import schedule as schedule_named
-from atoll.pipelines.stage_meshes import check_apart
-from atoll.pipelines.trees import Batch, Parameters
+from atoll.pipelines.stage_arrays import Batch, Parameters, check_apart
 from atoll.programs.meshes import mesh_of
 from atoll.quantities import human_bytes
 
@@ -116,9 +115,9 @@ class Pipeline:
         schedule.check()
         self.schedule = schedule
         self.replicas = replicas
-        self._wanted = Wanted(loss_fn, optimizer, schedule, meshes, replicas, donate)
+        self._arguments = PipelineArguments(loss_fn, optimizer, schedule, meshes, replicas, donate)
         self._param_specs, self._batch_specs = param_specs, batch_specs
-        self._built: Built | None = None
+        self._built: BuiltPipeline | None = None
 
     def init(self, params: Any, batch: Any) -> PipelineState:
         """Cut the model for batches of this kind, and put the parameters on their stages. Return the first state.
@@ -128,7 +127,7 @@ class Pipeline:
         """
         parameters = Parameters(params, self._param_specs)
         self._built = built = build(
-            self._wanted, parameters, Batch(batch, self._batch_specs, self.schedule.microbatches, self.replicas)
+            self._arguments, parameters, Batch(batch, self._batch_specs, self.schedule.microbatches, self.replicas)
         )
         arrays: dict[int, Any] = dict(enumerate(parameters.arrays))
         placed: list[list[Any]] = []
@@ -185,7 +184,7 @@ class Pipeline:
             lines += [f"  {crossing}" for crossing in built.cut.crossings if crossing.source == number]
         return "\n".join(lines)
 
-    def _known(self) -> Built:
+    def _known(self) -> BuiltPipeline:
         if self._built is None:
             raise PipelineError("call init(params, batch) before other methods: it cuts the model")
         return self._built

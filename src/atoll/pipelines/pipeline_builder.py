@@ -19,14 +19,13 @@ from atoll.pipelines.order import order, replicated
 from atoll.pipelines.parts import derivative
 from atoll.pipelines.pipeline_cut import Cut, Part, cut, marks_inside
 from atoll.pipelines.schedule import Schedule
-from atoll.pipelines.stage_meshes import batch_sharding, parameter_sharding
+from atoll.pipelines.stage_arrays import Batch, Parameters, batch_sharding, parameter_sharding
 from atoll.pipelines.step import StagePlan, Step, StepPlan
-from atoll.pipelines.trees import Batch, Parameters
 from atoll.programs.traced_program import Program
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PipelineArguments:
     """The user's arguments. `meshes` are the stages of the first replica, then of the second, and so on."""
 
     loss_fn: Callable[[Any, Any], Any]
@@ -38,7 +37,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltPipeline:
     """A pipeline for one kind of parameters and batches."""
 
     parameters: Parameters
@@ -81,23 +80,23 @@ class Built:
         return leaves
 
 
-def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
+def build(arguments: PipelineArguments, parameters: Parameters, batch: Batch) -> BuiltPipeline:
     """Trace, cut and plan a pipeline without compiling it. Raise PipelineError if the model cannot be cut."""
-    schedule = wanted.schedule
-    closed = _traced_loss(wanted, parameters, batch)
+    schedule = arguments.schedule
+    closed = _traced_loss(arguments, parameters, batch)
     # Flatten once per replica, so that replicas have distinct variables.
     cuts = [
         cut(_computation(closed, schedule.parts), len(parameters.arrays), schedule.parts)
-        for _ in range(wanted.replicas)
+        for _ in range(arguments.replicas)
     ]
     made = cuts[0]
     stage_of = [
         replica * schedule.stages + schedule.stage_of(part)
-        for replica in range(wanted.replicas)
+        for replica in range(arguments.replicas)
         for part in range(schedule.parts)
     ]
     parts = [
-        _on(part, wanted.meshes[stage])
+        _on(part, arguments.meshes[stage])
         for part, stage in zip((part for each in cuts for part in each.parts), stage_of, strict=True)
     ]
     trainable = [i for i, array in enumerate(parameters.arrays) if is_inexact(array)]
@@ -106,7 +105,7 @@ def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
     users = _users(parts, stage_of, len(parameters.arrays))
     homes = {number: _homes(users[number], schedule.stages) for number in trainable}
     owner = _owners(homes, parameters)
-    first, update, state_leaves, state_tree = _traced_optimizer(wanted, parameters, owner)
+    first, update, state_leaves, state_tree = _traced_optimizer(arguments, parameters, owner)
     links: dict[int, set[int]] = {}
     for each in made.crossings:
         links.setdefault(each.source, set()).update(each.targets)
@@ -115,30 +114,30 @@ def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
     plan = StepPlan(
         [
             _stage(number, mesh, parts, stage_of, users, parameters, batch, update, state_leaves, owner)
-            for number, mesh in enumerate(wanted.meshes)
+            for number, mesh in enumerate(arguments.meshes)
         ],
         parts,
         [derivative(part, set(trainable).__contains__) for part in parts],
         stage_of,
         {each.var: each.source + first_part for first_part, each in crossings},
         {each.var: tuple(target + first_part for target in each.targets) for first_part, each in crossings},
-        replicated(actions, wanted.replicas, schedule.parts, schedule.microbatches),
+        replicated(actions, arguments.replicas, schedule.parts, schedule.microbatches),
         schedule.microbatches,
-        wanted.replicas,
+        arguments.replicas,
         homes,
         owner,
         update,
-        wanted.donate,
+        arguments.donate,
     )
-    return Built(parameters, batch, made, plan, _step_program(plan), first, state_tree)
+    return BuiltPipeline(parameters, batch, made, plan, _step_program(plan), first, state_tree)
 
 
-def _traced_loss(wanted: Wanted, parameters: Parameters, batch: Batch) -> ClosedJaxpr:
+def _traced_loss(arguments: PipelineArguments, parameters: Parameters, batch: Batch) -> ClosedJaxpr:
     """Trace the loss of one micro-batch. The inputs are the parameters, then the batch's leaves."""
     count = len(parameters.arrays)
 
     def flat_loss(*leaves: Any) -> Any:
-        loss = wanted.loss_fn(parameters.tree_of(leaves[:count]), batch.tree_of(leaves[count:]))
+        loss = arguments.loss_fn(parameters.tree_of(leaves[:count]), batch.tree_of(leaves[count:]))
         if getattr(loss, "shape", None) != () or not is_inexact(loss):
             raise PipelineError(f"the loss function must return a floating-point scalar, got {loss}")
         return loss
@@ -186,7 +185,7 @@ def _owners(homes: Mapping[int, Sequence[int]], parameters: Parameters) -> dict[
 
 
 def _traced_optimizer(
-    wanted: Wanted, parameters: Parameters, owner: Mapping[int, int]
+    arguments: PipelineArguments, parameters: Parameters, owner: Mapping[int, int]
 ) -> tuple[Computation, Update, list[Any], Any]:
     """Trace the optimizer.
 
@@ -198,10 +197,10 @@ def _traced_optimizer(
         return parameters.tree_of([some.get(i) for i in range(len(parameters.arrays))], fixed=False)
 
     types = [parameters.types[i] for i in owner]
-    first, shapes = trace(lambda *flat: wanted.optimizer.init(tree_of(flat)), *types)
+    first, shapes = trace(lambda *flat: arguments.optimizer.init(tree_of(flat)), *types)
     leaves, tree = jax.tree.flatten(shapes)
-    microbatches = wanted.replicas * wanted.schedule.microbatches
-    update, _ = trace(tracer_of(wanted.optimizer, tree_of, tree, microbatches), types, types, leaves)
+    microbatches = arguments.replicas * arguments.schedule.microbatches
+    update, _ = trace(tracer_of(arguments.optimizer, tree_of, tree, microbatches), types, types, leaves)
     return first, cut_update(update, list(owner.values())), leaves, tree
 
 

@@ -60,7 +60,6 @@ class Schedule:
         return 1 + max((entry.microbatch for row in self.rows for entry in row), default=-1)
 
     def stage_of(self, part: int) -> int:
-        """Return the stage that runs a part."""
         return next(stage for stage, row in enumerate(self.rows) if any(entry.part == part for entry in row))
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ from atoll.pipelines.optimizer import Round, Update
 from atoll.pipelines.order import Action, Move
 from atoll.pipelines.parts import Derivative, PartFunctions, named
 from atoll.pipelines.pipeline_cut import Part
-from atoll.pipelines.stage_meshes import moved
+from atoll.pipelines.stage_arrays import moved_sharding
 
 leave_out_of_tracebacks(__file__)
 
@@ -220,7 +220,6 @@ class Step:
         self._keep_sums(number, sums, values)
 
     def _trained(self, stage: int) -> list[int]:
-        """Return the trainable parameters that a stage uses."""
         return [i for i in self.plan.stages[stage].parameters if i in self.plan.owner]
 
     def _of_part(self, number: int) -> list[int]:
@@ -260,7 +259,7 @@ class Step:
             if (var, target, move.microbatch) not in values.sent:
                 value = values.sent[var, source, move.microbatch]
                 values.sent[var, target, move.microbatch] = jax.device_put(
-                    value, moved(value, plan.stages[target].mesh)
+                    value, moved_sharding(value, plan.stages[target].mesh)
                 )
 
     # ---- the update

@@ -97,7 +97,6 @@ class HostProcess:
         inboxes[number] = neighbours[number]
 
     def handle(self, message: Any) -> None:
-        """Handle a message that arrived from the controller."""
         gangs = 0
         if isinstance(message, m.Run):
             gangs = 1

@@ -152,7 +152,7 @@ def optimizer() -> optax.GradientTransformation:
 
 def plain_losses(kind: str, layers: int, steps: int) -> list[float]:
     """Of plain JAX, on one device, on whole batches: as each library's own documentation trains."""
-    from atoll.pipelines.trees import is_array
+    from atoll.pipelines.stage_arrays import is_array
 
     params, loss = MODELS[kind](layers)
     leaves, tree = jax.tree.flatten(params)

@@ -57,7 +57,7 @@ def test_a_process_that_is_killed_is_over_before_it_has_freed_its_memory(monkeyp
         with process.stdout:
             return how_it_ended(process, *arguments)
 
-    monkeypatch.setattr(module, "_ends", lambda process: False)
+    monkeypatch.setattr(module, "_ends_soon", lambda process: False)
     monkeypatch.setattr(module, "how_it_ended", reaped)
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     options: Any = None

@@ -99,7 +99,6 @@ def is_notice(feed: int) -> bool:
 
 
 def host_of(feed: int) -> int:
-    """Return the host that sent a call."""
     return (feed - _FIRST_CALL) // _CALLS_OF_A_HOST
 
 

@@ -121,7 +121,6 @@ def joinable(xspace: bytes, name: str) -> bytes:
 
 
 def _rewritten(message: bytes, rewrites: dict[int, Callable[[bytes], bytes]]) -> bytes:
-    """Return the message with the given fields rewritten."""
     parts = []
     for number, start, whole in _fields(message):
         rewrite = rewrites.get(number)

@@ -153,10 +153,10 @@ class PythonProcess:
             link.close()
             self._outbox.put(None)
             self._inputs.shutdown(wait=False, cancel_futures=True)
-            self._over(reason)
+            self._report_end(reason)
             self._on_gone()
 
-    def _over(self, reason: str) -> None:
+    def _report_end(self, reason: str) -> None:
         if not self._is_over:
             self._is_over = True
             self._on_end(f"the Python process of {self.name} {reason}")
@@ -170,12 +170,12 @@ class PythonProcess:
             link.receive(self._on_message, self._keep, MAX_INBOX_BYTES)
         except Exception as error:  # caused by data from the process
             self._end_by(f"sent invalid data: {described(error)}", error)
-        if not _ends(process):  # it has closed the link, usually because it is ending
+        if not _ends_soon(process):  # it has closed the link, usually because it is ending
             _signal(process, signal.SIGTERM)
-            _ends(process)
+            _ends_soon(process)
         _signal(process, signal.SIGKILL)
-        if not _ends(process):
-            self._over(self._because("was killed"))
+        if not _ends_soon(process):
+            self._report_end(self._because("was killed"))
         return self._because(how_it_ended(process, words, _END_SECONDS))
 
     def _because(self, how: str) -> str:
@@ -236,7 +236,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
             os.killpg(process.pid, number)
 
 
-def _ends(process: subprocess.Popen[bytes]) -> bool:
+def _ends_soon(process: subprocess.Popen[bytes]) -> bool:
     """Return whether the process ends within `_END_SECONDS`. Does not reap it, so its group's number stays valid."""
     descriptor = os.pidfd_open(process.pid)
     try:

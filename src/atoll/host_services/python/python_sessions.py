@@ -121,7 +121,6 @@ class PythonSessions:
         self._lock = threading.RLock()
 
     def begin(self, session: int, rules: PythonRules = USER_RULES) -> None:
-        """Open a session."""
         with self._lock:
             self._sessions[session] = _Session(session, rules)
 

@@ -186,7 +186,7 @@ class Runner:
                 stream = self._streams.get(number)
                 if stream is None:
                     stream = self._streams[number] = Stream(self._stream_is_idle)
-                stream.submit(self._bound(message, self._loaded.get(name) or _nothing(name)))
+                stream.submit(self._bound(message, self._loaded.get(name) or _missing_function(name)))
             case m.InputFailed(number=number, status=status):
                 self._contents.fail(number, status)
             case m.Drop(function=name):
@@ -199,7 +199,7 @@ class Runner:
     def _drop(self, function: Future[Any] | None) -> None:
         """Release a function after all earlier calls have run, because these may need its objects."""
         for stream in [each for each in self._streams.values() if each.is_busy]:
-            stream.submit(partial(_let_go, [function]))
+            stream.submit(partial(_clear, [function]))
 
     def _load(self, message: m.Load, loading: Future[Any]) -> None:
         status = OK
@@ -241,11 +241,11 @@ class Runner:
         return feed
 
 
-def _let_go(held: list[Any]) -> None:
+def _clear(held: list[Any]) -> None:
     held.clear()
 
 
-def _nothing(name: str) -> Future[Any]:
+def _missing_function(name: str) -> Future[Any]:
     """Return a failed future in place of a function that was not loaded or was dropped."""
     missing: Future[Any] = Future()
     missing.set_exception(LookupError(f"function {name} is not in this process"))

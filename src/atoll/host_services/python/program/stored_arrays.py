@@ -94,7 +94,6 @@ def _nbytes(argument: m.Argument) -> int:
 
 
 def _window(argument: m.Argument) -> int:
-    """Return the window for shards of an argument's size."""
     return min(WINDOW_BYTES, max(_LEAST_WINDOW, ((os.cpu_count() or 1) + 2) * _nbytes(argument)))
 
 

@@ -12,8 +12,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.errors import PipelineError
 from atoll.pipelines.pipeline import pipeline
-from atoll.pipelines.stage_meshes import batch_sharding, fitted, moved, parameter_sharding
-from atoll.pipelines.trees import Batch, Parameters
+from atoll.pipelines.stage_arrays import (
+    Batch,
+    Parameters,
+    batch_sharding,
+    fitting_spec,
+    moved_sharding,
+    parameter_sharding,
+)
 
 
 @functools.cache
@@ -27,10 +33,10 @@ def mesh() -> Mesh:
 
 
 def test_a_spec_fits_a_mesh_as_far_as_it_has_the_axes() -> None:
-    assert fitted(PartitionSpec("data", "expert"), (4, 4), mesh()) == PartitionSpec("data", None)
-    assert moved(np.ones((2, 2)), mesh()).spec == PartitionSpec(None, None)
+    assert fitting_spec(PartitionSpec("data", "expert"), (4, 4), mesh()) == PartitionSpec("data", None)
+    assert moved_sharding(np.ones((2, 2)), mesh()).spec == PartitionSpec(None, None)
     sharded = jax.device_put(np.ones((2, 2)), NamedSharding(mesh(), PartitionSpec(None, "model")))
-    assert moved(sharded, mesh()).spec == PartitionSpec(None, "model")
+    assert moved_sharding(sharded, mesh()).spec == PartitionSpec(None, "model")
 
 
 def test_a_spec_that_cannot_be_is_refused_with_the_name() -> None:

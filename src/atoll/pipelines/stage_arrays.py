@@ -1,4 +1,4 @@
-"""The user's trees of parameters and batches as flat lists of named arrays."""
+"""The user's trees of parameters and batches as flat lists of named arrays, and their shardings on stages' meshes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.errors import PipelineError
 from atoll.pipelines.computation import structure
@@ -98,6 +98,54 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
+def fitting_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """Return the spec without axes that the mesh does not have or that do not divide the shape."""
+    fits = []
+    for size, names in zip(shape, [*spec, *[None] * len(shape)], strict=False):
+        several = (names,) if isinstance(names, str) else tuple(names or ())
+        count = 1
+        for name in several:
+            count *= dict(mesh.shape).get(name, 0)
+        fits.append(names if several and count and size % count == 0 else None)
+    return PartitionSpec(*fits)
+
+
+def moved_sharding(array: Any, mesh: Mesh) -> NamedSharding:
+    """Return the sharding of an array on `mesh`, based on its sharding on another stage's mesh."""
+    return NamedSharding(mesh, fitting_spec(_spec(array), array.shape, mesh))
+
+
+def parameter_sharding(leaf: Any, spec: PartitionSpec | None, mesh: Mesh, name: str) -> NamedSharding:
+    """Return the sharding of a parameter, from the user's spec or else based on the array's current sharding."""
+    if spec is None:
+        return moved_sharding(leaf, mesh)
+    _check(spec, leaf.shape, mesh, name)
+    return NamedSharding(mesh, spec)
+
+
+def batch_sharding(shape: Sequence[int], spec: PartitionSpec | None, mesh: Mesh, name: str) -> NamedSharding:
+    """Return the sharding of a micro-batch's leaf. Without a spec, rows are cut along the mesh's first axis."""
+    if not shape:
+        return NamedSharding(mesh, PartitionSpec())
+    if spec is None:
+        spec = PartitionSpec(mesh.axis_names[0])
+    _check(spec, shape, mesh, f"a micro-batch of {name}")
+    return NamedSharding(mesh, spec)
+
+
+def check_apart(replicas: Sequence[Sequence[Mesh]]) -> None:
+    """Raise PipelineError if two replicas share a device, because they would compute one after the other."""
+    replica_of: dict[Any, int] = {}
+    for number, meshes in enumerate(replicas):
+        for mesh in meshes:
+            for device in mesh.devices.flat:
+                if replica_of.setdefault(device, number) != number:
+                    raise PipelineError(
+                        f"replicas {replica_of[device]} and {number} both use {device}: give each replica its own "
+                        "devices"
+                    )
+
+
 def _spread(specs: Any, tree: Any, name: str) -> list[PartitionSpec | None]:
     """Return a spec for each leaf of `tree`, from a prefix of the tree with specs."""
 
@@ -112,3 +160,15 @@ def _spread(specs: Any, tree: Any, name: str) -> list[PartitionSpec | None]:
     except ValueError as error:
         raise PipelineError(f"{name} is not a prefix of the tree: {error}") from None
     return found
+
+
+def _check(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, name: str) -> None:
+    if fitting_spec(spec, shape, mesh) != PartitionSpec(*spec, *[None] * (len(shape) - len(spec))):
+        raise PipelineError(
+            f"{name} has the shape {list(shape)}, which {spec} cannot divide on a mesh of {dict(mesh.shape)}"
+        )
+
+
+def _spec(array: Any) -> PartitionSpec:
+    sharding = getattr(array, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
