@@ -47,8 +47,8 @@ def put(room: int, to_files: bool = False, directory: str = "") -> tuple[SpillSt
 
 
 @pytest.fixture(autouse=True)
-def any_buffer_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "alive", lambda buffer: buffer)
+def any_array_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "live_array", lambda buffer: buffer)
 
 
 def test_an_array_that_fits_is_spilled():

@@ -150,7 +150,7 @@ def it_refuses_contents_of_the_wrong_size(rig: Rig) -> None:
     piece = p.HostPiece(0, 0, (4,), None, None)
     for size in (0, 15, 17):
         outcome = rig.run([p.Put(0, local(0), (piece,))], feeds=[rig.feed(bytes(size))])
-        says(rig.failure(outcome), Code.INVALID_ARGUMENT, f"{size} bytes for float32[4]", "16")
+        says(rig.failure(outcome), Code.INVALID_ARGUMENT, f"for float32[4] must have 16 bytes, got {size}")
     small = p.HostPiece(0, 0, (2,), None, None)
     outcome = rig.run([p.Put(0, local(0), (small,))], feeds=[rig.feed(bytes(8))])
     says(rig.failure(outcome), Code.INVALID_ARGUMENT, "[2]", "[4]")
