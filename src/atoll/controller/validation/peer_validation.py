@@ -34,6 +34,11 @@ _MAX_PRIORITY = 1 << 31
 _Validator = Callable[[Any, Topology], None]
 
 
+def _field(check: Callable[..., None], field: str, **bounds: Any) -> _Validator:
+    """Return a validator that checks only one field."""
+    return lambda message, topology: check(message, field, **bounds)
+
+
 def _host(message: Any, topology: Topology) -> None:
     if not 0 <= message.host < topology.host_count:
         raise violation(message, "host", message.host, f"a host of {topology}")
@@ -69,18 +74,6 @@ def done(message: m.Done, topology: Topology) -> None:
             raise violation(message, "runs", (sequence, started, ended), "an end after the start")
 
 
-def failed(message: m.Failed, topology: Topology) -> None:
-    check_status(message, "status", is_error=True)
-
-
-def worker_fails(message: m.WorkerFails, topology: Topology) -> None:
-    check_text(message, "text", MAX_TEXT)
-
-
-def worker_answer(message: m.WorkerAnswer, topology: Topology) -> None:
-    check_status(message, "status")
-
-
 def pong(message: m.Pong, topology: Topology) -> None:
     check_seconds(message, "seconds")
     if message.clock < -1:
@@ -88,7 +81,7 @@ def pong(message: m.Pong, topology: Topology) -> None:
     check_numbers(message, "running", most=MOST)
 
 
-def feeds_lost(message: m.FeedsLost, topology: Topology) -> None:
+def _failure_of_host(message: m.FeedsLost | m.MemberFailed, topology: Topology) -> None:
     _host(message, topology)
     check_status(message, "status", is_error=True)
 
@@ -106,10 +99,6 @@ def rows_moved(message: m.RowsMoved, topology: Topology) -> None:
 def spill_reply(message: m.SpillReply, topology: Topology) -> None:
     check_status(message, "status")
     check_seconds(message, "seconds")
-
-
-def send_spilled_failed(message: m.SendSpilledFailed, topology: Topology) -> None:
-    check_status(message, "status", is_error=True)
 
 
 def run_progress(message: m.RunProgress, topology: Topology) -> None:
@@ -130,19 +119,6 @@ def gathered(message: m.Gathered, topology: Topology) -> None:
                 raise violation(message, "units.hosts", host, f"hosts of {topology}")
 
 
-def member_failed(message: m.MemberFailed, topology: Topology) -> None:
-    _host(message, topology)
-    check_status(message, "status", is_error=True)
-
-
-def stores_reported(message: m.StoresReported, topology: Topology) -> None:
-    check_number(message, "check")
-
-
-def worker_ended(message: m.WorkerEnded, topology: Topology) -> None:
-    _host(message, topology)
-
-
 def engine_report(message: m.EngineReport, topology: Topology) -> None:
     check_count(message, "waits", MOST)
     check_count(message, "machines", MOST)
@@ -152,20 +128,20 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.WorkerReady: worker_ready,
     m.Compiled: compiled,
     m.Done: done,
-    m.Failed: failed,
-    m.WorkerAnswer: worker_answer,
-    m.WorkerFails: worker_fails,
+    m.Failed: _field(check_status, "status", is_error=True),
+    m.WorkerAnswer: _field(check_status, "status"),
+    m.WorkerFails: _field(check_text, "text", most=MAX_TEXT),
     m.Pong: pong,
-    m.FeedsLost: feeds_lost,
+    m.FeedsLost: _failure_of_host,
     m.PeerSilent: peer_silent,
     m.RowsMoved: rows_moved,
     m.SpillReply: spill_reply,
-    m.SendSpilledFailed: send_spilled_failed,
+    m.SendSpilledFailed: _field(check_status, "status", is_error=True),
     m.RunProgress: run_progress,
     m.Gathered: gathered,
-    m.MemberFailed: member_failed,
-    m.StoresReported: stores_reported,
-    m.WorkerEnded: worker_ended,
+    m.MemberFailed: _failure_of_host,
+    m.StoresReported: _field(check_number, "check"),
+    m.WorkerEnded: _host,
     m.IslandRemoved: _island,
     m.IslandEnded: _island,
     m.IslandStarts: _island,
@@ -176,10 +152,6 @@ HOSTS: Mapping[type[Any], _Validator] = {
 NOTHING_FROM_HOSTS = frozenset(
     {m.FeedsArrived, m.Enqueued, m.PlanRegistered, m.ValueReported, m.RunsRevoked, m.AgentSays, m.TellAgent}
 )
-
-
-def usage_request(message: m.UsageRequest, topology: Topology) -> None:
-    check_seconds(message, "seconds")
 
 
 def remap_request(message: m.RemapRequest, topology: Topology) -> None:
@@ -217,27 +189,16 @@ def set_tenant(message: m.SetTenant, topology: Topology) -> None:
         raise violation(message, "limits", f"{len(message.limits)} entries", f"at most {_MAX_LIMITS}")
 
 
-def remove_tenant(message: m.RemoveTenant, topology: Topology) -> None:
-    check_text(message, "name", _MAX_NAME)
-
-
-def _number(field: str) -> _Validator:
-    def check(message: Any, topology: Topology) -> None:
-        check_number(message, field)
-
-    return check
-
-
 OPERATORS: Mapping[type[Any], _Validator] = {
-    m.UsageRequest: usage_request,
+    m.UsageRequest: _field(check_seconds, "seconds"),
     m.RemapRequest: remap_request,
-    m.SuspendRequest: _number("session"),
+    m.SuspendRequest: _field(check_number, "session"),
     m.ResumeRequest: resume_request,
     m.AddIslandRequest: add_island_request,
-    m.DrainRequest: _number("island"),
+    m.DrainRequest: _field(check_number, "island"),
     m.SetTenant: set_tenant,
-    m.RemoveTenant: remove_tenant,
-    m.EndSessionRequest: _number("session"),
+    m.RemoveTenant: _field(check_text, "name", most=_MAX_NAME),
+    m.EndSessionRequest: _field(check_number, "session"),
 }
 NOTHING_FROM_OPERATORS = frozenset(
     {m.StatusRequest, m.DumpRequest, m.StopRequest, m.CheckRequest, m.TraceRequest, m.RecordRequest}
