@@ -48,7 +48,7 @@ def test_a_host_that_has_what_it_is_to_have_agrees(play, handles):
     ("content", "text"),
     [
         ([(1, (11,))], "host 0 lacks 1 arrays (10) of session 1"),
-        ([(1, (10, 12, 13))], "host 0 has 2 arrays (12, 13) of session 1 that the controller does not know"),
+        ([(1, (10, 12, 13))], "host 0 has 2 arrays (12, 13) of session 1, unknown to the controller"),
         ([(1, (10,)), (7, ())], "host 0 has a store of session 7, which is not open"),
         ([], "host 0 has no store of session 1, which is open"),
     ],

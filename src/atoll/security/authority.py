@@ -55,7 +55,7 @@ def fingerprint(certificate: bytes) -> str:
         raise AccessError("the controller sent an invalid certificate of the cluster's authority") from None
 
 
-def received(certificate: bytes, key: Key, authority: bytes, role: str) -> Certificate:
+def signed_certificate(certificate: bytes, key: Key, authority: bytes, role: str) -> Certificate:
     """Combine a signed certificate with the joiner's `key`. Raises AccessError if `certificate` is invalid."""
     try:
         parsed = x509.load_pem_x509_certificate(certificate)
@@ -128,7 +128,7 @@ class Authority:
     def certificate_for(self, role: Role, name: str) -> Certificate:
         """Return a certificate with a new key, for a process on this machine that holds the authority."""
         key = make_key()
-        return received(self._sign(key.public_key(), role, name), key, self.pem, role)
+        return signed_certificate(self._sign(key.public_key(), role, name), key, self.pem, role)
 
     def sign(self, request: bytes, role: Role, name: str) -> bytes:
         """Return the certificate for a joiner's request, in PEM. Raises AccessError if the request is invalid."""

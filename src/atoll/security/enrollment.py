@@ -170,7 +170,7 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
     Raises AccessError if the join token, the certificates or the clocks are wrong, and ConnectError if the controller
     does not answer.
     """
-    from atoll.security.authority import fingerprint, make_key, received, signing_request
+    from atoll.security.authority import fingerprint, make_key, signed_certificate, signing_request
 
     deadline = time.monotonic() + seconds
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -203,7 +203,7 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
             f"the cluster at {join.address.host_and_port} refuses to let this {role} join: {reply.reason}"
         )
     assert isinstance(reply, Enrolled)
-    return received(reply.certificate, key, said.certificate, role)
+    return signed_certificate(reply.certificate, key, said.certificate, role)
 
 
 def _ask(join: JoinToken, context: ssl.SSLContext, question: FromJoiner, deadline: float) -> ToJoiner:

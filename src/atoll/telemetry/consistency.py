@@ -181,7 +181,7 @@ class Checks:
         for session in sessions.values():
             for host in expected:
                 expected[host][session.number] = _Expected()
-            _expect(session, expected)
+            _add_expected(session, expected)
         arrays = sum(len(session.directory.entries) for session in sessions.values())
         until = now + CHECK_SECONDS
         proxies = {
@@ -209,9 +209,9 @@ class Checks:
             missing = wanted.there - found
             more = set() if store.is_busy else found - wanted.possible
             if missing:
-                check.differences.append(f"host {host} lacks {_named(missing)} of session {store.session}")
+                check.differences.append(f"host {host} lacks {_list_handles(missing)} of session {store.session}")
             if more:
-                text = f"host {host} has {_named(more)} of session {store.session} that the controller does not know"
+                text = f"host {host} has {_list_handles(more)} of session {store.session}, unknown to the controller"
                 check.differences.append(text)
         for session in expected:
             check.differences.append(f"host {host} has no store of session {session}, which is open")
@@ -224,7 +224,7 @@ class Checks:
             return
         check.proxies.discard(session.number)
         if message.handles is not None:
-            check.differences += _unlike(session, message.handles)
+            check.differences += _handle_differences(session, message.handles)
         self._reply_if_complete(message.check)
 
     def session_closed(self, session: Session) -> None:
@@ -254,7 +254,7 @@ class Checks:
             self._outbox.send(check.connection, reply)
 
 
-def _expect(session: Session, expected: Mapping[int, dict[int, _Expected]]) -> None:
+def _add_expected(session: Session, expected: Mapping[int, dict[int, _Expected]]) -> None:
     for handle, entry in session.directory.entries.items():
         is_there = entry.ready and entry.error is None and not entry.consumed
         for host in entry.hosts:
@@ -265,7 +265,7 @@ def _expect(session: Session, expected: Mapping[int, dict[int, _Expected]]) -> N
                     of_session.there.add(handle)
 
 
-def _unlike(session: Session, held: Mapping[int, bool]) -> Iterator[str]:
+def _handle_differences(session: Session, held: Mapping[int, bool]) -> Iterator[str]:
     """Yield how the arrays that a proxy knows differ from the directory's arrays that its client has not released."""
     entries = session.directory.entries
     own = range(m.INTERNAL_HANDLES, 2 * m.INTERNAL_HANDLES)
@@ -274,11 +274,11 @@ def _unlike(session: Session, held: Mapping[int, bool]) -> Iterator[str]:
     more = kept - held.keys()
     who = f"the proxy of session {session.number}"
     if lacking:
-        yield f"{who} has {_named(lacking)} that the controller does not know"
+        yield f"{who} has {_list_handles(lacking)} that the controller does not know"
     if more:
-        yield f"{who} lacks {_named(more)} that it has not released"
+        yield f"{who} lacks {_list_handles(more)} that it has not released"
 
 
-def _named(handles: set[int]) -> str:
+def _list_handles(handles: set[int]) -> str:
     some = ", ".join(map(str, sorted(handles)[:_MOST_NAMED]))
     return f"{len(handles)} arrays ({some}{', ...' if len(handles) > _MOST_NAMED else ''})"

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.tenant_settings import DEFAULT_NAME
@@ -230,11 +229,6 @@ class Snapshot(SnapshotStruct, frozen=True):
     @property
     def devices(self) -> int:
         return sum(len(host.devices) for island in self.islands for host in island.hosts)
-
-    @property
-    def there(self) -> tuple[IslandSnapshot, ...]:
-        """The islands that are not drained."""
-        return tuple(island for island in self.islands if island.state != IslandState.DRAINED)
 
 
 _decode = msgspec.json.Decoder(Snapshot).decode

@@ -42,7 +42,7 @@ class _Recording:
     viewer: Tenant | None
     began: float
     ends: float
-    told: set[int] = field(default_factory=set)  # sessions whose proxies record for it
+    sessions: set[int] = field(default_factory=set)  # sessions whose proxies record for it
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Tracing:
         self._next += 1
         seconds = min(request.seconds, MOST_SECONDS) if request.seconds > 0 else MOST_SECONDS
         self._recordings[number] = _Recording(viewer, now, now + seconds)
-        self._tell(now)
+        self._start_recording(now)
         self._ping(now)
         self._outbox.send(connection, m.RecordReply(number, self._trace.position))
 
@@ -109,7 +109,7 @@ class Tracing:
         if request.most > 0:  # a live view
             new, position = self._trace.after(max(0, request.after), min(request.most, MOST_WATCHED))
             self._outbox.send(
-                connection, m.TraceReply(msgspec.msgpack.encode(TraceRecord(self._own(new, viewer))), position)
+                connection, m.TraceReply(msgspec.msgpack.encode(TraceRecord(self._visible(new, viewer))), position)
             )
             return
         recording = self._recordings.get(request.recording)
@@ -119,7 +119,7 @@ class Tracing:
             return
         number = self._next
         self._next += 1
-        awaited = {session for session in recording.told if session in self._sessions}
+        awaited = {session for session in recording.sessions if session in self._sessions}
         answer = self._answers[number] = _Answer(
             connection, request, viewer, now + ANSWER_SECONDS, awaited, now - recording.began
         )
@@ -160,7 +160,7 @@ class Tracing:
             if now > recording.ends:
                 self._stop(number)
         if self._recordings:
-            self._tell(now)
+            self._start_recording(now)
         for number, answer in list(self._answers.items()):
             if now > answer.until:
                 for session in sorted(answer.awaited):
@@ -170,19 +170,19 @@ class Tracing:
 
     # ---- proxies
 
-    def _tell(self, now: float) -> None:
+    def _start_recording(self, now: float) -> None:
         """Start recording in proxies that do not record yet, each until its recording ends."""
         for recording in self._recordings.values():
             for number, session in self._sessions.items():
-                if number not in recording.told and recording.viewer in (None, session.tenant):
-                    recording.told.add(number)
+                if number not in recording.sessions and recording.viewer in (None, session.tenant):
+                    recording.sessions.add(number)
                     self._outbox.to_session(number, m.RecordCalls(round(recording.ends - now, 3)))
 
     def _stop(self, number: int) -> None:
         """End a recording. Proxies that serve no other recording stop recording."""
         recording = self._recordings.pop(number)
-        others = {session for each in self._recordings.values() for session in each.told}
-        for session in sorted(recording.told - others):
+        others = {session for each in self._recordings.values() for session in each.sessions}
+        for session in sorted(recording.sessions - others):
             self._outbox.to_session(session, m.RecordCalls(0.0))
 
     # ---- replies
@@ -194,7 +194,7 @@ class Tracing:
     def _reply(self, answer: _Answer) -> None:
         request = answer.request
         spans, clocks, position = self._trace.page(max(0, request.after))
-        spans = self._own([span for span in spans if span.ended >= request.since], answer.viewer)
+        spans = self._visible([span for span in spans if span.ended >= request.since], answer.viewer)
         hosts = {span.host for span in spans}
         record = TraceRecord(
             spans,
@@ -220,7 +220,7 @@ class Tracing:
             elif number in self._ended:
                 yield self._ended[number][1]
 
-    def _own(self, spans: list[Span], viewer: Tenant | None) -> list[Span]:
+    def _visible(self, spans: list[Span], viewer: Tenant | None) -> list[Span]:
         """Return the spans that the viewer may see: a tenant's own, including those of sessions that have ended."""
         if viewer is None:
             return spans

@@ -81,13 +81,9 @@ class Watch:
         self.position = position
         self.time_line.add(spans, now)
 
-    def seconds_ago(self, seconds: float) -> float:
-        """Return how long before the snapshot the controller's clock showed `seconds`."""
-        return max(0.0, self.snapshot.seconds - seconds)
-
     def wall_time(self, seconds: float, now: float, wall: float) -> float:
         """Return the wall-clock time of `seconds` of the controller's clock. The wall clock shows `wall` at `now`."""
-        return wall - (now - self._at) - self.seconds_ago(seconds)
+        return wall - (now - self._at) - max(0.0, self.snapshot.seconds - seconds)
 
     def _compare(self, before: Snapshot, after: Snapshot, seconds: float) -> None:
         self.rates = Rates(

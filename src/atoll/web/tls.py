@@ -87,10 +87,6 @@ def tls_of_cluster(directory: str, address: Address) -> PageTls:
     return PageTls(lambda: authority.page_certificate(hosts), authority.pem, every)
 
 
-def has_authority(directory: str) -> bool:
-    return bool(directory) and authority_file(directory).exists()
-
-
 def page_tls(
     address: Address, certificate: Path | None, key: Path | None, directory: str, insecure: bool
 ) -> PageTls | None:
@@ -105,7 +101,7 @@ def page_tls(
         raise AccessError(f"--tls-key {key} needs --tls-certificate")
     if not address.tls and (address.is_local or insecure):
         return None
-    if has_authority(directory):
+    if directory and authority_file(directory).exists():
         return tls_of_cluster(directory, address)
     raise AddressError(
         f"{address.host_and_port}: a page for other machines, or at tls://, needs a certificate, and this user cannot "
