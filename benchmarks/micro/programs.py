@@ -74,6 +74,7 @@ def resharding(settings: Settings) -> Round:
     from atoll.ir.program import Transfer, single
     from atoll.ir.types import ArraySpec, Sharding, Tiled
     from atoll.protocol import messages as m
+    from atoll.protocol.number_ranges import HOST_FEEDS
     from atoll.state.programs import register
 
     shards = settings.size(full=1024, quick=64)
@@ -91,7 +92,7 @@ def resharding(settings: Settings) -> Round:
         seconds = time.perf_counter() - started
         plans = [msgspec.msgpack.encode(host.plan) for host in registered.plans.values()]
         runs = [
-            m.Run(1 << 32, 1, 1, host.arguments, host.results, (), m.INTERNAL_FEEDS)
+            m.Run(1 << 32, 1, 1, host.arguments, host.results, (), HOST_FEEDS.start)
             for host in registered.plans.values()
         ]
         launches = [msgspec.msgpack.encode(run) for run in runs]

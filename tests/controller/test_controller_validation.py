@@ -19,6 +19,7 @@ from atoll.ir.program import Call, HostBuffer, HostToDevice, Loop, Mapping, Prog
 from atoll.ir.types import ArraySpec, Even, Sharding, Tiled, Uneven
 from atoll.ir.validation import MAX_NODES, DefinitionCheck
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import COPY_HANDLES, HOST_FEEDS, LOOP_HANDLES
 from tests.controller.play import Play, chain_of, on
 from tests.controller.test_others_numbers import frozen
 from tests.thoroughness import examples
@@ -95,7 +96,7 @@ MESSAGES: dict[str, Any] = {
     "RegisterFunction.function is 1: expected a number that is not in use": m.RegisterFunction(1, "c", 5, ((0,),)),
     "RegisterFunction.function is -1": m.RegisterFunction(-1, "c", 5, ((0,),)),
     "RegisterFunction.content is": m.RegisterFunction(7, "c" * 1000, 5, ((0,),)),
-    "RegisterFunction.feed is": m.RegisterFunction(7, "c", m.INTERNAL_FEEDS, ((0,),)),
+    "RegisterFunction.feed is": m.RegisterFunction(7, "c", HOST_FEEDS.start, ((0,),)),
     "RegisterFunction.assignment is 9: expected devices of this session": m.RegisterFunction(7, "c", 5, ((0, 9),)),
     "RegisterFunction.assignment is ((0, 0),): expected each device once": m.RegisterFunction(7, "c", 5, ((0, 0),)),
     "RegisterFunction.assignment is ((0, 1), (0,))": m.RegisterFunction(7, "c", 5, ((0, 1), (0,))),
@@ -109,17 +110,17 @@ MESSAGES: dict[str, Any] = {
     "RegisterLoop.constants is -1": m.RegisterLoop(61, -1, 1, 1, 1, 1),
     "Launch.program is -1": m.Launch(-1, (10,), (11,), ()),
     "Launch.results is 10: expected a handle that is not in use": m.Launch(1, (10,), (10,), ()),
-    "Launch.results is 2305843009213693952": m.Launch(1, (10,), (m.INTERNAL_HANDLES,), ()),
+    "Launch.results is 2305843009213693952": m.Launch(1, (10,), (COPY_HANDLES.start,), ()),
     "Launch.results is (12, 12)": m.Launch(1, (10,), (12, 12), ()),
     "Launch.arguments is -1": m.Launch(1, (-1,), (11,), ()),
     "Launch.arguments is 1152921504606846976": m.Launch(1, (SLICE,), (11,), ()),
     "Launch.results is '16385 entries': expected at most 16384": m.Launch(1, (10,), tuple(range(100, 16485)), ()),
     "Launch.arguments is '32769 entries': expected at most 32768": m.Launch(1, (10,) * 32_769, (12,), ()),
     "Launch.released is '1025 entries'": m.Launch(1, (10,), (12,), (), released=(10,) * 1025),
-    "Launch.feeds is": m.Launch(1, (10,), (12,), (m.INTERNAL_FEEDS,)),
-    "Launch.released is": m.Launch(1, (10,), (12,), (), released=(m.FIRST_INTERNAL_HANDLE,)),
+    "Launch.feeds is": m.Launch(1, (10,), (12,), (HOST_FEEDS.start,)),
+    "Launch.released is": m.Launch(1, (10,), (12,), (), released=(LOOP_HANDLES.start,)),
     "Launch.credits is": m.Launch(1, (10,), (12,), (), credits=1 << 40),
-    "Release.handles is": m.Release((m.INTERNAL_HANDLES,)),
+    "Release.handles is": m.Release((COPY_HANDLES.start,)),
     "Release.handles is '32769 entries'": m.Release(tuple(range(m.MAX_HANDLES + 1))),
     "Await.wait is 5: expected a number that is not in use": m.Await(5, (11,)),
     "Await.wait is -1": m.Await(-1, (10,)),

@@ -19,6 +19,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import HOST_FEEDS
 from tests.controller.play import BROKEN, Cluster, Play, chain_of, joined, on, runs
 
 MS = 1_000_000
@@ -198,7 +199,7 @@ def test_both_ends_of_a_transfer_are_sent_at_once():
     assert (second.plan, second.arguments, second.results) == (receive.plan, (), (11,))
     feed = first.host_feeds
     assert second.host_feeds == feed
-    assert feed >= m.INTERNAL_FEEDS, "proxies' own numbers are all below"
+    assert feed >= HOST_FEEDS.start, "proxies' own numbers are all below"
     assert second.sequence > first.sequence
     assert play.done(first.sequence) == []
     assert play.done(second.sequence, host=1) == [m.CreditReturned(1)]

@@ -15,7 +15,7 @@ import pytest
 from atoll.errors import AtollError, Code, StatusError
 from atoll.peers import listener
 from atoll.peers.data_port import DataPort
-from atoll.protocol.messages import INTERNAL_FEEDS
+from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.shared_memory_engine import BlockReturned
@@ -100,15 +100,15 @@ def test_too_much_for_one_session_does_not_end_the_connection_that_all_sessions_
     data_port, arrived, changed = port
     data_port.set_peers(((0, str(data_port.address)),), "between hosts")
     peer = data_port.to_host(0)
-    for feed in (INTERNAL_FEEDS, INTERNAL_FEEDS + 1):
+    for feed in (HOST_FEEDS.start, HOST_FEEDS.start + 1):
         peer.send(9, feed, [content(1000)])
     peer.send(8, 4, [b"another session's"])
     with changed:
         assert changed.wait_for(lambda: arrived, SECONDS)
     assert arrived == [(8, 4)]
-    assert len(data_port.inbox.take(9, INTERNAL_FEEDS)[0]) == 1000
+    assert len(data_port.inbox.take(9, HOST_FEEDS.start)[0]) == 1000
     with pytest.raises(StatusError) as raised:
-        data_port.inbox.take(9, INTERNAL_FEEDS + 1)
+        data_port.inbox.take(9, HOST_FEEDS.start + 1)
     assert raised.value.status.code == Code.RESOURCE_EXHAUSTED
     peer.close()
 

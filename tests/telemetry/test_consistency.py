@@ -8,6 +8,7 @@ import pytest
 
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import COPY_HANDLES, LOOP_HANDLES
 from atoll.state.buffer_directory import Entry
 from atoll.telemetry.consistency import CHECK_SECONDS, contradictions
 from tests.controller.play import Play
@@ -102,7 +103,8 @@ def test_a_proxy_that_knows_other_arrays_is_named(play, held, text):
 
 def test_a_proxy_knows_arrays_that_failed_before_they_were_launched_and_none_of_the_controllers_own(play):
     entries = play.controller.sessions[play.session].directory
-    entries.add(m.INTERNAL_HANDLES + 1, Entry((), 0))  # a copy of an array that moves
+    entries.add(COPY_HANDLES.start + 1, Entry((), 0))  # a copy of an array that moves
+    entries.add(LOOP_HANDLES.start + 1, Entry((), 0))  # a value that a loop carries
     held = {10: False, 11: False, 12: True}
     assert checked(play, m.StoreContent(play.session, (10,)), held=held).differences == ()
 

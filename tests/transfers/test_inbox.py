@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import Code, Status, StatusError
-from atoll.protocol.messages import INTERNAL_FEEDS
+from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers import inbox as module
 from atoll.transfers.inbox import FailedFeeds, Inbox
 
 
 def test_what_comes_for_a_session_that_is_over_is_not_kept():
     inbox, released = Inbox(lambda session, feed: None), []
-    inbox.put(5, INTERNAL_FEEDS, b"before", lambda: released.append("before"))
+    inbox.put(5, HOST_FEEDS.start, b"before", lambda: released.append("before"))
     inbox.drop_session(5)
-    inbox.put(5, INTERNAL_FEEDS + 1, b"after", lambda: released.append("after"))
-    inbox.fail(5, INTERNAL_FEEDS + 2, 1, Status(Code.CANCELLED, "over"))
+    inbox.put(5, HOST_FEEDS.start + 1, b"after", lambda: released.append("after"))
+    inbox.fail(5, HOST_FEEDS.start + 2, 1, Status(Code.CANCELLED, "over"))
     assert released == ["before", "after"]
     assert (inbox.nbytes, inbox._feeds, dict(inbox._failed)) == (0, {}, {})
 
@@ -25,7 +25,7 @@ def test_what_comes_for_a_session_that_is_over_is_not_kept():
 def test_failed_feeds_are_remembered_up_to_a_bound_and_the_latest_of_them(monkeypatch):
     monkeypatch.setattr(module, "MAX_FAILED_FEEDS", 3)
     inbox = Inbox(lambda session, feed: None)
-    feeds = [INTERNAL_FEEDS + i for i in range(10)]
+    feeds = [HOST_FEEDS.start + i for i in range(10)]
     for feed in feeds:
         inbox.fail(5, feed, 1, Status(Code.CANCELLED, "its launch has failed"))
     assert [feed for feed in feeds if feed in inbox._failed[5]] == feeds[-3:]

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import Code, FrameError, StatusError
 from atoll.host_services.slabs import ArrayContents
-from atoll.protocol.messages import INTERNAL_FEEDS
+from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers import shared_memory_pool
 from atoll.transfers.channel import FIRST_INLINE_FEED
 from atoll.transfers.piece_contents import Buffers
@@ -25,7 +25,7 @@ from atoll.transfers.shared_memory_engine import SharedMemoryEngine
 from atoll.transfers.stream_transfers import StreamPiece
 from tests.transfers.ends import Ends, Receiver, content, sealed, until
 
-HOSTS = INTERNAL_FEEDS  # feeds between hosts are numbered from here on
+HOSTS = HOST_FEEDS.start  # feeds between hosts are numbered from here on
 LARGE = 10 * SHARED_CHUNK_BYTES + 123
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.peers.data_port import DataPort
+from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers import inbox as inboxes
 from atoll.transfers import stream_transfers
 from atoll.transfers.channel import DataChannel, Open
@@ -206,7 +207,7 @@ def test_what_a_parked_plan_awaits_never_waits_for_room(monkeypatch: pytest.Monk
     monkeypatch.setattr(inboxes, "MAX_INBOX_BYTES", 100)
     inbox = Inbox(lambda *_: None)
     granted: list[int] = []
-    feeds = [inboxes.INTERNAL_FEEDS + i for i in range(3)]
+    feeds = [HOST_FEEDS.start + i for i in range(3)]
     for feed in feeds:
         inbox.admit(1, feed, 90, 0, lambda feed=feed: granted.append(feed))
     assert granted == feeds[:1]

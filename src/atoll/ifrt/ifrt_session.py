@@ -20,11 +20,12 @@ from atoll.ifrt.host_buffer_store import HostBuffers
 from atoll.ir.types import ArraySpec
 from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
+from atoll.protocol.number_ranges import PROXY_HANDLES
 from atoll.session.callback_relay import CallbackRelay
 from atoll.session.cluster_session import ClusterSession
 
-# Handles that the session mints start far above the handles that clients choose.
-FIRST_MINTED_HANDLE = 1 << 62
+# Handles that the session mints.
+FIRST_MINTED_HANDLE = PROXY_HANDLES.start
 OUT_OF_SEQUENCE = 1 << 62
 _MOST_REMEMBERED = 512  # of `IfrtSession.compiled`
 

@@ -26,6 +26,7 @@ from atoll.ir.program import credits_of
 from atoll.launch.dependency_tracker import DependencyTracker
 from atoll.launch.launch_checks import check_cost, program_problem, quota_problem
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import LOOP_HANDLES
 from atoll.state.buffer_directory import Entry
 from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
@@ -75,7 +76,7 @@ class ControlFlowRuns:
         self._buffers = buffers
         self._parts = parts
         self._next_age = next_age
-        self._next_handle = m.FIRST_INTERNAL_HANDLE  # of what a loop carries
+        self._next_handle = LOOP_HANDLES.start  # of what a loop carries
         self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by the host that is to report, and its gang
         self._ended: dict[tuple[int, int], None] = {}  # of those the ones whose gang has ended
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.state.buffer_directory import NO_ENTRY, Entry
 from atoll.state.dispatch_units import Unit
 from atoll.state.programs import RegisteredProgram
@@ -29,7 +30,7 @@ class LaunchBuilder:
         self._large_plans = large_plans
         self._joins = joins
         self._next_sequence = 1
-        self._next_feed = m.INTERNAL_FEEDS
+        self._next_feed = HOST_FEEDS.start
 
     def reserve_numbers(self, count: int = 1) -> int:
         """Reserve sequence numbers for gangs. Return the first."""

@@ -25,12 +25,11 @@ from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.migration.controller import InternalPrograms, Launches, Out
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
 from atoll.state.memory_ledger import Block
 from atoll.state.session import Launch, Session
 
-# Feeds with spilled pieces. They are above the feeds of proxies and below those between hosts.
-_FIRST_FEED = m.INTERNAL_FEEDS >> 1
 # A handle and the position of one of its shards.
 Shard = tuple[int, int]
 
@@ -87,7 +86,7 @@ class ArraySpiller:
         self._by_feed: dict[tuple[int, int], _Restore] = {}  # by session and feed
         self._next_request = 1
         self.next_piece = 1
-        self._next_feed = _FIRST_FEED
+        self._next_feed = SPILL_FEEDS.start
 
     # ---- spilling
 

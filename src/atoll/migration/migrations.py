@@ -27,6 +27,7 @@ from atoll.migration.controller import Compiler, InternalPrograms, Launches, Out
 from atoll.migration.movers import DeviceCopies, Mover, Restore
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import COPY_HANDLES
 from atoll.state.compiled_functions import DeviceAssignment, function_name, hosts_of
 from atoll.state.durations import Durations
 from atoll.state.programs import device_groups
@@ -100,7 +101,7 @@ class Migrations:
         self._spiller = spiller
         self._outbox = outbox
         self._stages: Durations[tuple[int, Stage]] = Durations()  # by migration and stage
-        self._next_handle = m.INTERNAL_HANDLES  # of copies
+        self._next_handle = COPY_HANDLES.start  # of copies
         self._next_number = 1
 
     # ---- events

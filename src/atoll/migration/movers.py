@@ -13,11 +13,12 @@ from atoll.ir.types import ArraySpec
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import InternalPrograms, Launches, Out
 from atoll.migration.rules import Changes, check_memory, is_affected
+from atoll.protocol.number_ranges import MIGRATED_DEVICES
 from atoll.state.buffer_directory import Entry, SpilledArray
 from atoll.state.session import Session
 
 # Added to a virtual device's number for its new place, in the programs that copy arrays there.
-_NEW = 1 << 40
+_NEW = MIGRATED_DEVICES.start
 
 
 class Mover(Protocol):

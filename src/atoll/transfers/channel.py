@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, Union
 import msgspec
 
 from atoll.errors import AccessError, AtollError, Code, ConnectError, FrameError, Status, StatusError
-from atoll.protocol.messages import INTERNAL_FEEDS
+from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Alive, Liveness, Probe
 from atoll.transfers.piece_contents import Buffers, as_views
@@ -39,9 +39,10 @@ _log = logging.getLogger(__name__)
 
 MAX_PIECE = 1 << 40
 PART_BYTES = 8 << 20
+_FIRST_HOST_FEED = HOST_FEEDS.start
 # From this number on, pieces never wait for credits of the peer, because their sender may be the thread that reads
 # another channel, and the peer may need that thread in order to continue.
-FIRST_INLINE_FEED = 1 << 62
+FIRST_INLINE_FEED = CALL_FEEDS.start
 # Pieces of session 0 with this number are messages between hosts: see `worker.host_links`.
 CONTROL = FIRST_INLINE_FEED
 
@@ -248,7 +249,7 @@ class DataChannel:
         self._socket.send(Passed(), descriptor=sock.fileno())
 
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
-        if feed < INTERNAL_FEEDS:
+        if feed < _FIRST_HOST_FEED:
             ways = self._choices
         else:
             ways = self._between_hosts if feed < FIRST_INLINE_FEED else self._in_place

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError
-from atoll.protocol.messages import INTERNAL_FEEDS
+from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers.transfer_engine import nothing_to_release
 
 # Bytes of one session's feeds. Transfers in chunks and files wait if they do not fit. Feeds that do not wait have a
 # separate bound of the same size, and are refused beyond it.
+_FIRST_HOST_FEED = HOST_FEEDS.start
 MAX_INBOX_BYTES = 8 << 30
 # Sessions that have ended, and whose bytes may still arrive from other hosts.
 _REMEMBERED = 4096
@@ -63,7 +64,7 @@ class Inbox:
         `launch` is the same for feeds of a client that are needed together, and 0 for a feed that is needed by itself.
         """
         with self._lock:
-            launch = (launch or feed) if feed < INTERNAL_FEEDS else 0
+            launch = (launch or feed) if feed < _FIRST_HOST_FEED else 0
             self._windows[session].request(feed, nbytes, launch, grant)
             granted = self._admit(session)
         _call(granted)
@@ -101,7 +102,7 @@ class Inbox:
             admission = self._windows[session]
             if not unwanted and admission.unasked > MAX_INBOX_BYTES and not admission.is_landing(feed):
                 text = f"{admission.held} bytes of session {session} wait at this data port"
-                if feed < INTERNAL_FEEDS:
+                if feed < _FIRST_HOST_FEED:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
                 # An error would end the connection between hosts, which all sessions share.
                 self._failed[session].add(feed, 1, Status(Code.RESOURCE_EXHAUSTED, text))
@@ -118,13 +119,13 @@ class Inbox:
         (done if unwanted else before)()
         if then is not None:
             then()
-        if feed < INTERNAL_FEEDS:
+        if feed < _FIRST_HOST_FEED:
             self._on_arrival(session, feed)
 
     def put_failed(self, session: int, feed: int, status: Status) -> None:
         """Store a feed that has arrived without its bytes, so that `take` raises `status`."""
         self.fail(session, feed, 1, status)
-        if feed < INTERNAL_FEEDS:
+        if feed < _FIRST_HOST_FEED:
             self._on_arrival(session, feed)
 
     def fail(self, session: int, first: int, count: int, status: Status) -> None:

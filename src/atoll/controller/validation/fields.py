@@ -8,12 +8,10 @@ from typing import Any
 
 from atoll.errors import MAX_TEXT, Code, Status, StatusError
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import CLIENT_HANDLES, PROXY_HANDLES
 
 # Bound of the numbers that clients choose for programs, functions, waits and the like. Negative ones are internal.
 MAX_NUMBER = 1 << 62
-# Handles from `m.FIRST_INTERNAL_HANDLE` to here are internal.
-_OWN_HANDLES_END = 2 * m.INTERNAL_HANDLES
-_MAX_HANDLE = 1 << 63
 
 _MAX_PAYLOADS = 16
 _MAX_PAYLOAD_BYTES = 1 << 20
@@ -71,7 +69,7 @@ def check_seconds(message: Any, field: str) -> None:
 
 def is_client_handle(handle: int) -> bool:
     """Whether a client may use this handle for an array."""
-    return 0 <= handle < m.FIRST_INTERNAL_HANDLE or _OWN_HANDLES_END <= handle < _MAX_HANDLE
+    return handle in CLIENT_HANDLES or handle in PROXY_HANDLES
 
 
 def check_handles(message: Any, field: str) -> None:
@@ -81,7 +79,7 @@ def check_handles(message: Any, field: str) -> None:
         return
     check_count(message, field, m.MAX_HANDLES)
     # The usual case: all handles are small.
-    if min(handles) >= 0 and max(handles) < m.FIRST_INTERNAL_HANDLE:
+    if min(handles) >= 0 and max(handles) < CLIENT_HANDLES.stop:
         return
     for handle in handles:
         if not is_client_handle(handle):

@@ -25,6 +25,7 @@ from atoll.controller.validation.fields import (
 from atoll.errors import StatusError, invalid
 from atoll.ir.validation import MAX_RESULTS, DefinitionCheck
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import CLIENT_FEEDS, CLIENT_HANDLES
 from atoll.state.session import Session
 
 # Per session.
@@ -45,7 +46,7 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         check_number(message, "program")
     if len(message.arguments) > m.MAX_HANDLES:
         check_handles(message, "arguments")
-    first_own, entries, results = m.FIRST_INTERNAL_HANDLE, session.directory.entries, message.results
+    first_own, entries, results = CLIENT_HANDLES.stop, session.directory.entries, message.results
     for handle in message.arguments:
         if not 0 <= handle < first_own:
             check_handles(message, "arguments")
@@ -58,7 +59,7 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         check_count(message, "results", MAX_RESULTS)
         check_new_handles(message, "results", entries)
     if message.feeds:
-        check_numbers(message, "feeds", m.INTERNAL_FEEDS)
+        check_numbers(message, "feeds", CLIENT_FEEDS.stop)
     released = message.released
     if len(released) > m.MAX_RELEASED:
         check_count(message, "released", m.MAX_RELEASED)
@@ -75,7 +76,7 @@ def register_function(session: Session, message: m.RegisterFunction, topology: T
     if len(session.functions) >= MAX_FUNCTIONS:
         raise violation(message, "function", message.function, f"at most {MAX_FUNCTIONS} functions in a session")
     check_text(message, "content", _MAX_CONTENT)
-    check_number(message, "feed", m.INTERNAL_FEEDS)
+    check_number(message, "feed", CLIENT_FEEDS.stop)
     rows = message.assignment
     if not rows or not rows[0] or len({len(row) for row in rows}) != 1:
         raise violation(message, "assignment", rows, "rows of devices of equal length")
@@ -173,15 +174,15 @@ def query(session: Session, message: m.Query, topology: Topology) -> None:
 
 def recompile(session: Session, message: m.Recompile, topology: Topology) -> None:
     check_number(message, "function")
-    check_number(message, "feed", m.INTERNAL_FEEDS)
+    check_number(message, "feed", CLIENT_FEEDS.stop)
 
 
 def failure_acknowledged(session: Session, message: m.FailureAcknowledged, topology: Topology) -> None:
     check_numbers(message, "hosts", most=topology.host_count)
-    check_numbers(message, "unsent", m.INTERNAL_FEEDS, m.MOST_FEEDS_NAMED)
+    check_numbers(message, "unsent", CLIENT_FEEDS.stop, m.MOST_FEEDS_NAMED)
     check_count(message, "resent", m.MOST_FEEDS_NAMED)
     for host, feed in message.resent:
-        if not (0 <= host < topology.host_count and 0 <= feed < m.INTERNAL_FEEDS):
+        if not (0 <= host < topology.host_count and feed in CLIENT_FEEDS):
             raise violation(message, "resent", (host, feed), "hosts of the cluster and feeds")
 
 

@@ -1,4 +1,4 @@
-"""The base class of control messages, the messages that open a connection, and ranges of numbers."""
+"""The base class of control messages, and the messages that open a connection."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from atoll.errors import Status
 # Version of the protocol. Increase it if the meaning of a message changes; processes with different versions refuse to
 # work together.
 PROTOCOL = 27
-
-# The controller numbers feeds between hosts from here on. Proxies use smaller numbers.
-INTERNAL_FEEDS = 1 << 48
-# The controller uses handles from here up to twice `INTERNAL_HANDLES`: first for values that loops carry, then for
-# copies of arrays that are migrated. Clients use all other handles.
-FIRST_INTERNAL_HANDLE = 1 << 60
-INTERNAL_HANDLES = 1 << 61
 
 DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"
 

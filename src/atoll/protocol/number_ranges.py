@@ -1,0 +1,22 @@
+"""The ranges of the numbers that several processes choose: handles of arrays, feeds, and devices.
+
+A process that chooses a number takes it from its own range, so no two choose the same. Sessions do not share numbers.
+"""
+
+from __future__ import annotations
+
+# Handles of a session's arrays.
+CLIENT_HANDLES = range(1 << 60)
+LOOP_HANDLES = range(1 << 60, 1 << 61)  # the controller, for values that loops carry
+COPY_HANDLES = range(1 << 61, 1 << 62)  # the controller, for copies of arrays that migrate
+PROXY_HANDLES = range(1 << 62, 1 << 63)
+
+# Feeds: bytes that are sent to a host.
+CLIENT_FEEDS = range(1 << 47)
+SPILL_FEEDS = range(1 << 47, 1 << 48)  # the controller, for pieces of spilled arrays
+HOST_FEEDS = range(1 << 48, 1 << 62)  # the controller, for what hosts send one another
+CALL_FEEDS = range(1 << 62, 1 << 63)  # workers, for calls into the client's Python
+
+# Devices of a session. Migrations copy arrays from devices to what the same devices will be.
+DEVICES = range(1 << 40)
+MIGRATED_DEVICES = range(1 << 40, 1 << 41)
