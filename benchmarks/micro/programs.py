@@ -72,10 +72,11 @@ def resharding(settings: Settings) -> Round:
     from atoll.cluster.locations import DeviceLocation
     from atoll.ir import types
     from atoll.ir.program import Transfer, single
+    from atoll.ir.steps import finish
     from atoll.ir.types import ArraySpec, Sharding, Tiled
     from atoll.protocol import messages as m
     from atoll.protocol.number_ranges import HOST_FEEDS
-    from atoll.state.programs import register
+    from atoll.state.programs import register_in_steps
 
     shards = settings.size(full=1024, quick=64)
     order = tuple(range(shards))
@@ -88,7 +89,7 @@ def resharding(settings: Settings) -> Round:
     def measure() -> dict[str, float]:
         types.shard_boxes.cache_clear()  # a program of other shapes would not find them there
         started = time.perf_counter()
-        registered = register(program, 1, placement, {}, {})
+        registered = finish(register_in_steps(program, 1, placement, {}, {}))
         seconds = time.perf_counter() - started
         plans = [msgspec.msgpack.encode(host.plan) for host in registered.plans.values()]
         runs = [

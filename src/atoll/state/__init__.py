@@ -1,4 +1,5 @@
-"""The records of the controller: sessions, buffers, programs, nodes and gangs, tenants, memory, and what is counted.
+"""The controller's records: sessions, buffers, programs, nodes and gangs, tenants, memory, counts and estimates.
 
-Pure. `gang_states` and `buffer_states` have the states of gangs and buffers; `launch` changes them.
+They are pure: no I/O, clock or randomness. `gang_states` and `buffer_states` have the states of gangs and buffers, and
+the `launch` package changes them.
 """

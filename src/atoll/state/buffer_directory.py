@@ -1,9 +1,7 @@
-"""The object directory: every logical buffer of one session.
+"""The object directory: one entry for each logical buffer of a session, whatever its number of shards.
 
-One entry a logical buffer, whatever its number of shards: who holds it, whether it is ready, who waits for it,
-and how many gangs that have not started yet still need it. An entry's memory may go once the client has released
-it and the last of those gangs has started: messages to a host arrive in order, so a `Free` sent then comes after
-its last use.
+The memory of an entry can be freed once the client has released its handle and the last gang that needs it has started:
+messages to a host arrive in order, so a `Free` sent then arrives after the last use.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from atoll.state.queued_nodes import Dependency
 
 @dataclass(frozen=True, slots=True)
 class SpilledPart:
-    """The contents of the shards at these positions, on one host: equal shards are stored once."""
+    """The contents of equal shards, stored once on one host. `positions` has the positions of these shards."""
 
     piece: m.SpilledPiece
     host: int
@@ -31,17 +29,19 @@ class SpilledPart:
 
 @dataclass(frozen=True, slots=True)
 class SpilledArray:
-    """All shards of a spilled array: its parts, or, if other arrays share all of its memory, the shards of these that
-    it consists of, and the hosts in whose memory those are.
+    """All shards of a spilled array, as `parts`.
+
+    If other arrays share all of its memory, it has no parts. Then `views` has the shards of these arrays that it
+    consists of, and `view_hosts` the hosts that have them in memory.
     """
 
     parts: tuple[SpilledPart, ...]
-    views: tuple[tuple[int, int], ...] = ()  # (handle, position) of others
+    views: tuple[tuple[int, int], ...] = ()  # (handle, position) of shards of other arrays
     view_hosts: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """The size of all parts."""
+        """Return the total size of the parts."""
         return sum(part.piece.nbytes for part in self.parts)
 
     @property
@@ -50,7 +50,7 @@ class SpilledArray:
 
     @property
     def memory_hosts(self) -> tuple[int, ...]:
-        """The hosts whose loss is that of the buffer: files outlive them."""
+        """Return the hosts whose loss loses the buffer. Files outlive hosts."""
         return self.view_hosts or tuple(sorted({part.host for part in self.parts if not part.piece.path}))
 
     def by_host(self) -> Iterator[tuple[int, tuple[m.SpilledPiece, ...]]]:
@@ -61,7 +61,7 @@ class SpilledArray:
 
 @dataclass(slots=True)
 class Entry:
-    """A logical buffer. `error` says why it is DOOMED or FAILED."""
+    """A logical buffer. `error` is the reason if it is DOOMED or FAILED."""
 
     hosts: tuple[int, ...]
     nbytes: int
@@ -69,71 +69,71 @@ class Entry:
     error: Status | None = None
     handle: HandleState = HandleState.USABLE
     released: bool = False  # by the client
-    uses: int = 0  # by gangs that have not started
-    waits: list[int] | None = None
-    blocks: tuple[Block, ...] = ()  # its memory
-    producer: str = ""  # the program that it is a result of
+    uses: int = 0  # number of gangs that need the buffer and have not started
+    waits: list[int] | None = None  # numbers of the waits for the buffer
+    blocks: tuple[Block, ...] = ()  # device memory
+    producer: str = ""  # name of the program that returns the buffer
     traceback_id: int = 0  # the client's number for the Python stack of its request
-    spec: ArraySpec | None = None  # None: an error from the start, or a call's completion
-    dependency: Dependency[Any] | None = None  # of its launch, where it has one
-    readers: list[Dependency[Any]] | None = None  # of launches that read it, as far as they have one
-    spilled: SpilledArray | None = None  # where it is while it has no memory of devices
+    spec: ArraySpec | None = None  # None for an error from the start and for the completion of a call
+    dependency: Dependency[Any] | None = None  # of the launch that makes the buffer, if that has one
+    readers: list[Dependency[Any]] | None = None  # of the launches that read the buffer, if they have one
+    spilled: SpilledArray | None = None  # the contents while the buffer is not on devices
 
     @property
     def ready(self) -> bool:
-        """Whether its launch has ended: it exists, or stands for an error."""
+        """Return whether the buffer exists or stands for an error: its launch has ended."""
         return self.state >= BufferState.READY
 
     @property
     def consumed(self) -> bool:
-        """Whether it was donated or deleted: nothing new may use it."""
+        """Return whether the buffer was donated or deleted, so that new launches cannot use it."""
         return self.handle is not HandleState.USABLE
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is on devices and usable, and nothing that was launched and has not started needs it."""
+        """Return whether the buffer is usable and on devices, and no gang that has yet to start needs it."""
         if self.uses > 0 or self.state is not BufferState.READY or self.spec is None:
             return False
         return self.handle is HandleState.USABLE and not self.released
 
     def enter(self, state: BufferState) -> None:
-        """Change the state. An illegal transition is a bug of the controller's."""
+        """Change the state. An illegal transition is a bug in the controller."""
         if not LEGAL[self.state] >> state & 1:
             raise AssertionError(f"a buffer of {self.producer!r} is {self.state.name} and cannot become {state.name}")
         self.state = state
 
     def settle(self, error: Status | None) -> None:
-        """Handle the end of its launch. It stands for an error if its launch has failed."""
+        """Handle the end of the buffer's launch, which failed with `error` if there is one. An earlier error stays."""
         self.error = self.error or error
         self.enter(BufferState.READY if self.error is None else BufferState.FAILED)
 
     def lose(self, error: Status) -> None:
-        """Have a buffer that exists stand for an error: its contents are lost."""
+        """Mark the contents as lost. The buffer stands for `error` unless it already stands for another error."""
         self.spilled = None
         if self.state is not BufferState.FAILED:
             self.error = self.error or error
             self.enter(BufferState.FAILED)
 
     def spill(self, spilled: SpilledArray) -> None:
-        """Note that the contents are in the memory of hosts or in files, and no more on devices."""
+        """Note that the contents have moved from devices to the memory of hosts or to files."""
         self.spilled, self.hosts, self.error = spilled, (), None
         self.enter(BufferState.SPILLED)
 
     def restore(self) -> None:
-        """Note that a launch makes a spilled buffer again."""
+        """Note that a launch is restoring the spilled buffer."""
         self.spilled = None
         self.enter(BufferState.PENDING)
 
     def consume(self) -> None:
-        """Note that a launch takes its memory."""
+        """Note that a launch takes over the buffer's memory."""
         self.handle = max(self.handle, HandleState.CONSUMED)
 
     def delete(self) -> None:
-        """Note that the client has deleted it."""
+        """Note that the client has deleted the buffer."""
         self.handle = HandleState.DELETED
 
 
-# In place of those that nobody has asked for.
+# Placeholder for a value of a launch whose entry is not made yet, or not at all, or was dropped.
 NO_ENTRY = Entry((), 0)
 
 
@@ -156,7 +156,7 @@ class Directory:
         self.nbytes += entry.nbytes
 
     def problem(self, handle: int) -> Status | None:
-        """Why this handle cannot be used as an argument, or None."""
+        """Return the reason why the handle cannot be used as an argument, or None."""
         entry = self.entries.get(handle)
         if entry is None or entry.released:
             return Status(Code.NOT_FOUND, f"array {handle} does not exist in this session")
@@ -167,7 +167,7 @@ class Directory:
         return None
 
     def fail(self, handles: tuple[int, ...], error: Status) -> None:
-        """The buffers will be errors once their launch has ended: nothing new may use them."""
+        """Mark pending buffers of a failed launch, so that new launches cannot use them."""
         for handle in handles:
             entry = self.entries.get(handle)
             if entry is not None and entry.state is BufferState.PENDING:
@@ -175,7 +175,7 @@ class Directory:
                 entry.enter(BufferState.DOOMED)
 
     def settle(self, handle: int, error: Status | None) -> list[tuple[int, Status]]:
-        """The buffer is ready, or an error. Returns the waits that this ends."""
+        """Handle the end of the buffer's launch. Return the waits that have ended, with their outcomes."""
         entry = self.entries.get(handle)
         if entry is None or entry.ready:
             return []
@@ -202,9 +202,9 @@ class Directory:
         return ended
 
     def wait(self, number: int, handles: tuple[int, ...]) -> Status | None:
-        """Waits for all handles; returns the outcome at once where nothing is pending.
+        """Begin a wait for all handles. If no buffer is pending, return the outcome at once, and otherwise None.
 
-        With errors among them the first to be known wins, once all have settled.
+        The outcome is the error that was known first, if there is one.
         """
         pending = 0
         status = OK
@@ -232,7 +232,7 @@ class Directory:
         return None
 
     def release(self, handle: int) -> Entry | None:
-        """The client releases the handle. Returns the entry if nothing needs it any more."""
+        """Note that the client has released the handle. Return the entry if nothing needs it any more."""
         entry = self.entries.get(handle)
         if entry is None:
             return None
@@ -240,7 +240,7 @@ class Directory:
         return self._collect(handle, entry)
 
     def used(self, handle: int) -> Entry | None:
-        """A gang that needed the buffer has started. Returns the entry if nothing needs it any more."""
+        """Note that a gang that needed the buffer has started. Return the entry if nothing needs it any more."""
         entry = self.entries.get(handle)
         if entry is None:
             return None
@@ -250,7 +250,7 @@ class Directory:
     def _collect(self, handle: int, entry: Entry) -> Entry | None:
         if not entry.released or entry.uses > 0:
             return None
-        if entry.waits is None:  # else `settle` forgets it, once it has ended these waits
+        if entry.waits is None:  # otherwise `settle` forgets the entry after it has ended these waits
             self._forget(handle, entry)
         return entry
 

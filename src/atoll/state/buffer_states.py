@@ -4,8 +4,8 @@
        │          │           │
        └─> DOOMED ┴─> FAILED <┘
 
-A restored buffer is PENDING again until it is on devices. If a migration gives up, the buffers that it had restored
-are SPILLED again, as they still exist in the memory of hosts or in files.
+A restored buffer is PENDING again until it is on devices. If a migration fails, the buffers that it had restored become
+SPILLED again, since their contents still exist in the memory of hosts or in files.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TRANSITIONS: dict[BufferState, frozenset[BufferState]] = {
     _S.FAILED: frozenset({_S.SPILLED}),
 }
 
-# The same as bit masks, by state.
+# The transitions as bit masks, indexed by state.
 LEGAL = tuple(sum(1 << after for after in TRANSITIONS[state]) for state in BufferState)
 
 
 class HandleState(enum.IntEnum):
-    """What a client may still do with a handle that it has not released."""
+    """Whether a client may still use a handle that it has not released."""
 
     USABLE = 0
-    CONSUMED = 1  # donated: nothing new may use it
-    DELETED = 2  # the same, and its memory is freed even if other buffers share it, once no gang needs it
+    CONSUMED = 1  # donated: new launches cannot use it
+    DELETED = 2  # like CONSUMED; its memory is freed once no gang needs it, even if other buffers share that memory

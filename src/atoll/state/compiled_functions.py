@@ -1,7 +1,7 @@
-"""Compiled functions: which sessions use which, and the name that workers know it by.
+"""Compiled functions: their names on workers, their users, and the reports of workers about them.
 
-A name is made of the program's and options' hash, of the devices and the tenant, so the same program is compiled once
-an island, whichever session of a tenant sends it. The controller never looks inside; workers check the hash.
+A name is a hash of the program and its options, of the devices, and of the tenant. So a function that several sessions
+of a tenant send is compiled once per island. The controller never decodes a function; workers check the hash.
 """
 
 from __future__ import annotations
@@ -20,34 +20,29 @@ from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Opaque, Replicated, Shar
 # XLA's device assignment: [replica][partition].
 DeviceAssignment = tuple[tuple[DeviceLocation, ...], ...]
 
-
-_POINTER = 8  # bytes that XLA allocates for each of several outputs
+_POINTER = 8  # bytes that XLA allocates per output in addition to the output
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionReport:
-    """A compiled function, as its workers report it. `devices` are those that it runs on.
+    """A compiled function, as its workers report it."""
 
-    `outputs` has the dtype and the shape of a shard of each output, and `nbytes` the size of that shard. `outputs` is
-    None for Python functions: workers check the results of these against the program. `donated` has the positions of
-    the parameters whose memory the function writes its outputs to.
-    """
-
-    devices: tuple[HostDevice, ...] = ()
-    title: str = ""  # by which people know it
+    devices: tuple[HostDevice, ...] = ()  # that it runs on
+    title: str = ""  # name for display
     scratch_bytes: int = 0  # on each device while it runs
-    calls_client: bool = False  # while it runs
+    calls_client: bool = False  # it calls the client's Python while it runs
+    # Dtype and shape of a shard, per output. None for Python functions, whose results workers check.
     outputs: tuple[ShardType, ...] | None = None
-    nbytes: tuple[int, ...] = ()
-    donated: frozenset[int] = frozenset()
+    nbytes: tuple[int, ...] = ()  # size of a shard, per output
+    donated: frozenset[int] = frozenset()  # positions of the parameters whose memory the outputs may take
 
     @property
     def scratch(self) -> MemoryRequirement:
-        """The memory that the function needs on its devices while it runs."""
+        """Return the memory that the function needs on its devices while it runs."""
         return self._on_each(self.scratch_bytes) if self.scratch_bytes else ()
 
     def output(self, position: int) -> MemoryRequirement:
-        """The memory that an output takes."""
+        """Return the memory that an output takes."""
         return self._on_each(self.nbytes[position])
 
     def _on_each(self, nbytes: int) -> MemoryRequirement:
@@ -76,26 +71,25 @@ class FunctionReport:
 
 @dataclass
 class Registration:
-    """One session's request for a function: answered when all its hosts have compiled, or one has failed."""
+    """One session's request for a function. It is answered when all of its hosts have compiled or failed."""
 
     session: int
     function: int
     name: str
-    pending: set[int]
-    failure: Status | None = None
+    pending: set[int]  # hosts
+    failure: Status | None = None  # the first one
     info: bytes = b""
 
 
 @dataclass
 class FunctionRegistry:
-    """Names, and how many sessions and programs refer to each."""
+    """The functions of all sessions, by name, with counts of compilations."""
 
-    users: dict[str, int] = field(default_factory=dict)
-    locations: dict[str, DeviceAssignment] = field(default_factory=dict)  # where each of them runs
-    contents: dict[str, str] = field(default_factory=dict)  # the hashes of what their clients sent
-    reports: dict[str, FunctionReport] = field(default_factory=dict)  # of those that have been compiled
-    # Compilations under way, in the order in which each host was asked: its answers come in any order.
-    waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
+    users: dict[str, int] = field(default_factory=dict)  # number of sessions and programs that use the function
+    locations: dict[str, DeviceAssignment] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)  # hash of the source that the client sent
+    reports: dict[str, FunctionReport] = field(default_factory=dict)  # of compiled functions
+    waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)  # by name and host
     compiled: int = 0
     cached: int = 0
     seconds: float = 0.0
@@ -104,7 +98,7 @@ class FunctionRegistry:
         self.users[name] = self.users.get(name, 0) + 1
 
     def release(self, name: str) -> bool:
-        """Drops a reference; True where it was the last."""
+        """Drop a reference. Return whether it was the last one."""
         left = self.users.get(name, 0) - 1
         if left > 0:
             self.users[name] = left
@@ -120,7 +114,7 @@ class FunctionRegistry:
             self.waiting.setdefault((registration.name, host), []).append(registration)
 
     def settle(self, name: str, host: int, status: Status, info: bytes) -> list[Registration]:
-        """A host has compiled the function, or failed to. Returns the registrations that this completes."""
+        """Handle a host's answer to a request to compile. Return the registrations that this completes."""
         done = []
         for registration in self.waiting.pop((name, host), []):
             registration.pending.discard(host)
@@ -132,7 +126,7 @@ class FunctionRegistry:
         return done
 
     def abandon(self, name: str, hosts: Iterable[int]) -> list[Registration]:
-        """None of these hosts answers for the function any more. Returns the registrations that waited."""
+        """Expect no more answers for the function from these hosts. Return the registrations that waited for them."""
         abandoned: dict[int, Registration] = {}
         for host in hosts:
             abandoned.update({id(each): each for each in self.waiting.pop((name, host), ())})
@@ -144,7 +138,10 @@ def hosts_of(locations: DeviceAssignment) -> set[int]:
 
 
 def function_name(content: str, locations: DeviceAssignment, tenant: str = "") -> str:
-    """The workers' name for a tenant's function on these physical devices: tenants share none, nor its fate."""
+    """Return the workers' name for a tenant's function on these devices.
+
+    Tenants share no functions, so that a crash of one tenant's function does not block that of another.
+    """
     places = [[(location.host, location.ordinal) for location in partitions] for partitions in locations]
     return hashlib.sha256(f"{content} {places} {tenant}".encode()).hexdigest()[:32]
 
@@ -152,7 +149,7 @@ def function_name(content: str, locations: DeviceAssignment, tenant: str = "") -
 def check_calls(
     program: Program, placement: Placement, functions: Mapping[int, str], reports: Mapping[str, FunctionReport]
 ) -> Steps[None]:
-    """Check all calls of a program against the reports of their functions. Raises INVALID_ARGUMENT."""
+    """Raise INVALID_ARGUMENT if a call of the program contradicts the report of its function."""
     for number, node in enumerate(program.nodes):
         if isinstance(node, Call):
             try:
@@ -166,10 +163,10 @@ def check_calls(
 
 
 def output_sizes(outputs: Sequence[ShardType], allocated: int = 0) -> tuple[int, ...]:
-    """Return the bytes of a shard of each output.
+    """Return the size of a shard of each output, in bytes.
 
-    `allocated` is what the compiler allocates for all outputs on a device, or 0 if that is not known. If this exceeds
-    the size of the elements, it includes the padding of layouts: each output gets its share.
+    `allocated` is the memory that the compiler allocates on a device for all outputs, or 0 if it is unknown. If it
+    exceeds the size of the elements, it includes the padding of layouts, which is distributed over the outputs.
     """
     sizes = [math.prod(shape) * DTYPE_BITS.get(dtype, 0) // 8 for dtype, shape in outputs]
     together, allocated = sum(sizes), allocated - _POINTER * len(outputs)
@@ -183,7 +180,7 @@ def _places(devices: Sequence[int], placement: Placement) -> set[HostDevice]:
 
 
 def _has_shards(spec: ArraySpec, shape: tuple[int, ...]) -> bool:
-    """Whether each shard of the array has this shape, as far as the array's type tells."""
+    """Return whether each shard of the array has this shape. An opaque sharding matches every shape."""
     match spec.sharding.tiling:
         case Opaque():
             return True

@@ -1,8 +1,8 @@
-"""For how long gangs keep devices busy: each device runs one after another, in the order in which they were started.
+"""Compute how long gangs keep devices busy. A device runs gangs one after another, in the order of their dispatch.
 
-A gang that computes has its devices of a host from its dispatch there, or from when the last of these was free, to its
-own end, by the host's clock: as the spans of a trace. Transfers go on beside what computes: one that ends meanwhile has
-its own time and no more, and the rest stays with what computes.
+On each host, a gang that computes has its devices from its dispatch, or from the end of the gangs before it on these
+devices, until its own end, by the host's clock. The spans of a trace are laid out in the same way. Transfers run beside
+computations. A transfer that ends during a computation is charged its own time, and the computation the rest.
 """
 
 from __future__ import annotations
@@ -11,34 +11,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# So many transfers are remembered that have ended since something was computed. What overlaps older ones counts twice.
+# Transfers that are remembered per host since its last computation. Time that overlaps older ones is charged twice.
 _MOST_MOVES = 64
 
 
 class _Move(NamedTuple):
-    """A transfer that has ended: its dispatch, from when it was counted, and its end."""
+    """A transfer that has ended."""
 
-    started: int
-    began: int
+    started: int  # its dispatch
+    began: int  # start of the time that it was charged for
     ended: int
     devices: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Host:
-    """When what computes ended last on its devices: on all of `devices` at once, and on others as `ends` has it. `last`
-    is the latest of all. `moves` are transfers that have ended since.
-    """
+    """The ends of the last computations on the devices of a host."""
 
-    devices: tuple[int, ...] = ()
-    end: int = 0
-    last: int = 0
-    ends: dict[int, int] = field(default_factory=dict)  # by ordinal
-    moves: list[_Move] = field(default_factory=list)
+    devices: tuple[int, ...] = ()  # of the last gang
+    end: int = 0  # on all of `devices`
+    last: int = 0  # the latest on any device
+    ends: dict[int, int] = field(default_factory=dict)  # on other devices, by ordinal
+    moves: list[_Move] = field(default_factory=list)  # transfers that have ended since
 
 
 class DeviceClocks:
-    """The devices of all hosts. Pure: times are those that hosts report, in nanoseconds."""
+    """The clocks of the devices of all hosts. Times are those that hosts report, in nanoseconds."""
 
     def __init__(self) -> None:
         self._hosts: dict[int, _Host] = {}
@@ -50,10 +48,16 @@ class DeviceClocks:
         times: tuple[int, ...],
         computes: bool = True,
     ) -> tuple[int, int]:
-        """A gang has ended on these hosts, where it had these devices: how long it had them, summed over all; and how
-        long it took on the slowest host, where gangs that run at once share the time, as their ends are reported.
+        """Note that a gang has ended. Return its time summed over its devices, and its time on the slowest host.
 
-        `times` has for each host its dispatch and its end. One that does not compute is a transfer.
+        Gangs that run at the same time on different devices of a host share the latter, in the order in which their
+        ends are reported.
+
+        Args:
+          hosts: the hosts of the gang.
+          devices: the ordinals of its devices, by host.
+          times: for each host, the gang's dispatch and its end.
+          computes: whether the gang computes. If not, it is a transfer.
         """
         known, position, found, longest = self._hosts, 0, 0, 0
         for number in hosts:
@@ -63,8 +67,8 @@ class DeviceClocks:
             host = known.get(number)
             if host is None:
                 host = known[number] = _Host(its)
-            if its != host.devices:  # nearly always they are those of the one before
-                self._with(host, its)
+            if its != host.devices:  # rare: most gangs have the devices of the gang before
+                self._switch(host, its)
             if not computes:
                 took = self._moved(host, its, started, ended)
                 longest = max(longest, took)
@@ -87,7 +91,7 @@ class DeviceClocks:
         return found, longest
 
     def _moved(self, host: _Host, its: tuple[int, ...], started: int, ended: int) -> int:
-        """A transfer has ended: what it took beside what is known to have computed, and other transfers."""
+        """Note that a transfer has ended. Return its time, less that of known computations and other transfers."""
         began = max(started, host.end, max((each.ended for each in host.moves if _meet(each.devices, its)), default=0))
         if began >= ended:
             return 0
@@ -97,39 +101,45 @@ class DeviceClocks:
         return ended - began
 
     def ended_until(self, number: int, when: int) -> None:
-        """Gangs have ended on a host, the last of them then."""
+        """Note that gangs have ended on a host, the last of them at time `when`."""
         host = self._hosts.setdefault(number, _Host())
         host.last = max(host.last, when)
 
     def busy_together(
         self, number: int, devices: tuple[int, ...], busy: int, started: int, free: int, ended: int
     ) -> int:
-        """Gangs have ended one after another on a host, all with these devices: how long they had them.
+        """Note that gangs have ended one after another on the same devices of a host. Return the time per device.
 
-        The host has counted `busy` from when they were `free`, as far as it knew, or the first one `started`.
+        Args:
+          number: the host.
+          devices: the ordinals of the devices.
+          busy: the time that the host has counted.
+          started: the dispatch of the first gang.
+          free: when the devices were free before, as far as the host knew.
+          ended: the end of the last gang.
         """
         host = self._hosts.get(number)
         if host is None or host.devices != devices:
-            host = self._hosts[number] = self._with(host or _Host(devices), devices)
+            host = self._hosts.setdefault(number, _Host(devices))
+            self._switch(host, devices)
         found = max(0, busy + max(started, free) - max(started, host.end))
         host.end = max(ended, host.end)
         return found
 
-    def _with(self, host: _Host, devices: tuple[int, ...]) -> _Host:
-        """A host whose last gangs had other devices, for some that have these."""
+    def _switch(self, host: _Host, devices: tuple[int, ...]) -> None:
+        """Change `devices` and `end` of a host to the devices of the next gang."""
         host.ends.update(dict.fromkeys(host.devices, host.end))
         last = max((host.ends.get(device, 0) for device in devices), default=0)
         host.devices, host.end = devices, last
-        return host
 
     def forget(self, host: int) -> None:
-        """It has started anew, and so has its clock."""
+        """Forget a host that has restarted, since its clock has restarted as well."""
         self._hosts.pop(host, None)
 
 
 def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int) -> tuple[int, int]:
-    """When a gang began that has computed on these devices, after the transfers that were there before it; and for how
-    long others were counted meanwhile.
+    """Return when a computation began, after the transfers that preceded it on its devices, and the time since then
+    that was charged to transfers. Forget these transfers.
     """
     moves: list[_Move] = []
     left: list[_Move] = []

@@ -1,9 +1,8 @@
 """Dispatch units: short nodes of a program that are dispatched together, as one gang.
 
-A node that is a gang of its own costs the controller some ten microseconds and its hosts as many. Where nodes take
-little more than that, and no other session wants their island, those that follow one another on the same devices are
-joined into one unit: half of what may be in flight, by time or by count. Others still get in between within
-milliseconds.
+Each gang costs the controller and its hosts some ten microseconds. If no other session waits for the island, short
+nodes that follow one another on the same hosts are joined. A unit is at most half of the work that may be in flight,
+by time and by count, so another session that arrives still gets its turn within milliseconds.
 """
 
 from __future__ import annotations
@@ -14,19 +13,20 @@ from itertools import groupby
 from atoll.cluster.locations import total
 from atoll.state.gangs import DurationEstimate, GangSpec
 
+# Limits of a unit: its expected duration, and its nodes.
 UNIT_NS = 4_000_000
 MOST_SEGMENTS = 12
-# Launches after which a program's units are formed anew: doubled each time.
+# Launches before a program's units are formed again. The number doubles each time.
 _FIRST_LOOK = 4
-# A node is known when it has run as often: the first run often takes longer.
+# Runs from which the duration of a node is known. The first run often takes longer.
 _LEAST_RUNS = 2
 
-# A dispatch unit is its gangs, one an island: of one node, or of several on the same island.
+# The gangs of a dispatch unit, one per island: either those of one node, or one gang of several nodes on one island.
 Unit = tuple[GangSpec, ...]
 
 
 class UnitBuilder:
-    """Forms the dispatch units of a program's launches, by what its nodes turned out to take."""
+    """Forms the dispatch units of a program's launches, based on the measured durations of its nodes."""
 
     def __init__(self, nodes: tuple[Unit, ...]) -> None:
         self._nodes = nodes
@@ -36,7 +36,7 @@ class UnitBuilder:
         self._forming: _Forming | None = None
 
     def next_launch(self, *, may_join: bool) -> tuple[Unit, ...]:
-        """The units of one more launch, in order; with `may_join`, short nodes are joined."""
+        """Return the units of the next launch, in order. If `may_join` is set, short nodes are joined."""
         if len(self._nodes) == 1:
             return self._nodes
         self.begin_launch()
@@ -45,26 +45,26 @@ class UnitBuilder:
         return self.units(may_join=may_join)
 
     def begin_launch(self) -> None:
-        """Note one more launch. For some launches the units are formed again: `form` has to follow."""
+        """Count a launch. Before some launches the units have to be formed again, by calls of `form`."""
         self._launches += 1
         if self._launches == self._next_look:
             self._next_look *= 2
             self._forming = _Forming(self._nodes, self._joined)
 
     def form(self, count: int) -> bool:
-        """Continue with about so many nodes. Return whether the units are formed."""
+        """Continue to form the units, with about `count` nodes. Return whether they are formed."""
         if self._forming is not None and self._forming.proceed(count):
             self._joined = tuple(self._forming.units)
             self._forming = None
         return self._forming is None
 
     def units(self, *, may_join: bool) -> tuple[Unit, ...]:
-        """The units as they were formed last, in order; with `may_join`, short nodes are joined."""
+        """Return the units that were formed last, in order. If `may_join` is not set, return the single nodes."""
         return self._joined if may_join else self._nodes
 
 
 class _Forming:
-    """Units that are formed again at present. Nodes took what their unit took, in equal parts."""
+    """Units that are being formed. The measured duration of a previous unit counts for its nodes in equal parts."""
 
     def __init__(self, nodes: Sequence[Unit], joined: Sequence[Unit]) -> None:
         self.units: list[Unit] = []
@@ -73,14 +73,14 @@ class _Forming:
         self._open: list[GangSpec] = []
 
     def proceed(self, count: int) -> bool:
-        """Continue with about so many nodes. Return whether all are in units."""
+        """Continue with about `count` nodes. Return whether all nodes are in units."""
         stop = self._node + count
         while self._node < stop and self._unit < len(self._before):
             unit = self._before[self._unit]
             each = self._nodes[self._node : self._node + unit[0].segments]
             took = unit[0].duration_estimate
             if len(each) > 1 and took.runs:
-                for (gang,) in each:  # a guess, which is not for others that do the same
+                for (gang,) in each:  # not shared with other gangs that do the same, since it is a guess
                     gang.duration_estimate = DurationEstimate(
                         took.nanoseconds // len(each), gang.duration_estimate.runs
                     )
@@ -109,14 +109,14 @@ class _Forming:
 
 
 def join(nodes: Sequence[Unit]) -> tuple[Unit, ...]:
-    """The nodes in units that are as long as they may be."""
+    """Join the nodes into units that are as long as possible."""
     forming = _Forming(nodes, nodes)
     forming.proceed(len(nodes))
     return tuple(forming.units)
 
 
 def _is_plain(gang: GangSpec) -> bool:
-    """Whether it needs nothing but the devices: no bytes of the client or of other hosts, and sends none."""
+    """Return whether the gang needs only its devices: it exchanges no data with the client or with other hosts."""
     return gang.kind in ("call", "move", "rearrange") and not (gang.awaited or gang.incoming or gang.host_call)
 
 
@@ -134,14 +134,14 @@ def _fits(unit: Sequence[GangSpec], gang: GangSpec) -> bool:
 
 
 def _counted(display_names: Iterable[str]) -> Iterator[str]:
-    """As people read them: those that follow themselves once, with how often."""
+    """Yield the names with repetitions in a row replaced by a count."""
     for title, same in groupby(display_names):
         count = len(list(same))
         yield title if count == 1 else f"{title} x{count}"
 
 
 def _joined(gangs: Sequence[GangSpec]) -> GangSpec:
-    """One gang of several nodes. What is made and dropped within it is part of what it needs while it runs."""
+    """Return one gang for several nodes. Its scratch memory includes the values that are made and dropped within it."""
     first = gangs[0]
     if len(gangs) == 1:
         return first

@@ -1,4 +1,4 @@
-"""For how long things have been in a state: deadlines for code that has no clock of its own."""
+"""Measure how long keys have been present, for deadlines in code without a clock."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Durations(Generic[Key]):
-    """Remembers since when each of some things has been there without a break."""
+    """The times since which keys have been present without interruption."""
 
     def __init__(self) -> None:
         self._since: dict[Key, float] = {}
 
     def update(self, now: float, present: Iterable[Key]) -> dict[Key, float]:
-        """These are there now; returns for how many seconds each has been. All others are forgotten."""
+        """Return for how many seconds each of the keys `present` now has been present. Forget all other keys."""
         self._since = {key: self._since.get(key, now) for key in present}
         return {key: now - since for key, since in self._since.items()}

@@ -1,8 +1,7 @@
-"""Estimate the durations of gangs, shared by all programs and sessions whose gangs do the same.
+"""Duration estimates of gangs, shared by all programs and sessions whose gangs do the same.
 
-A gang is known by its function, as its client sent it, by the kind of its devices, and by how many of them it has on
-each host; not by which these are. Estimates outlive programs, and by way of the shell clusters: a program whose
-functions are known starts with what they took.
+The key of an estimate consists of the gang's functions, as their clients sent them, the kind of the devices, and their
+number per host. Estimates outlive programs, and also clusters, since the controller's process saves them.
 """
 
 from __future__ import annotations
@@ -18,37 +17,39 @@ from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
 from atoll.state.tenants import Tenant
 
-# Runs from which an estimate is worth keeping: the first often takes longer.
+# Runs from which an estimate is kept. The first run often takes longer.
 _LEAST_RUNS = 2
-# Changes by less than a fifth are not worth writing.
+# An estimate is saved again if it has changed by more than a fifth.
 _LEAST_CHANGE = 5
 _SAVE_SECONDS = 10.0
-
 
 GangsByKey = dict[str, list[GangSpec]]
 
 
 class Estimates:
-    """Pure. `contents` has the hashes of what clients sent as functions, by the workers' names for these."""
+    """The duration estimates of a cluster.
+
+    `contents` maps the workers' names of functions to the hashes of the sources that clients sent.
+    """
 
     def __init__(self, contents: Mapping[str, str], hosts: Mapping[int, Host]) -> None:
         self._contents = contents
         self._hosts = hosts
         self._known: dict[str, Estimate] = {}  # the newest last
-        self._keys: dict[int, dict[str, int]] = {}  # by program: of how many of its gangs
-        self._live: dict[str, DurationEstimate] = {}  # of gangs of programs that are registered
-        self._users: Counter[str] = Counter()  # gangs that share it
-        self._saved: dict[str, int] = {}
+        self._keys: dict[int, dict[str, int]] = {}  # number of gangs per key, by program
+        self._live: dict[str, DurationEstimate] = {}  # of gangs of registered programs
+        self._users: Counter[str] = Counter()  # number of gangs that share each of these
+        self._saved: dict[str, int] = {}  # nanoseconds
         self._next_save = 0.0
 
     def load(self, estimates: Iterable[Estimate]) -> None:
-        """Set the estimates of earlier clusters."""
+        """Load the estimates of earlier clusters."""
         for each in estimates:
             self._store(each)
             self._saved[each.key] = each.nanoseconds
 
     def keys_of(self, program: RegisteredProgram) -> Steps[GangsByKey]:
-        """Return the program's gangs by their keys, for `begin`."""
+        """Return the program's gangs by key, for `begin`."""
         found: GangsByKey = {}
         for node in program.nodes:
             for gang in node:
@@ -58,7 +59,7 @@ class Estimates:
         return found
 
     def begin(self, program: RegisteredProgram, gangs: GangsByKey) -> None:
-        """The program was registered: its gangs start with earlier estimates, and share them with others."""
+        """Give the gangs of a program that was registered the estimates that gangs with the same keys share."""
         for key, some in gangs.items():
             duration_estimate = self._live.setdefault(key, self._duration_estimate(key))
             for gang in some:
@@ -68,20 +69,20 @@ class Estimates:
             self._keys[program.number] = {key: len(some) for key, some in gangs.items()}
 
     def end(self, program: RegisteredProgram) -> None:
-        """Nobody launches it any more; what its gangs have taught stays."""
+        """Note that the program was released. Keep the estimates of its gangs."""
         for key, count in self._keys.pop(program.number, {}).items():
             self._users[key] -= count
             if not self._users[key]:
-                self._learn(key)
+                self._keep(key)
                 del self._live[key], self._users[key]
 
     def changes(self, now: float) -> tuple[Estimate, ...]:
-        """What has changed much since it was taken here last; now and then only, or there is nothing."""
+        """Return the estimates to save, which have changed by more than a fifth. Check every `_SAVE_SECONDS` only."""
         if now < self._next_save:
             return ()
         self._next_save = now + _SAVE_SECONDS
         for key in self._live:
-            self._learn(key)
+            self._keep(key)
         changed = []
         for key, each in self._known.items():
             saved = self._saved.get(key)
@@ -94,12 +95,12 @@ class Estimates:
         return gang.estimate_key(self._contents, self._hosts[gang.hosts[0]].devices[0].kind)
 
     def _duration_estimate(self, key: str) -> DurationEstimate:
-        """What is kept. A first run that takes longer counts for little then."""
+        """Return a copy of the known estimate. It has enough runs so that a slow first run does not replace it."""
         known = self._known.get(key)
         return DurationEstimate() if known is None else DurationEstimate(known.nanoseconds, max(known.runs, FIRST_RUNS))
 
-    def _learn(self, key: str) -> None:
-        """Keeps what gangs of that key have taught."""
+    def _keep(self, key: str) -> None:
+        """Copy the live estimate of a key to the known ones, if it is based on enough runs."""
         known = self._live[key]
         if known.runs >= _LEAST_RUNS:
             self._store(Estimate(key, known.nanoseconds, known.runs))
@@ -115,7 +116,7 @@ class Estimates:
 
 
 def expectations(sessions: Iterable[Session], viewer: Tenant | None) -> tuple[Expected, ...]:
-    """What launches of programs that are registered now are expected to take; with a `viewer`, of its own alone."""
+    """Return the expected durations of launches, per tenant and program name. A `viewer` sees only its own."""
     found: dict[tuple[str, str], int] = {}
     for session in sessions:
         if viewer not in (None, session.tenant):

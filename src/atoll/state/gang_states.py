@@ -4,8 +4,9 @@
                                                     │
                                                     └──> HELD ──> GRANTED ──> REVOKED ──> DONE or FAILED
 
-All gangs of a node are in the same state until the node is committed; from then on each has its own. A gang that has
-not started may be DROPPED at any time. `TRANSITIONS` lists what is legal, and `Gang.enter` refuses anything else.
+All gangs of a node are in the same state until the node is committed. From then on, each gang has its own state. A gang
+that has not started may be DROPPED at any time. `TRANSITIONS` lists the legal transitions, and `Gang.enter` refuses all
+others.
 """
 
 from __future__ import annotations
@@ -15,68 +16,68 @@ from enum import StrEnum
 
 
 class GangState(enum.IntEnum):
-    """The state of a gang. The order of the members is that of a gang's life, so states can be compared."""
+    """The state of a gang. The members are in the order of a gang's life, so states can be compared."""
 
-    NEW = 0  # in no line yet
-    DEFERRED = 1  # in no line, until the launches on which its launch depends have made progress
-    WAITING = 2  # in line, and lacks something: the node's `reason` says what
-    READY = 3  # its node lacks nothing; an island with room may commit it
+    NEW = 0  # not in line yet
+    DEFERRED = 1  # not in line: the launches on which its launch depends have to make progress first
+    WAITING = 2  # in line, but blocked for the node's `reason`
+    READY = 3  # nothing is missing: an island that is not full may commit the node
     COMMITTED = 4  # has its place in the order of its island
-    HELD = 5  # delegated, and its island has room; the revocation of its session's runs decides whether it is granted
-    GRANTED = 6  # delegated: its host starts the gangs for which it stands
-    REVOKED = 7  # delegated, and its host will start no more; what is left waits for the run's other islands
+    HELD = 5  # delegated, and its island is not full; a revocation that is under way decides whether it is granted
+    GRANTED = 6  # delegated: its hosts start the gangs that it stands for
+    REVOKED = 7  # delegated: its hosts start no more of them; the rest waits for the other islands of the run
     RUNNING = 8  # was sent to its hosts
-    DONE = 9  # has ended on all of its hosts
-    FAILED = 10  # was sent to its hosts, and its launch failed or joined the lines again
-    DROPPED = 11  # was never sent, and will not be
+    DONE = 9  # ended on all of its hosts
+    FAILED = 10  # was sent to its hosts; its launch failed or was put in line again
+    DROPPED = 11  # was not sent, and will not be
 
 
 _S = GangState
 
-# By state, those that may follow. Each event that causes a transition is a method of the component that is named.
+# The states that may follow each state. The comments name the methods or messages that cause the transitions.
 TRANSITIONS: dict[GangState, frozenset[GangState]] = {
     # `Scheduler.defer`, `enqueue`
     _S.NEW: frozenset({_S.DEFERRED, _S.WAITING, _S.READY, _S.DROPPED}),
     # `Scheduler.enqueue`, called by `DependencyTracker` and `LargeLaunches`
     _S.DEFERRED: frozenset({_S.WAITING, _S.READY, _S.DROPPED}),
-    # `Scheduler.arrived`, `retry`, `resume`, `admit`; for what follows in line, the commitment of the node ahead
+    # `Scheduler.arrived`, `retry`, `resume`, `admit`; for nodes further back in line, the commitment of the node ahead
     _S.WAITING: frozenset({_S.READY, _S.DROPPED}),
-    # `Scheduler.next` commits a node. It waits again if memory is lacking, or if `lacks` was called meanwhile.
+    # `Scheduler.next` commits a node. The node waits again if memory is missing or if `lacks` was called.
     _S.READY: frozenset({_S.WAITING, _S.COMMITTED, _S.DROPPED}),
     # `Launcher.start_ready` and, for delegated runs, `DelegatedRuns.start`
     _S.COMMITTED: frozenset({_S.RUNNING, _S.HELD, _S.DROPPED}),
-    # At once, or when the last host has answered `RevokeRuns`; or the run's launch or island has failed
+    # At once, or after the last host has answered `RevokeRuns`; or because the launch or the island failed
     _S.HELD: frozenset({_S.GRANTED, _S.REVOKED, _S.DONE, _S.FAILED}),
-    # `RunProgress`; REVOKED if other sessions want the island, or if it failed before it had begun
+    # `RunProgress`; REVOKED if other sessions need the island, or if the run failed before it began
     _S.GRANTED: frozenset({_S.REVOKED, _S.DONE, _S.FAILED}),
-    # The gangs that are left have joined the lines; or the launch has failed
+    # The remaining gangs were put in line, or the launch failed
     _S.REVOKED: frozenset({_S.DONE, _S.FAILED}),
-    # `Done` or `Failed` from each host; or the island has failed
+    # `Done` or `Failed` from each host, or the failure of the island
     _S.RUNNING: frozenset({_S.DONE, _S.FAILED}),
     _S.DONE: frozenset(),
     _S.FAILED: frozenset(),
     _S.DROPPED: frozenset(),
 }
 
-# The same, by number, as a bit mask of the states that may follow: `Gang.enter` is on the path of every launch.
+# The transitions as bit masks, indexed by state, because `Gang.enter` is on the path of every launch.
 LEGAL = tuple(sum(1 << after for after in TRANSITIONS[state]) for state in GangState)
 
 
 class Reason(StrEnum):
-    """One at a time: what stands first in the way."""
+    """The first reason why a node waits."""
 
-    OWN = "own"  # what its session has launched before it, which goes first
-    ORDER = "order"  # its turn, or room for it: others are before it, or in flight
-    ALONE = "alone"  # a gang that runs alone is before it, or is it
-    MEMORY = "memory"  # of its devices
-    QUOTA = "quota"  # of its tenant's memory
-    RATE = "rate"  # of its tenant's launches or uploads: they are limited per second
-    BYTES = "bytes"  # that its client sends
-    PLAN = "plan"  # a large one, on its way to the hosts
-    PYTHON = "python"  # what the client's Python, or Python on the hosts, is about to make
-    FUNCTIONS = "functions"  # that are compiled again, on an island that failed
-    ISLAND = "island"  # which is not there
+    OWN = "own"  # earlier launches of its session
+    ORDER = "order"  # its turn: other nodes are ahead, or in flight on full hosts
+    ALONE = "alone"  # an exclusive gang: its own, or one that is ahead
+    MEMORY = "memory"  # device memory
+    QUOTA = "quota"  # its tenant's quota of memory
+    RATE = "rate"  # its tenant's limits per second on launches or uploads
+    BYTES = "bytes"  # bytes from its client
+    PLAN = "plan"  # the transfer of a large plan to the hosts
+    PYTHON = "python"  # results of the client's Python, or of Python on the hosts
+    FUNCTIONS = "functions"  # functions that are compiled again on an island that failed
+    ISLAND = "island"  # an island that is not available
 
 
-# Reasons one after another, each with its seconds.
+# Consecutive reasons, each with its seconds.
 Waited = tuple[tuple[Reason, float], ...]

@@ -1,4 +1,4 @@
-"""The specification of a program's gang: which hosts do what, what that needs, and how long it takes."""
+"""Specifications of gangs: what each gang of a program runs, what it needs, and how long it is expected to take."""
 
 from __future__ import annotations
 
@@ -11,39 +11,35 @@ from atoll.state.in_flight import NEW_NS
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.state.tallies import computes
 
+# The first run often takes longer, so the sample of each of these runs replaces the estimate.
 FIRST_RUNS = 2
 
 
 class MadeValue(NamedTuple):
-    """A value that a gang makes: the memory that it takes on the gang's hosts, and the values whose memory it shares.
-
-    A view has no memory of its own.
-    """
+    """A value that a gang makes. A view takes no memory."""
 
     value: int
-    requirement: MemoryRequirement
-    views: frozenset[int]
+    requirement: MemoryRequirement  # on the gang's hosts
+    views: frozenset[int]  # values whose memory it shares
 
 
 class GangMemory(NamedTuple):
-    """What a gang takes where it writes nothing to donated inputs: `fresh` memory for values; `whole` is that of all of
-    them, and of its scratch. `views` are the values that have none of their own, and whose memory each of them shares.
-    """
+    """The memory that a gang needs if it writes no outputs to donated inputs."""
 
-    fresh: tuple[tuple[int, MemoryRequirement], ...]
-    whole: MemoryRequirement
-    views: tuple[tuple[int, frozenset[int]], ...]
+    fresh: tuple[tuple[int, MemoryRequirement], ...]  # values that need memory of their own
+    whole: MemoryRequirement  # total of these values and of the scratch memory
+    views: tuple[tuple[int, frozenset[int]], ...]  # values without memory of their own, and those that they view
 
 
 class ClientFeed(NamedTuple):
-    """Bytes that the client sends to a host: the program's feed of this number."""
+    """Bytes that the client sends to a host, with their number among the program's feeds."""
 
     host: int
     feed: int
 
 
 class HostFeeds(NamedTuple):
-    """What other hosts may send to this one: ranges of the program's feeds between hosts, as (first, count)."""
+    """Data that other hosts may send to a host: ranges of the program's feeds between hosts, as (first, count)."""
 
     host: int
     feeds: tuple[tuple[int, int], ...]
@@ -59,41 +55,41 @@ class DurationEstimate:
     def observe(self, nanoseconds: int) -> None:
         """Add a sample, in nanoseconds."""
         self.runs += 1
-        if self.runs <= FIRST_RUNS:  # the first often takes longer
+        if self.runs <= FIRST_RUNS:
             self.nanoseconds = nanoseconds
             return
-        # A single run that was disturbed should not count for much.
+        # A single disturbed run should not count for much.
         self.nanoseconds += (nanoseconds - self.nanoseconds) // 4
 
 
 @dataclass(slots=True)
 class GangSpec:
-    """What one gang of each launch of a program does: a node on one island, or several short ones as one dispatch unit.
+    """The specification of one gang of a program: a node on one island, or several short nodes as one dispatch unit.
 
-    `duration_estimate` is of the time that this takes of the devices; gangs that do the same share it. A gang that
-    waits for other hosts teaches nothing: how long it takes does not depend on itself.
+    `duration_estimate` estimates the device time; gangs that do the same share it. Gangs that wait for other hosts add
+    no samples, since their duration depends on these.
     """
 
     island: int
     hosts: tuple[int, ...]
     kind: str  # of its last step, in one word: see `ir.plan.STEP_KINDS`
-    functions: tuple[str, ...]  # that it runs
+    functions: tuple[str, ...]
     awaited: tuple[ClientFeed, ...]
     incoming: tuple[HostFeeds, ...]
-    handles: tuple[int, ...]  # that it needs or makes, by their positions in the launch
+    handles: tuple[int, ...]  # that it needs or makes, as positions in the launch
     makes: tuple[MadeValue, ...]
     consumes: tuple[int, ...]  # values whose memory it may write its outputs to
     drops: tuple[int, ...]  # values between nodes that no later gang needs on this island
     scratch: MemoryRequirement  # while it runs
-    collective: bool  # its hosts compute together: on none of them it ends without the others
-    devices: Mapping[int, tuple[int, ...]]  # by host, the ordinals of those that it keeps busy
+    collective: bool  # its hosts compute together, so it ends on none of them before the others
+    devices: Mapping[int, tuple[int, ...]]  # by host, the ordinals of the devices that it keeps busy
     duration_estimate: DurationEstimate = field(default_factory=DurationEstimate)
-    segments: int = 1  # of each of its hosts' plans
+    segments: int = 1  # of the plan of each host
     host_call: HostCallKind | None = None
-    moved: int = 0  # bytes that it writes in moving them
-    title: str = ""  # of its functions: people know them so
+    moved: int = 0  # bytes that its transfers write
+    title: str = ""  # names of its functions for display
     device_count: int = field(init=False)
-    computes: bool = field(init=False)  # see `tallies.computes`; transfers go on beside that
+    computes: bool = field(init=False)  # see `tallies.computes`; transfers run beside gangs that compute
     _memory: GangMemory | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +98,7 @@ class GangSpec:
 
     @property
     def memory(self) -> GangMemory:
-        """What it takes; worked out when the first such gang is to be committed."""
+        """Return the memory that the gang needs. It is computed when the first such gang is about to be committed."""
         if self._memory is None:
             fresh = tuple(
                 [(each.value, each.requirement) for each in self.makes if each.requirement and not each.views]
@@ -114,7 +110,7 @@ class GangSpec:
 
     @property
     def weight(self) -> int:
-        """Return how much of its island's window the gang takes: nothing if its duration is unbounded."""
+        """Return how much of its island's window the gang takes: 0 if its duration is unbounded."""
         return 0 if self.host_call else self.segments
 
     @property
@@ -123,13 +119,14 @@ class GangSpec:
 
     @property
     def expected(self) -> int:
-        """Return the expected duration of the next gang. It is long if none has run, so that few are started."""
+        """Return the expected duration of the next gang. It is long if no gang has run, so that few are started."""
         known = self.duration_estimate
         return known.nanoseconds if known.runs or self.incoming or self.host_call else max(known.nanoseconds, NEW_NS)
 
     def estimate_key(self, contents: Mapping[str, str], device: str) -> str:
-        """Return the key of the gang's duration estimate: the contents of its functions, the kind of its devices, and
-        their number per host. It is "" if the gang runs no function.
+        """Return the key of the gang's duration estimate, or "" if the gang runs no function.
+
+        The key consists of the kind of the devices, their number per host, and the contents of the functions.
         """
         if not self.functions:
             return ""
@@ -138,17 +135,15 @@ class GangSpec:
         return " ".join([device, shape, *(contents.get(name, name) for name in self.functions)])
 
     def observe(self, nanoseconds: int) -> None:
-        """Add the duration of a run, in nanoseconds, to the estimate."""
+        """Add the duration of a run, in nanoseconds, to the estimate, unless it depends on others."""
         if not (self.incoming or self.host_call):
             self.duration_estimate.observe(nanoseconds)
 
 
 class RunGangs(NamedTuple):
-    """Gangs that a delegated run has on an island: what each is, the bytes that it moves, its number among all of the
-    program's, and that of the first gang of its node.
-    """
+    """The gangs that a delegated run has on an island. Each field has one item per gang."""
 
     specs: tuple[GangSpec, ...]
-    moved: tuple[int, ...]
-    numbers: tuple[int, ...]
-    nodes: tuple[int, ...]
+    moved: tuple[int, ...]  # bytes
+    numbers: tuple[int, ...]  # position among all gangs of the program
+    nodes: tuple[int, ...]  # position of the first gang of the same node

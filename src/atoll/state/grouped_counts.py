@@ -1,8 +1,8 @@
-"""Count for each of many keys, such as hosts, at the cost of a few groups of keys that have always counted alike.
+"""Counts for many keys, such as hosts, at the cost of a few groups of keys whose counts have always been equal.
 
-Gangs of a program take all hosts of an island alike, and as much memory of each of their devices. Such keys share a
-group, which is divided when something takes only a part of its keys. What was never divided is united where counts are
-equal: hosts come one by one.
+Most gangs use all hosts of their island, and the same amount of memory on each of their devices. Such keys share a
+group. A group is divided when only some of its keys are requested. Groups that were never divided are united if their
+counts are equal, since hosts are added one by one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Count = TypeVar("Count")
 
 @dataclass(slots=True, eq=False)
 class CountGroup(Generic[Key, Count]):
-    """Keys, and what is counted for each of them."""
+    """Keys that share one count."""
 
     keys: set[Key]
     count: Count
-    was_divided: bool = False  # then it stays as it is: who asks for parts will do so again
+    was_divided: bool = False  # if so, it is not united again, since its parts will be requested again
 
 
 class GroupedCounts(Generic[Key, Count]):
-    """Every key that was asked for is in one group.
+    """The groups. Each key that was requested is in one group.
 
-    `copy(count)` makes a count of its own for a part of a group, and `content(count)` is equal for equal counts.
-    `version` rises whenever groups change: what `of` has returned before does not count any more.
+    `copy(count)` makes a separate count for a part of a group. `content(count)` is equal for equal counts. `version`
+    increases whenever groups change, which makes earlier results of `of` invalid.
     """
 
     def __init__(self, copy: Callable[[Count], Count], content: Callable[[Count], Hashable]) -> None:
@@ -42,7 +42,7 @@ class GroupedCounts(Generic[Key, Count]):
         return None if group is None else group.count
 
     def of(self, keys: Iterable[Key], new: Callable[[], Count]) -> list[CountGroup[Key, Count]]:
-        """The groups that have these keys and no others. Keys that are not known yet share a `new` count."""
+        """Return the groups of these keys, without other keys. Keys that are not known yet share a `new` count."""
         wanted: dict[CountGroup[Key, Count] | None, set[Key]] = {}
         for key in keys:
             wanted.setdefault(self._groups.get(key), set()).add(key)

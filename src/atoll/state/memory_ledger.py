@@ -1,9 +1,8 @@
 """The bytes in use on each device.
 
-Memory is reserved when a gang is about to start, before a message goes to any host, from sizes that are known: results,
-what its functions need while they run, and what only exists between the nodes of a program. Buffers that share memory
-(the views that rearranging makes; an output that is written to a donated input) share a `Block`. A device whose size is
-not known is counted and has no limit.
+When a gang is about to start, its memory is reserved before a message is sent to any host: for results, for the scratch
+memory of functions, and for values between the nodes of a program. Buffers that share memory share a `Block`: views of
+other arrays, and outputs that are written to donated inputs. Devices of unknown size have no limit.
 """
 
 from __future__ import annotations
@@ -16,70 +15,68 @@ from atoll.cluster.locations import HostDevice, MemoryRequirement
 from atoll.state.grouped_counts import GroupedCounts
 from atoll.state.usage import Account
 
-# Requirements whose devices are remembered: each program has a few.
+# Requirements for which the groups of devices are remembered. Each program has a few.
 _MOST_KNOWN = 4096
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Memory on some devices of one island. It is free again when all its users have released it.
-
-    `views` counts the buffers that have it, but one. While there are such views, workers write no outputs to it.
-    """
+    """Memory on some devices of one island. It is free again after all of its users have released it."""
 
     requirement: MemoryRequirement
     users: int = 1
-    owner: MemoryLedger | None = None  # that of the tenant who has it, where those are counted
-    account: Account | None = None  # of who had it made
-    views: int = 0
+    owner: MemoryLedger | None = None  # the ledger of the tenant, if memory is counted per tenant
+    account: Account | None = None  # that the memory is charged to
+    views: int = 0  # number of buffers that share the memory, less one; if it is not 0, workers write no outputs to it
 
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """That of each device of a group."""
+    """The memory of each device of a group, in bytes."""
 
-    capacity: int | None = None  # where it is known
+    capacity: int | None = None  # None if unknown
     used: int = 0
     peak: int = 0
 
 
 @dataclass(slots=True, frozen=True)
 class _Part:
-    """What a requirement takes on each device of a group; `device` is the first of them."""
+    """The memory that a requirement takes on each device of a group."""
 
     memory: _Memory
     nbytes: int
-    device: HostDevice
-    devices: int
+    device: HostDevice  # the first of the group
+    devices: int  # number of devices
 
 
 class MemoryLedger:
     """Bytes in use, by (host, ordinal).
 
-    Hosts learn later what was released here. Until then they have it, too: memory `is_tight` where what was taken may
-    not fit beside that.
+    Hosts free memory later than it is released here. `is_tight` is set if reserved memory may not fit as long as hosts
+    have not freed the memory that was released.
     """
 
     def __init__(self) -> None:
-        self.capacity: dict[HostDevice, int] = {}  # of the devices that have a known one
+        self.capacity: dict[HostDevice, int] = {}  # of devices of known size
         self._groups: GroupedCounts[HostDevice, _Memory] = GroupedCounts(replace, astuple)
-        # By identity: to hash thousands of devices takes as long as to count them. The requirement keeps its identity.
+        # By the identity of the requirement, which must stay alive: hashing thousands of devices takes as long as
+        # counting them.
         self._known: dict[int, tuple[MemoryRequirement, tuple[_Part, ...]]] = {}
         self._version = 0
         self.total = 0  # bytes in use on all devices
         self.is_tight = False
-        self._unpublished_bytes = 0  # on a device, at most: bytes that were released, and that hosts may still have
+        self._unpublished_bytes = 0  # upper bound per device of the released bytes that hosts may not have freed
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():  # not its dictionary: see `journal.snapshots`
+        for name, value in state.items():  # one by one, see `journal.snapshots`
             setattr(self, name, value)
-        # What was restored has another identity.
+        # Restored requirements have other identities.
         self._known = {id(requirement): (requirement, parts) for requirement, parts in self._known.values()}
 
     # ---- devices
 
     def declare(self, device: HostDevice, capacity: int) -> None:
-        """The device exists; a `capacity` of 0 is not known."""
+        """Add a device. A `capacity` of 0 means that it is unknown."""
         known = capacity if capacity > 0 else None
         for group in self._groups.of((device,), partial(_Memory, known)):
             if known is not None:
@@ -100,7 +97,7 @@ class MemoryLedger:
         return 1 << 62 if memory is None or memory.capacity is None else memory.capacity - memory.used
 
     def statistics(self, device: HostDevice) -> dict[str, int]:
-        """By jax's names for what `Device.memory_stats` gives, in bytes; no limit where the size is not known."""
+        """Return the keys of JAX's `Device.memory_stats` that are known, in bytes."""
         memory = self._groups.get(device) or _Memory()
         known = {"bytes_in_use": memory.used, "peak_bytes_in_use": memory.peak}
         return known if memory.capacity is None else known | {"bytes_limit": memory.capacity}
@@ -108,12 +105,13 @@ class MemoryLedger:
     # ---- memory
 
     def lacking(self, *requirements: MemoryRequirement, limit: int | None = None) -> HostDevice | None:
-        """A device on which there is not enough free memory now for all of these; with `limit`, on which more than that
-        would be in use.
+        """Return a device that has not enough free memory for all of the requirements, or None.
+
+        With a `limit`, return a device on which more than `limit` bytes would be in use.
         """
         if not self.capacity and limit is None:
             return None
-        if len(requirements) == 1:  # as of nearly every gang
+        if len(requirements) == 1:  # nearly every gang
             for part in self._parts(requirements[0]):
                 most = part.memory.capacity if limit is None else limit
                 if most is not None and part.nbytes > most - part.memory.used:
@@ -121,7 +119,7 @@ class MemoryLedger:
             return None
         wanted = [each for each in requirements if each]
         parts = [self._parts(each) for each in wanted]
-        parts = [self._parts(each) for each in wanted]  # the later ones may have changed groups of the others
+        parts = [self._parts(each) for each in wanted]  # again, since later calls may have changed the groups
         sums: dict[_Memory, int] = {}
         for each in parts:
             for part in each:
@@ -139,7 +137,7 @@ class MemoryLedger:
         account: Account | None = None,
         users: int = 1,
     ) -> Block:
-        """Memory; it is counted as the `owner`'s, too, and the `account` has it until its `users` have released it."""
+        """Reserve memory, also in the ledger of its `owner`. Charge it to the `account` until all users release it."""
         nbytes = self._count(requirement)
         if account is not None:
             account.hold(nbytes)
@@ -148,7 +146,7 @@ class MemoryLedger:
         return Block(requirement, users, owner, account)
 
     def _count(self, requirement: MemoryRequirement) -> int:
-        """The bytes that it takes on all devices together."""
+        """Count the memory as used. Return its bytes on all devices together."""
         nbytes = 0
         for part in self._parts(requirement):
             memory = part.memory
@@ -171,7 +169,7 @@ class MemoryLedger:
         return nbytes
 
     def release(self, block: Block) -> bool:
-        """One user of the block needs it no more; True where that was the last."""
+        """Remove one user of the block. Return whether it was the last one."""
         block.users -= 1
         if block.users:
             return False
@@ -183,7 +181,7 @@ class MemoryLedger:
         return True
 
     def frees_published(self) -> None:
-        """Hosts will know of all that was released before anything else is sent to them."""
+        """Note that the messages which free the released memory precede all further messages to hosts."""
         self.is_tight, self._unpublished_bytes = False, 0
 
     def _parts(self, requirement: MemoryRequirement) -> tuple[_Part, ...]:

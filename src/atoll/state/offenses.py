@@ -1,10 +1,11 @@
-"""Crashes that tenants cause, counted per tenant, and how long a tenant is suspended for them. Pure.
+"""Crashes that tenants cause, counted per tenant, and the suspensions of tenants for them.
 
-Crashes of workers, of compiler processes, and of the controller are counted separately.
+Crashes of workers, of compiler processes, and of the controller are counted separately. A crash is forgotten after
+`SPAN_SECONDS`.
 
-A crash that one tenant has certainly caused counts 1. If several tenants may have caused it, each of them counts an
-equal part: first of all the tenants of functions that have never ended well. So a tenant whose functions have all run
-before pays nothing for a neighbor's new function, and a count decays, since a crash is forgotten after `SPAN_SECONDS`.
+A crash that one tenant has certainly caused counts 1. If several tenants may have caused it, each is charged an equal
+part. If functions were running that have never ended well, only the tenants of these are charged: a tenant whose
+functions have all run before pays nothing for a neighbor's new function.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from typing import NamedTuple
 from atoll.errors import Code, Status
 from atoll.state.tenants import Tenant
 
-MOST_CRASHES = 3  # within SPAN_SECONDS, then the tenant is suspended
+MOST_CRASHES = 3  # within `SPAN_SECONDS` suspend the tenant
 SPAN_SECONDS = 60.0
-FIRST_SUSPENSION_SECONDS = 30.0  # twice as long each time
+FIRST_SUSPENSION_SECONDS = 30.0  # doubles each time
 LONGEST_SUSPENSION_SECONDS = 3600.0
 FORGET_SECONDS = 3600.0  # from the end of a suspension until the next one is as short as the first
-_FEW = 1e-9  # parts of crashes do not add up to whole numbers
+_TOLERANCE = 1e-9  # of sums of parts
 
 
 class Running(NamedTuple):
-    """A function in flight on an island: its tenant, and whether a run of it has ended well before."""
+    """A function in flight on an island."""
 
     tenant: Tenant
-    is_proven: bool
+    is_proven: bool  # whether a run of it has ended well before
 
 
 class Offenses:
     """The crashes of one tenant, and its suspension."""
 
     def __init__(self) -> None:
-        self._crashes: deque[tuple[float, float]] = deque()  # (time, how much it counts)
+        self._crashes: deque[tuple[float, float]] = deque()  # (time, count)
         self._suspensions = 0
         self.until = 0.0  # when the suspension ends, by the controller's clock
 
@@ -46,7 +47,7 @@ class Offenses:
         crashes.append((now, count))
         while crashes[0][0] < now - SPAN_SECONDS:
             crashes.popleft()
-        if now < self.until or sum(each for _, each in crashes) < MOST_CRASHES - _FEW:
+        if now < self.until or sum(each for _, each in crashes) < MOST_CRASHES - _TOLERANCE:
             return False
         crashes.clear()
         if self._suspensions and now > self.until + FORGET_SECONDS:
@@ -63,7 +64,7 @@ class Offenses:
 
 
 class TenantOffenses:
-    """All tenants' crashes: of workers that ran their programs, of processes that compiled them, of the controller."""
+    """The crashes that all tenants caused: of workers, of compiler processes, and of the controller."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Offenses] = {}
@@ -71,35 +72,35 @@ class TenantOffenses:
         self._messages: dict[str, Offenses] = {}
 
     def crashed(self, now: float, running: Iterable[Running], *, is_sure: bool) -> list[Tenant]:
-        """A worker crashed while it ran these. Return the tenants whose suspension begins.
+        """Charge the crash of a worker. Return the tenants whose suspension begins.
 
         Args:
           now: the time, by the controller's clock.
           running: the functions in flight.
-          is_sure: the crash was caused on this host. Otherwise it counts half.
+          is_sure: whether the crash was certainly caused on this host. If not, it counts half.
         """
         shares = blame(running)
         count = (1.0 if is_sure else 0.5) / max(1, len(shares))
         return [each for each in shares if self._runs.setdefault(each.name, Offenses()).add(now, count)]
 
     def compiler_crashed(self, tenant: Tenant, now: float) -> bool:
-        """A process that compiled for the tenant crashed. Return whether a suspension of its compilations begins."""
+        """Charge the crash of a compiler process. Return whether a suspension of the tenant's compilations begins."""
         return self._compiles.setdefault(tenant.name, Offenses()).add(now)
 
     def message_failed(self, tenant: Tenant, now: float) -> Status | None:
-        """The controller failed at a message of the tenant. Return the reason if a suspension of its clients begins."""
+        """Charge a failure of the controller at a tenant's message. Return the reason if a suspension begins."""
         if not self._messages.setdefault(tenant.name, Offenses()).add(now):
             return None
         return self.client_problem(tenant, now)
 
     def client_problem(self, tenant: Tenant, now: float) -> Status | None:
-        """Return why the tenant may not open sessions, or send commands, now."""
+        """Return the reason why the tenant may not open sessions or send commands now, or None."""
         if not self._messages:
             return None
         return self._problem(self._messages, tenant, now, "open sessions", "the controller failed at its messages")
 
     def launch_problem(self, tenant: Tenant, now: float) -> Status | None:
-        """Return why the tenant may not launch now."""
+        """Return the reason why the tenant may not launch now, or None."""
         if not self._runs:
             return None
         return self._problem(
@@ -107,7 +108,7 @@ class TenantOffenses:
         )
 
     def compile_problem(self, tenant: Tenant, now: float) -> Status | None:
-        """Return why the tenant may not compile now."""
+        """Return the reason why the tenant may not compile now, or None."""
         crashed = "processes that compiled its functions crashed"
         return self.launch_problem(tenant, now) or self._problem(
             self._compiles, tenant, now, "compile functions", crashed
@@ -121,7 +122,7 @@ class TenantOffenses:
         return offenses.delay(now) if offenses is not None else 0.0
 
     def suspended_seconds(self, tenant: str, now: float) -> float:
-        """Return for how long the tenant is still suspended, whichever way; 0 if it is not."""
+        """Return the remaining seconds of the tenant's longest suspension, or 0."""
         some = (
             each.until - now
             for kind in (self._runs, self._compiles, self._messages)

@@ -1,4 +1,4 @@
-"""Registered programs: lowered once, launched many times."""
+"""Registered programs, which are lowered once and launched many times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.ir import plan as p
 from atoll.ir.lowering import lower_in_steps
 from atoll.ir.plan import Lowered, LoweredGang, LoweredValue
 from atoll.ir.program import Call, Node, Program, Report, specs_of
-from atoll.ir.steps import Steps, collected, finish, freed
+from atoll.ir.steps import Steps, collected, freed
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Box
 from atoll.ir.validation import DefinitionCheck
 from atoll.state.compiled_functions import FunctionReport, check_calls
@@ -26,13 +26,13 @@ from atoll.state.gangs import ClientFeed, DurationEstimate, GangSpec, HostFeeds,
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.state.usage import Account
 
-# A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed of its
-# client.
+# A worker ends if it receives a control frame of more than 64 MiB.
 MAX_PLAN_BYTES = 48 << 20
+# A launch's message has a number of up to this size for each feed of the client.
 _FEED_BYTES = 9
-# Plans from here on go to their hosts in pieces, and launches wait until they are there.
+# Plans from this size on are sent to hosts in pieces, and launches wait until they have arrived.
 LARGE_PLAN_BYTES = 64 << 10
-# The header of a MessagePack array of so few has one byte.
+# At most 15: a MessagePack array of so few items has a header of one byte.
 _SEGMENTS_PER_STEP = 15
 _FOUR_FIELDS, _ARRAY_32, _ARRAY = b"\x94", 0xDD, struct.Struct(">BI")
 _UNKNOWN = FunctionReport()  # for gangs that run no function
@@ -40,7 +40,7 @@ _UNKNOWN = FunctionReport()  # for gangs that run no function
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """A host's plan, and the handles that a run of it takes and gives, by their positions in the launch's.
+    """A host's plan, with the positions of its arguments and results among the handles of the launch.
 
     Hosts with equal plans share one object. A large plan is encoded, as in the messages that contain it.
     """
@@ -52,7 +52,7 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class ProgramValue:
-    """A value that a launch makes. `result` is its position among the results, or -1 for one between nodes."""
+    """A value that a launch makes. `result` is its position among the results, or -1 if it is an inner value."""
 
     hosts: tuple[int, ...]
     nbytes: int
@@ -61,40 +61,40 @@ class ProgramValue:
 
 @dataclass(slots=True)
 class RegisteredProgram:
-    """A program cut into gangs. A launch's handles are its arguments and results, in this order."""
+    """A program cut into gangs. The handles of a launch are its arguments and results, in this order."""
 
     name: str
     number: int  # of its plans, on all hosts
-    arguments: int
-    results: int
-    feeds: int  # the client's
-    host_feeds: int  # those between hosts
+    arguments: int  # number of arguments
+    results: int  # number of results
+    feeds: int  # number of feeds from the client
+    host_feeds: int  # number of feeds between hosts
     nodes: tuple[Unit, ...]  # the gangs of each node
     plans: dict[int, HostPlan]  # by host
-    values: tuple[ProgramValue, ...]  # those after the arguments
-    result_specs: tuple[ArraySpec | None, ...]  # None: a completion
+    values: tuple[ProgramValue, ...]  # without the arguments
+    result_specs: tuple[ArraySpec | None, ...]  # None for a completion
     donated: frozenset[int]
     functions: tuple[str, ...]
     islands: tuple[int, ...]
     units: UnitBuilder  # of its launches
     is_unbounded: bool  # some of its gangs call host Python
     account: Account  # that its launches are charged to
-    # Gangs that have not started still need the plans, also of a program that its session has released.
+    # Number of gangs that have not started, which need the plans even if the session has released the program.
     waiting: int = 0
     released: bool = False
-    is_large: bool = False  # some plan of it is: all are sent in pieces
-    reports: int = 0  # numbers that a launch of it reports
-    fed: frozenset[int] = frozenset()  # islands that the client sends bytes to
-    argument_memory: tuple[MemoryRequirement, ...] = ()  # of each argument
+    is_large: bool = False  # some of its plans are large, so all are sent in pieces
+    reports: int = 0  # number of values that a launch reports
+    fed: frozenset[int] = frozenset()  # islands to which the client sends bytes
+    argument_memory: tuple[MemoryRequirement, ...] = ()  # per argument
 
-    result_values: tuple[int, ...] = ()
-    inner_values: tuple[int, ...] = ()  # that are no results
-    delegated: Any = None  # a `DelegatedProgram`; False if there can be none; None if unknown
+    result_values: tuple[int, ...] = ()  # without the arguments
+    inner_values: tuple[int, ...] = ()  # values between nodes, which are not results
+    delegated: Any = None  # a `DelegatedProgram`; False if it cannot be delegated; None if that is unknown
 
     _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
 
     def by_plan(self, hosts: tuple[int, ...]) -> list[tuple[HostPlan, tuple[int, ...]]]:
-        """These of its hosts by what they do: those together that do the same, and follow one another."""
+        """Return the hosts, grouped by plan. Only neighbors in `hosts` share a group."""
         found = self._by_plan.get(hosts)
         if found is None:
             cut = [i for i, host in enumerate(hosts) if not i or self.plans[host] is not self.plans[hosts[i - 1]]]
@@ -111,22 +111,10 @@ class RegisteredProgram:
 
     @property
     def expected(self) -> int:
-        """Nanoseconds that a launch is expected to take; 0 where nobody knows yet."""
+        """Return the expected duration of a launch in nanoseconds, or 0 if it is unknown."""
         if not any(gang.duration_estimate.runs for gang in self.gangs):
             return 0
         return sum(max(gang.duration_estimate.nanoseconds for gang in node) for node in self.nodes)
-
-
-def register(
-    program: Program,
-    number: int,
-    placement: Placement,
-    functions: Mapping[int, str],
-    compiled: Mapping[str, FunctionReport],
-    account: Account | None = None,
-) -> RegisteredProgram:
-    """As `register_in_steps`, all at once."""
-    return finish(register_in_steps(program, number, placement, functions, compiled, account))
 
 
 def register_in_steps(
@@ -137,11 +125,18 @@ def register_in_steps(
     compiled: Mapping[str, FunctionReport],
     account: Account | None = None,
 ) -> Steps[RegisteredProgram]:
-    """Lowers a program, whose plans are to have this number, and whose launches are charged to the account.
+    """Lower a program.
 
-    `compiled` has the reports of workers about their functions, by name.
+    Args:
+      program: the client's definition.
+      number: the number that the plans get on all hosts.
+      placement: the physical devices of the virtual ones.
+      functions: the workers' names of functions, by the client's number.
+      compiled: the workers' reports about functions, by name.
+      account: the account that launches are charged to.
 
-    Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
+    Raises:
+      StatusError: INVALID_ARGUMENT or UNIMPLEMENTED if the program cannot run.
     """
     lowered = yield from lower_in_steps(program, placement, functions)
     yield from check_calls(program, placement, functions, compiled)
@@ -154,7 +149,7 @@ def register_in_steps(
     yield
     plans, largest = yield from _host_plans(lowered.plans, position_of)
     if max(largest, program.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
-        raise invalid(f"program {program.name!r} is too large for one message to a host: make it of several")
+        raise invalid(f"program {program.name!r} is too large for one message to a host: split it")
     segments_of = yield from _segments_of(lowered)
     specs: list[ArraySpec | None] = list(program.arguments)
     reports = 0
@@ -163,7 +158,7 @@ def register_in_steps(
         reports += isinstance(node, Report)
         yield
     nodes: dict[int, list[GangSpec]] = {}
-    same: dict[MemoryRequirement, MemoryRequirement] = {}  # the ledger knows requirements by their identity
+    same: dict[MemoryRequirement, MemoryRequirement] = {}  # shared, since the ledger remembers requirements by identity
 
     def on(hosts: tuple[int, ...], requirement: MemoryRequirement) -> MemoryRequirement:
         found = _on(hosts, requirement)
@@ -172,12 +167,12 @@ def register_in_steps(
     islands: set[int] = set()
     called: dict[str, None] = {}
     fed: set[int] = set()
-    memory: dict[int, MemoryRequirement] = {}  # of values that take something else than is declared
+    memory: dict[int, MemoryRequirement] = {}  # of values whose memory differs from the declared one
     is_unbounded = False
     for gang in lowered.gangs:
         segments = segments_of.pop()
         report = compiled.get(gang.function, _UNKNOWN)
-        _account(segments, report, lowered.values, memory)
+        _note_output_memory(segments, report, lowered.values, memory)
         host_call = HostCallKind.PYTHON if gang.colocated else HostCallKind.CLIENT if report.calls_client else None
         spec = _spec(gang, segments, lowered, position_of, program, report, host_call, on, memory)
         nodes.setdefault(gang.node, []).append(spec)
@@ -237,7 +232,7 @@ def register_in_steps(
 
 
 def _segments_of(lowered: Lowered) -> Steps[list[dict[int, p.Segment]]]:
-    """Return the segments of each gang by host, the last gang first."""
+    """Return the segments of each gang, by host. The last gang is first."""
     found: list[dict[int, p.Segment]] = [{} for _ in lowered.gangs]
     for host, plan in lowered.plans.items():
         for i, segment in enumerate(plan.segments):
@@ -248,7 +243,7 @@ def _segments_of(lowered: Lowered) -> Steps[list[dict[int, p.Segment]]]:
 
 
 def _host_plans(plans: Mapping[int, p.Plan], position_of: Mapping[int, int]) -> Steps[tuple[dict[int, HostPlan], int]]:
-    """Return the plans by host, and about how many bytes the largest of them has as a message."""
+    """Return the plans by host, and the approximate size of the largest message that contains one of them."""
     found: dict[int, HostPlan] = {}
     last: HostPlan | None = None
     before: p.Plan | None = None
@@ -279,12 +274,12 @@ def _are_equal(one: p.Plan, other: p.Plan) -> Steps[bool]:
 
 
 def _encoded(plan: p.Plan) -> Steps[bytes]:
-    """Return the MessagePack encoding of a plan: an array of its fields, of which the segments are encoded in steps."""
+    """Return the MessagePack encoding of a plan, which is an array of its fields. The segments are encoded in steps."""
     encode = msgspec.msgpack.encode
     count = len(plan.segments)
     parts = [_FOUR_FIELDS, encode(plan.name), encode(plan.arguments), _ARRAY.pack(_ARRAY_32, count)]
     for i in range(0, count, _SEGMENTS_PER_STEP):
-        parts.append(encode(plan.segments[i : i + _SEGMENTS_PER_STEP])[1:])  # without the header of this short array
+        parts.append(encode(plan.segments[i : i + _SEGMENTS_PER_STEP])[1:])  # without the header of the slice
         yield
     parts.append(encode(plan.results))
     return b"".join(parts)
@@ -332,13 +327,13 @@ def _spec(
     )
 
 
-def _account(
+def _note_output_memory(
     segments: Mapping[int, p.Segment],
     report: FunctionReport,
     values: Sequence[LoweredValue],
     memory: dict[int, MemoryRequirement],
 ) -> None:
-    """Note the memory of the outputs of a gang's function, if its workers report something else than is declared."""
+    """Add the memory of the outputs of a gang's function to `memory` if the report differs from the declared memory."""
     if report.outputs is None:
         return
     for step in next(iter(segments.values())).steps:  # the same on each host
@@ -356,7 +351,7 @@ def _received(step: p.Step) -> tuple[tuple[int, int], ...]:
 def _devices(
     hosts: tuple[int, ...], values: Iterable[int], lowered: Sequence[LoweredValue]
 ) -> dict[int, tuple[int, ...]]:
-    """The devices on these hosts that the values lie on, as ordinals by host."""
+    """Return the ordinals of the values' devices on these hosts, by host."""
     found: dict[int, set[int]] = {host: set() for host in hosts}
     left, seen = list(values), set(values)
     while left:
@@ -364,18 +359,18 @@ def _devices(
         for (host, ordinal), _ in value.memory:
             if host in found:
                 found[host].add(ordinal)
-        left.extend(value.views - seen)  # whose memory it shares
+        left.extend(value.views - seen)  # the values whose memory it shares
         seen |= value.views
     return {host: tuple(sorted(ordinals)) for host, ordinals in found.items()}
 
 
 def _on(hosts: tuple[int, ...], requirement: MemoryRequirement) -> MemoryRequirement:
-    """The part of it that lies on these hosts."""
+    """Return the part of the requirement on these hosts."""
     return tuple(each for each in requirement if each[0][0] in hosts and each[1])
 
 
 def device_groups(program: Program) -> Iterator[tuple[int, ...]]:
-    """The devices of each array and each call of a program."""
+    """Yield the devices of each array and each call of a program."""
     for spec in program.arguments:
         yield spec.sharding.devices
     for node in program.nodes:
@@ -386,9 +381,9 @@ def device_groups(program: Program) -> Iterator[tuple[int, ...]]:
 
 
 def bytes_moved(step: p.Step, arguments: Sequence[ArraySpec]) -> int:
-    """Return how many bytes a step moves between a client, devices and hosts: those that it writes.
+    """Return how many bytes a step writes when it moves data between a client, devices and hosts.
 
-    `arguments` are those of the step's program. What a compiled function moves in collectives is not known.
+    `arguments` has the arguments of the program. Bytes that compiled functions move in collectives are unknown.
     """
     match step:
         case p.Put(array=array) | p.Receive(array=array):
@@ -411,30 +406,30 @@ def _of_boxes(dtype: str, boxes: Sequence[Box]) -> int:
 
 @dataclass
 class ProgramParts:
-    """The parts that have arrived of a definition that is sent in several messages, and their check."""
+    """The parts of a definition that have arrived, if a client sends it in several messages."""
 
     name: str
     arguments: tuple[ArraySpec, ...]
     feeds: int
-    check: DefinitionCheck
+    check: DefinitionCheck  # of the parts
     nodes: list[Node] = field(default_factory=list)
-    called: dict[int, None] = field(default_factory=dict)  # functions
+    called: dict[int, None] = field(default_factory=dict)  # numbers of functions
 
     def checked(self, part: Program) -> DefinitionCheck:
-        """Return the check after this part. Raises INVALID_ARGUMENT; the parts so far stay as they are."""
+        """Return the check after this part, without adding the part. Raise INVALID_ARGUMENT if the part is invalid."""
         check = copy.copy(self.check)
         for node in part.nodes:
             check.node(node)
         return check
 
     def add(self, part: Program) -> None:
-        """Keep a part that was checked."""
+        """Add a part that was checked."""
         self.check.count(part.nodes)
         self.nodes += part.nodes
         self.called.update(dict.fromkeys(calls_of(part)))
 
     def whole(self, last: Program) -> Program:
-        """The program that this last part completes."""
+        """Return the program that this last part completes."""
         return Program(self.name, self.arguments, (*self.nodes, *last.nodes), last.results, self.feeds)
 
 

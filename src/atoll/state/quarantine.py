@@ -1,8 +1,8 @@
-"""Programs that crash the workers that run them.
+"""Functions that crash the workers that run or compile them.
 
-A worker that crashed (and was not killed) was running something. With one function in flight, that one is the cause,
-and is refused from then on. With several, or after a bug in Atoll, which need not be their fault, all are suspects:
-their gangs are exclusive from then on, so that the next crash has one cause, and a suspect that ends well is cleared.
+If a worker crashed with one function in flight, this function is the cause and is refused from then on. If several
+functions were in flight, or if a bug in Atoll may be the cause, all of them become suspects. The gangs of suspects run
+exclusively, so that the next crash has one cause. A suspect that ends well is cleared.
 """
 
 from __future__ import annotations
@@ -12,35 +12,41 @@ import signal
 from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
 from atoll.errors import Code, Status
 
-# Exit statuses of a process that was killed from outside, or that has ended because it heard nothing of its cluster.
+# Exit statuses of a worker that was killed from outside, or that ended because its lease lapsed.
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, LAPSED_STATUS}
 
 
 def is_crash(status: int) -> bool:
-    """Return whether a worker that ended with this exit status crashed, rather than was ended by someone."""
+    """Return whether a worker with this exit status crashed. If not, it was ended on purpose."""
     return status not in _KILLED and status != 0
 
 
 def is_own_crash(status: int, has_others: bool) -> bool:
     """Return whether the programs of a host certainly caused its crash.
 
-    A bug in Atoll may have ended the worker just as well. XLA also aborts a process after the loss of the first host of
-    its island, before anybody else knows of that loss; `has_others` says that the island has other hosts.
+    A bug in Atoll ends a worker with `FAILED_STATUS`. XLA aborts a process after the loss of the first host of its
+    island, possibly before the controller detects that loss. `has_others` is set if the island has other hosts.
     """
     return status != FAILED_STATUS and not (has_others and status == -signal.SIGABRT)
 
 
 class Quarantine:
-    """Suspects and refused functions, by the workers' names for them."""
+    """The suspected and the refused functions, by the workers' names for them."""
 
     def __init__(self) -> None:
         self.suspects: set[str] = set()
         self.refused: dict[str, Status] = {}
-        self._compiling: set[str] = set()  # when a worker crashed last
+        self._compiling: set[str] = set()  # functions that were being compiled at the last crash
 
     def crashed(self, status: int, text: str, running: set[str], compiling: set[str], has_others: bool = False) -> None:
-        """A worker ended with exit `status`, which `text` describes, while it ran and compiled these. `has_others`: its
-        island has other hosts.
+        """Find the possible causes if a worker crashed.
+
+        Args:
+          status: the worker's exit status.
+          text: a description of the status.
+          running: functions that the worker was running.
+          compiling: functions that the worker was compiling.
+          has_others: whether the island has other hosts.
         """
         if not is_crash(status):
             return
@@ -51,7 +57,7 @@ class Quarantine:
                 self._refuse(name, text)
                 return
         self.suspects |= running
-        # Compilations cannot be made exclusive, but one that was under way at two crashes is hardly there by chance.
+        # Compilations cannot be exclusive, but one that was under way at two crashes in a row is probably the cause.
         for name in self._compiling & compiling:
             self._refuse(name, text)
         self._compiling = compiling
@@ -63,6 +69,6 @@ class Quarantine:
         self.suspects.discard(name)
         self.refused[name] = Status(
             Code.ABORTED,
-            f"this computation ended the worker that ran or compiled it ({text}), and is refused on this cluster from "
-            "then on: change the computation, or start the cluster anew to try it again",
+            f"this computation ended the worker that ran or compiled it ({text}), so this cluster refuses to run it "
+            "again: change the computation, or restart the cluster to try it once more",
         )

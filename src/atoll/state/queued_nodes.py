@@ -1,7 +1,4 @@
-"""Define the nodes of launches that wait in line, and the gangs that they start.
-
-See `gang_states` for the states of a gang.
-"""
+"""The nodes of launches that wait in line, and their gangs. See `gang_states` for the states of a gang."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.state.gang_states import LEGAL, GangState, Reason, Waited
 from atoll.state.tenants import Tenant
 
-# What a gang is about: the scheduler never looks at it.
+# The scheduler never reads the payload of a gang.
 Payload = TypeVar("Payload")
 
-# What a gang counts that has not run yet: enough to keep a few of them in flight, whatever they turn out to be.
+# Duration estimate of a gang that has not run yet: a few of them stay in flight, whatever their real duration is.
 UNKNOWN_NS = 200_000
 
 # Number of reasons to wait that a queued node records; the last one also stands for those that follow.
@@ -28,24 +25,24 @@ NOBODY = Tenant(DEFAULT_TENANT)
 
 @dataclass(slots=True, eq=False)
 class QueuedNode(Generic[Payload]):
-    """A node of a launch that waits in line. `missing` counts the inputs that it lacks, such as bytes from its client.
+    """A node of a launch that waits in line.
 
     `age` orders it in the lines of its session. It equals `number`, unless the node became known after later launches.
     """
 
     number: int
     session: int
-    missing: int = 0
+    missing: int = 0  # number of missing inputs, such as bytes from the client
     tenant: Tenant = NOBODY
     gangs: tuple[Gang[Payload], ...] = ()
-    behind: int = 0  # in how many lines it is not at the head
-    is_delegated: bool = False  # it is all of its launch: see `delegated_runs`
+    behind: int = 0  # number of lines in which it is not at the head
+    is_delegated: bool = False  # it stands for its whole launch: see `delegated_runs`
     dependency: Dependency[Payload] | None = None
     age: int = -1
     since: float = 0.0  # when it began to wait for `reason`, by the controller's clock
     reason: Reason = Reason.ORDER
-    lacks: Reason = Reason.BYTES  # what is `missing`
-    waited: list[tuple[Reason, float]] | None = None  # what it waited for before, and for how many seconds
+    lacks: Reason = Reason.BYTES  # kind of the missing inputs
+    waited: list[tuple[Reason, float]] | None = None  # earlier reasons to wait, with seconds
     committed_at: float = -1.0  # by the controller's clock
 
     def __post_init__(self) -> None:
@@ -54,34 +51,34 @@ class QueuedNode(Generic[Payload]):
 
     @property
     def is_pending(self) -> bool:
-        """Whether its gangs may still get their places in the order: it is not committed, and was not dropped."""
+        """Return whether the node is neither committed nor dropped, so that its gangs may still get their places."""
         gangs = self.gangs
         return bool(gangs) and gangs[0].state < GangState.COMMITTED
 
     @property
     def is_in_line(self) -> bool:
-        """Whether it is in the lines of its session."""
+        """Return whether the node is in the lines of its session."""
         return bool(self.gangs) and GangState.WAITING <= self.gangs[0].state <= GangState.READY
 
     @property
     def committed(self) -> bool:
-        """Whether its gangs got their places in the order. For policies; some of them may have ended since."""
+        """Return whether the gangs got their places in the order. Some of them may have ended since. For policies."""
         return any(GangState.COMMITTED <= gang.state <= GangState.FAILED for gang in self.gangs)
 
     @property
     def dropped(self) -> bool:
-        """Whether none of it waits any more, and none of it has started or will. For policies."""
+        """Return whether all gangs were dropped, so that the node never starts. For policies."""
         return all(gang.state is GangState.DROPPED for gang in self.gangs)
 
     def enter(self, state: GangState) -> None:
-        """Change the state of all of its gangs."""
+        """Change the state of all gangs."""
         for gang in self.gangs:
             gang.enter(state)
 
     def end(self) -> None:
         """Drop the references to the gangs, none of which will start. A dropped node may still be in line.
 
-        Without this call the gangs, their launch and this node refer to one another until the garbage collector runs.
+        Without this call, the gangs, their launch and this node stay alive until the garbage collector runs.
         """
         self.gangs = ()
 
@@ -105,88 +102,77 @@ class QueuedNode(Generic[Payload]):
 
 
 class HasDuration(Protocol):
-    """Has the expected duration of gangs that do the same."""
+    """An object that estimates the duration of gangs that do the same."""
 
     @property
     def expected(self) -> int:
-        """Nanoseconds that the next one is expected to keep its devices busy."""
+        """Return for how many nanoseconds the next gang is expected to keep its devices busy."""
 
 
 class HostCallKind(enum.Enum):
-    """The kind of Python that a gang of unbounded duration calls on its host."""
+    """The Python that a gang of unbounded duration calls."""
 
-    PYTHON = "python"  # colocated Python, beside the devices
-    CLIENT = "client"  # the client's Python, called by its compiled function
+    PYTHON = "python"  # colocated Python on the gang's host
+    CLIENT = "client"  # the client's Python, called by a compiled function
 
 
 @dataclass(slots=True, eq=False)
 class Dependency(Generic[Payload]):
-    """Nodes of one launch on which other launches may depend, and the state of these nodes.
-
-    `is_enqueued` is set when the nodes join their lines. `is_resolved` is set when others may use their results: at the
-    same time, unless `host_call` is set. `awaited` counts the dependencies that must be resolved, or enqueued, before
-    the nodes may join their lines. See `launch.dependency_tracker`.
-    """
+    """Nodes of one launch on which other launches may depend. See `launch.dependency_tracker`."""
 
     session: int
-    nodes: tuple[QueuedNode[Payload], ...]  # none once it is resolved: arrays outlive their producers
+    nodes: tuple[QueuedNode[Payload], ...]  # empty once it is resolved, since arrays outlive their producers
     host_call: HostCallKind | None
-    alone: frozenset[str] = frozenset()  # functions of which no other run may be under way meanwhile
-    has_thread: bool = False  # that waits for its client on its host, so that none of XLA's does
-    awaited: int = 0
-    is_enqueued: bool = False
-    is_resolved: bool = False
+    alone: frozenset[str] = frozenset()  # functions of which no other run may be in progress at the same time
+    has_thread: bool = False  # a separate thread of the host waits for the client, rather than one of XLA's threads
+    awaited: int = 0  # number of dependencies that must be resolved or enqueued before the nodes may join their lines
+    is_enqueued: bool = False  # the nodes have joined their lines
+    is_resolved: bool = False  # other launches may use the results: when enqueued, unless `host_call` is set
     on_enqueued: list[Dependency[Payload]] = field(default_factory=list)
     on_resolved: list[Dependency[Payload]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Gang(Generic[Payload]):
-    """A node's part on one island: what its hosts start together.
-
-    `estimate` is the time that it keeps each of `devices` devices busy, in nanoseconds: when it is committed, it
-    becomes what `duration_source` expects then. `weight` is how much of the window it takes; with `exclusive`, nothing
-    else is in flight meanwhile. `hosts` are those of the island that it runs on. `charged` is what its session paid for
-    it in advance, as its island's policy counts.
-    """
+    """The part of a node on one island, which the hosts of the island start together."""
 
     sequence: int
     island: int
     node: QueuedNode[Payload]
     run: Payload
-    estimate: int = UNKNOWN_NS
-    exclusive: bool = False
-    weight: int = 1
-    hosts: tuple[int, ...] = (0,)
-    devices: int = 1
-    duration_source: HasDuration | None = None
-    charged: int = 0
+    estimate: int = UNKNOWN_NS  # expected busy time per device, in nanoseconds, which is updated at commitment
+    exclusive: bool = False  # runs while nothing else is in flight
+    weight: int = 1  # how much of the island's window it takes
+    hosts: tuple[int, ...] = (0,)  # of the island
+    devices: int = 1  # number of devices that it keeps busy
+    duration_source: HasDuration | None = None  # has the estimate at commitment
+    charged: int = 0  # charged to its session in advance, in the unit of the island's policy
     state: GangState = GangState.NEW
-    started_at: float = -1.0  # when its island had room for it, by the controller's clock
+    started_at: float = -1.0  # when its island was ready to start it, by the controller's clock
 
     def enter(self, state: GangState) -> None:
-        """Change the state. An illegal transition is a bug of the controller's."""
+        """Change the state. An illegal transition is a bug in the controller."""
         if not LEGAL[self.state] >> state & 1:
             raise AssertionError(f"gang {self.sequence} is {self.state.name} and cannot become {state.name}")
         self.state = state
 
     @property
     def is_unsent(self) -> bool:
-        """Whether it was not sent to its hosts, and still may be."""
+        """Return whether the gang was not sent to its hosts, and still may be."""
         return self.state <= GangState.COMMITTED
 
     @property
     def keeps_order(self) -> bool:
-        """Whether what its session has launched later waits for this gang, if it is that of a delegated run."""
+        """Return whether later launches of the session wait for this gang of a delegated run."""
         return GangState.COMMITTED <= self.state < GangState.RUNNING
 
 
 class Step(NamedTuple):
-    """A transition of a gang: when, into which state, and what it waits for since then."""
+    """A transition of a gang."""
 
-    seconds: float
-    state: GangState
-    reason: Reason
+    seconds: float  # when it happened, by the controller's clock
+    state: GangState  # the new one
+    reason: Reason  # to wait from then on
 
 
 def story(gang: Gang[Payload]) -> list[Step]:
@@ -212,7 +198,7 @@ def story(gang: Gang[Payload]) -> list[Step]:
 
 
 class Dropped(NamedTuple, Generic[Payload]):
-    """The gangs of a node that were dropped, which had their places in the order if `were_committed`."""
+    """The gangs of a node that were dropped. If `were_committed`, they had their places in the order."""
 
     node: QueuedNode[Payload]
     gangs: list[Gang[Payload]]

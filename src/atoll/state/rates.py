@@ -1,8 +1,8 @@
-"""Limits per second on launches, compile seconds, and uploaded bytes of a tenant. Pure.
+"""Limits on the rates at which a tenant launches programs, compiles, and uploads bytes.
 
-Each is a token bucket. Use may exceed what the bucket has: the tenant is then in debt, and what comes next is delayed
-until the debt is paid. So a large upload or a long compilation is never refused. The limits apply only while another
-tenant has open sessions.
+Each limit is a token bucket. A tenant may use more than the bucket contains. It is then in debt, and its next requests
+are delayed until the debt is paid. So a large upload or a long compilation is never refused. The limits apply only
+while another tenant has open sessions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from atoll.state.queued_nodes import QueuedNode
 from atoll.state.session import GangRun, Launch
 from atoll.state.tenants import Tenant, Tenants
 
-BURST_SECONDS = 10.0  # of launches and uploads: a bucket holds so many seconds' worth
+# Capacities of the buckets, as the time that an empty one takes to fill: for launches and uploads; for compilations.
+BURST_SECONDS = 10.0
 COMPILE_BURST_MINUTES = 10.0
-_MOST_AT_ONCE = 64  # delayed launches of a tenant that join the competition in one step of the controller
+_MOST_AT_ONCE = 64  # delayed launches of a tenant that may compete for devices after one event
 
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket that may go into debt. A rate of 0 is no limit."""
+    """A token bucket that may go into debt. A rate of 0 means no limit."""
 
     rate: float  # per second
-    seconds: float  # that an empty bucket takes to fill
+    seconds: float  # time that an empty bucket takes to fill
     level: float = 0.0
     time: float = 0.0
 
@@ -35,25 +36,25 @@ class Bucket:
         self.level = self.rate * self.seconds if self.rate else math.inf
 
     def fill(self, now: float) -> float:
-        """Return the level at this time."""
+        """Fill the bucket up to the time `now`. Return its level."""
         if now > self.time:
             self.level = min(self.rate * self.seconds, self.level + (now - self.time) * self.rate)
             self.time = now
         return self.level
 
     def take(self, amount: float, now: float) -> None:
-        """Use so much, into debt if need be."""
+        """Take tokens, and go into debt if there are not enough."""
         if self.rate:
             self.fill(now)
             self.level -= amount
 
     def wait(self, now: float) -> float:
-        """Return the seconds until the debt is paid; 0 without a debt."""
+        """Return the seconds until the debt is paid, or 0 without a debt."""
         level = self.fill(now) if self.rate else 0.0
         return -level / self.rate if level < 0 else 0.0
 
     def changed(self, rate: float) -> None:
-        """Use another rate from now on. A debt stays, and a new limit begins with a full bucket."""
+        """Change the rate. A debt stays. If there was no limit before, the bucket is full."""
         full = not self.rate
         self.rate = rate
         if not rate:
@@ -64,7 +65,7 @@ class Bucket:
 
 @dataclass(slots=True, eq=False)
 class Rates:
-    """The buckets of one tenant, and the first nodes of its launches that are delayed, in their order."""
+    """The buckets of one tenant, and the first nodes of its delayed launches, in order."""
 
     tenant: Tenant
     tenants: Tenants
@@ -81,7 +82,7 @@ class Rates:
         self.compiles = Bucket(self.settings.compile_seconds / 60, COMPILE_BURST_MINUTES * 60)
 
     def change(self, settings: TenantSettings) -> None:
-        """The tenant has other limits from now on."""
+        """Apply changed settings of the tenant."""
         if settings.launch_rate != self.settings.launch_rate:
             self.launches.changed(settings.launch_rate)
         if settings.upload_rate != self.settings.upload_rate:
@@ -91,7 +92,7 @@ class Rates:
         self.settings = settings
 
     def launched(self, launch: Launch, now: float) -> bool:
-        """A launch came. Return whether its first node may compete for devices now; otherwise it is delayed."""
+        """Charge a launch. Return whether its first node may compete for devices now. If not, the node is delayed."""
         if launch.program.fed:
             gangs = [gang for node in launch.nodes for gang in node.gangs]
             self.uploads.take(sum(launch.moved_by(each.run.spec) for each in gangs if each.run.spec.awaited), now)
@@ -102,7 +103,7 @@ class Rates:
         return True
 
     def due(self, now: float) -> Iterator[QueuedNode[GangRun]]:
-        """Take the delayed nodes that may compete for devices now, a bounded number of them."""
+        """Take the delayed nodes that may compete for devices now, at most `_MOST_AT_ONCE`."""
         for _ in range(min(len(self.delayed), _MOST_AT_ONCE)):
             if self.delayed[0].is_pending:
                 if self._has_debt(now) and self._has_others():
@@ -125,15 +126,15 @@ class Rates:
 
 
 class TenantRates:
-    """The rates of all tenants; nothing is limited on a cluster without tenants."""
+    """The rates of all tenants. On a cluster without tenants, nothing is limited."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
         self._by_name: dict[str, Rates] = {}
-        self.delayed: dict[str, Rates] = {}  # that have delayed launches
+        self.delayed: dict[str, Rates] = {}  # tenants that have delayed launches
 
     def of(self, tenant: Tenant) -> Rates | None:
-        """Return the buckets of a tenant, at its present limits."""
+        """Return the buckets of a tenant with its current limits, or None if nothing is limited."""
         if not self._tenants.are_told_apart:
             return None
         rates = self._by_name.get(tenant.name)
@@ -146,13 +147,13 @@ class TenantRates:
         return rates
 
     def launched(self, tenant: Tenant, launch: Launch, now: float) -> bool:
-        """A launch came. Return whether its first node may compete for devices now; otherwise it is delayed."""
+        """Charge a launch. Return whether its first node may compete for devices now. If not, the node is delayed."""
         if not self._tenants.are_told_apart:
             return True
         rates = self._by_name.get(tenant.name)
         if rates is not None and rates.settings is tenant.settings and not (launch.program.fed or rates.delayed):
             bucket = rates.launches
-            if bucket.level > 1 and rates.uploads.level >= 0:  # nearly always: it is filled when it is empty
+            if bucket.level > 1 and rates.uploads.level >= 0:  # the common case: a bucket is filled when it is empty
                 bucket.level -= 1
                 return True
         rates = self.of(tenant)

@@ -1,4 +1,4 @@
-"""A session as the controller keeps it: one client connection and all it owns."""
+"""The controller's record of a session: a client connection and everything that it owns."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from atoll.state.queued_nodes import NOBODY, Dependency, QueuedNode
 from atoll.state.tallies import ROW_TRANSFERS, Tally
 from atoll.state.tenants import Tenant
 
-Key = tuple[int, int]  # host and feed
+Key = tuple[int, int]  # (host, feed)
 Waiter = TypeVar("Waiter")
 
 
 @dataclass
 class Feeds(Generic[Waiter]):
-    """The bytes that a session's client sends to hosts, by host and feed. Workers report each that has arrived."""
+    """The feeds of a session's client: bytes that it sends to hosts. Workers report each feed that has arrived."""
 
     early: set[Key] = field(default_factory=set)  # arrived before the launch that needs them
-    awaited: dict[Key, Waiter] = field(default_factory=dict)  # by what awaits them
+    awaited: dict[Key, Waiter] = field(default_factory=dict)  # with the node that awaits them
     unwanted: set[Key] = field(default_factory=set)  # to be dropped when they arrive
 
     def claim(self, key: Key) -> bool:
-        """Take a feed that has arrived early. Return whether it has."""
+        """Take a feed if it has arrived early. Return whether it has."""
         if key in self.early:
             self.early.discard(key)
             return True
         return False
 
     def claim_unwanted(self, key: Key) -> bool:
-        """Whether the feed that has just arrived was refused before."""
+        """Return whether a feed that has just arrived was refused before, and forget the refusal."""
         if key in self.unwanted:
             self.unwanted.discard(key)
             return True
         return False
 
     def refuse(self, key: Key) -> bool:
-        """No launch will take it. True where it has arrived, and is to be dropped now; else it is when it arrives."""
+        """Refuse a feed that no launch will take. Return whether it has arrived, so that it must be dropped now."""
         if self.claim(key):
             return True
         self.awaited.pop(key, None)
@@ -55,14 +55,17 @@ class Feeds(Generic[Waiter]):
         return False
 
     def lose(self, hosts: set[int]) -> None:
-        """Forget what was sent to these hosts."""
+        """Forget the feeds that were sent to these hosts and that no launch awaits."""
         for feeds in (self.early, self.unwanted):
             feeds.difference_update([key for key in feeds if key[0] in hosts])
 
     def lost(self, hosts: set[int], resent: Iterable[Key], unsent: Iterable[int]) -> list[tuple[Key, Waiter]]:
-        """Return the feeds that launches await of these hosts and that are lost.
+        """Return the lost feeds of restarted hosts that launches await.
 
-        The client's proxy sends the feeds in `resent` to the restarted hosts, and those in `unsent` sooner or later.
+        Args:
+          hosts: the restarted hosts.
+          resent: feeds that the client's proxy sends to them again.
+          unsent: feeds that the proxy has not sent yet, and will send.
         """
         coming, later = {key for key in resent if key[0] in hosts}, set(unsent)
         self.unwanted = {key for key in self.unwanted if key[0] not in hosts or key in coming or key[1] in later}
@@ -76,43 +79,39 @@ class Feeds(Generic[Waiter]):
 
 @dataclass(slots=True, eq=False)
 class Launch:
-    """One run of a program. `entries` has the buffer of each of its values, also of those between its nodes.
-
-    `hosts_started` are the hosts that know of it, with the sequence number of the first gang there; `pending` counts
-    the gangs that have not ended.
-    """
+    """One run of a program."""
 
     session: int
     program: RegisteredProgram
-    arguments: tuple[int, ...]
-    results: tuple[int, ...]
-    feeds: tuple[int, ...]  # the client's
-    host_feeds: int  # number of the first one between hosts
-    entries: list[Entry]
+    arguments: tuple[int, ...]  # handles
+    results: tuple[int, ...]  # handles
+    feeds: tuple[int, ...]  # from the client
+    host_feeds: int  # number of the first feed between hosts
+    entries: list[Entry]  # the buffers of all values, including inner ones
     nodes: list[QueuedNode[GangRun]] = field(default_factory=list)
-    hosts_started: dict[int, int] = field(default_factory=dict)
-    pending: int = 0
+    hosts_started: dict[int, int] = field(default_factory=dict)  # sequence number of the first gang, by host
+    pending: int = 0  # number of gangs that have not ended
     error: Status | None = None
-    credits: int = 1  # of its session's window
+    credits: int = 1  # taken from its session's window
     dependency: Dependency[GangRun] | None = None  # of its results
-    part_of: ControlFlowRun | None = None  # the launch of a control flow node
-    seconds: float = 0.0  # when it came, by the controller's clock
-    is_delegated: bool = False  # of what it makes, only results have their entries: see `delegated_runs`
-    then: Callable[[Launch], None] | None = None  # called at its end, where the controller itself has launched it
+    part_of: ControlFlowRun | None = None  # the run of the control flow node that it belongs to
+    seconds: float = 0.0  # arrival, by the controller's clock
+    is_delegated: bool = False  # if so, inner values have no entries: see `delegated_runs`
+    then: Callable[[Launch], None] | None = None  # called at the end of a launch that the controller itself made
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:
         self.handles = self.arguments + self.results
 
     def named_entries(self) -> Iterator[tuple[int, Entry]]:
-        """Return the buffers that have a handle, with it."""
+        """Yield the buffers that have handles, as (handle, entry)."""
         program = self.program
         yield from zip(self.arguments, self.entries, strict=False)
         for value in program.result_values:
             yield self.results[program.values[value - program.arguments].result], self.entries[value]
 
     def moved_by(self, spec: GangSpec) -> int:
-        """The bytes that a gang of it moves: of what it makes, or else of what it reads."""
+        """Return the bytes that a gang moves: those of the values that it makes, otherwise those that it reads."""
         made = [self.entries[each.value].nbytes for each in spec.makes]
         read = (self.entries[each].nbytes for each in spec.handles if each < len(self.arguments))
         return sum(made) or sum(read)
@@ -120,23 +119,23 @@ class Launch:
 
 @dataclass(slots=True, eq=False)
 class ControlFlowRun:
-    """One launch of a control flow node. `parts` are the node's programs. See `launch.control_flow_runs`."""
+    """One launch of a control flow node. See `launch.control_flow_runs`."""
 
     session: int
     node: m.RegisterSwitch | m.RegisterLoop
-    parts: tuple[RegisteredProgram, ...]
+    parts: tuple[RegisteredProgram, ...]  # the programs of the node
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     dependency: Dependency[GangRun]
     age: int  # of its nodes
     traceback_id: int
     credits: int
-    carried: tuple[int, ...] = ()  # by a loop
-    awaited: tuple[int, int] = (0, 0)  # the host that is to report, and its gang, by sequence
-    is_over: bool = False  # its last part has been launched, or it has failed
+    carried: tuple[int, ...] = ()  # handles that a loop carries
+    awaited: tuple[int, int] = (0, 0)  # host whose report is awaited, and the sequence number of the gang
+    is_over: bool = False  # its last part was launched, or it failed
 
 
-# A buffer that is written to the memory of a donated one: (the buffer, the donor, its block).
+# A buffer that is written to the memory of a donated one: (buffer, donor, block of the donor).
 Inherited = tuple[Entry, Entry, Block]
 
 
@@ -146,20 +145,20 @@ class GangRun:
 
     launch: Launch
     spec: GangSpec
-    hosts_left: set[int]  # that have not ended their parts
-    failure: Status | None = None  # on some of several hosts
-    left_out: tuple[int, ...] = ()  # hosts of a collective that start no other until it has ended on all
-    duration: int = 0  # in nanoseconds, of the slowest host
-    device_ns: int = 0  # that it kept its devices busy, summed over these
-    advance_ns: int = 0  # of that, charged while it ran: see `launch.long_gangs`
-    blocks: list[Block] = field(default_factory=list)  # that it holds while it runs
+    hosts_left: set[int]  # hosts that have not ended their parts
+    failure: Status | None = None  # on one of several hosts
+    left_out: tuple[int, ...] = ()  # hosts of a collective that start no other gang until it has ended on all of them
+    duration: int = 0  # on the slowest host, in nanoseconds
+    device_ns: int = 0  # busy time, summed over its devices
+    advance_ns: int = 0  # part of `device_ns` that was charged while it ran: see `launch.long_gangs`
+    blocks: list[Block] = field(default_factory=list)  # held while it runs
     inherited: Sequence[Inherited] = ()  # until it has ended
-    waited: Waited = ()  # before it was started
-    tally: Tally | None = None  # where it counts, from its start on
-    rows: dict[int, tuple[int, int]] | None = None  # by host: bytes of rows sent, and received
+    waited: Waited = ()  # reasons to wait before its start
+    tally: Tally | None = None  # that counts it, from its start on
+    rows: dict[int, tuple[int, int]] | None = None  # bytes of rows sent and received, by host
 
     def note_rows(self, host: int, sent: int, received: int) -> None:
-        """A host has moved so many bytes of rows, beside those that it has before."""
+        """Add bytes of rows that a host has sent and received."""
         if self.rows is None:
             self.rows = {}
         before = self.rows.get(host, (0, 0))
@@ -167,18 +166,18 @@ class GangRun:
 
     @property
     def received(self) -> int:
-        """Bytes of rows, on all its hosts."""
+        """Return the bytes of rows that all hosts have received."""
         return sum([received for _, received in self.rows.values()]) if self.rows else 0
 
     def moved(self, hosts: tuple[int, ...]) -> int:
-        """The bytes that it moves, all of it; of rows, those that these hosts received, or else sent."""
+        """Return the bytes that the gang moves. For transfers of rows, count only those of the given hosts."""
         if self.spec.kind not in ROW_TRANSFERS:
             return self.launch.moved_by(self.spec)
         which = self.spec.kind == "receive rows"
         return sum([self.rows[host][which] for host in hosts if host in self.rows]) if self.rows else 0
 
     def incoming(self) -> Iterator[HostFeeds]:
-        """What its hosts get from others, by the numbers of this launch."""
+        """Yield the data that each host receives from other hosts, by the feed numbers of this launch."""
         first = self.launch.host_feeds
         for host, feeds in self.spec.incoming:
             yield HostFeeds(host, tuple([(first + number, count) for number, count in feeds]))
@@ -186,7 +185,7 @@ class GangRun:
 
 @dataclass
 class Session:
-    """One client connection and all it owns."""
+    """A client connection and everything that it owns."""
 
     number: int
     pid: int
@@ -195,41 +194,40 @@ class Session:
     devices: SessionDevices
     platform: str = ""  # of the devices
     tenant: Tenant = NOBODY
-    pings: int = 0  # that its proxy was sent
-    pongs: int = 0  # that it has answered
+    pings: int = 0  # number of pings that were sent to its proxy
+    pongs: int = 0  # number of answers
     directory: Directory = field(default_factory=Directory)
-    programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
-    parts: dict[int, ProgramParts] = field(default_factory=dict)  # of programs that have not come completely
-    costs: dict[int, int] = field(default_factory=dict)  # credits that a launch takes, of programs that take several
+    programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why lowering failed
+    parts: dict[int, ProgramParts] = field(default_factory=dict)  # of programs that have not arrived completely
+    costs: dict[int, int] = field(default_factory=dict)  # credits per launch, for programs that take more than one
     control_flow: dict[int, m.RegisterSwitch | m.RegisterLoop] = field(default_factory=dict)  # nodes, by number
-    functions: dict[int, str] = field(default_factory=dict)
-    # Functions that are being compiled for where the session migrates to: their names there.
-    migrating: dict[int, str] = field(default_factory=dict)
-    migration_failure: Status | None = None  # why one of them could not be compiled
-    # As they came, for migrations.
-    definitions: dict[int, Program] = field(default_factory=dict)  # of programs
-    called: dict[int, tuple[int, ...]] = field(default_factory=dict)  # functions, by each program that is large
-    function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
-    feeds: Feeds[QueuedNode[GangRun]] = field(default_factory=Feeds)  # that its client sends
+    functions: dict[int, str] = field(default_factory=dict)  # names on workers
+    migrating: dict[int, str] = field(default_factory=dict)  # names of functions at the destination of a migration
+    migration_failure: Status | None = None  # of the compilation of one of them
+    # The next three are kept for migrations, as the client sent them.
+    definitions: dict[int, Program] = field(default_factory=dict)
+    called: dict[int, tuple[int, ...]] = field(default_factory=dict)  # functions of each large program
+    function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)
+    feeds: Feeds[QueuedNode[GangRun]] = field(default_factory=Feeds)
     # By island: functions that its hosts have yet to compile again.
     needs_recompile: dict[int, set[str]] = field(default_factory=dict)
-    # By island: the reason of each failure of it that the proxy has not acknowledged.
+    # By island: the reasons of its failures that the proxy has not acknowledged.
     unacknowledged_failures: dict[int, list[Status]] = field(default_factory=dict)
-    in_steps: int = 0  # programs of it that are being lowered, and launches that are put in line, in steps
-    in_flight: int = 0
-    credits: int = 0  # of its window, that these have taken
-    launches: int = 0
-    python_gangs: set[int] = field(default_factory=set)  # those that call Python and have not started, by sequence
-    # Functions that are released once all such gangs up to a sequence number have started: (the number, the function).
+    in_steps: int = 0  # number of programs that are being lowered, and of large launches that are being put in line
+    in_flight: int = 0  # number of launches
+    credits: int = 0  # of its window, taken by launches in flight
+    launches: int = 0  # number of all launches so far
+    python_gangs: set[int] = field(default_factory=set)  # gangs that call Python and have not started, by sequence
+    # Functions that are released once all Python gangs up to a sequence number have started: (number, function).
     deferred_releases: deque[tuple[int, int]] = field(default_factory=deque)
-    waits_for_islands: bool = True  # that are lost, until they are back; else what needs one fails
-    leaves_islands: bool = False  # by itself, when they are drained
-    has_errors: bool = False  # some buffer of it stands for an error
-    has_spilled: bool = False  # some buffer of it may be spilled
-    suspended: str = ""  # how far its suspension has come, in a few words; "" where it runs
+    waits_for_islands: bool = True  # launches wait for a failed island; if not set, they fail
+    leaves_islands: bool = False  # the client leaves islands itself when they are drained
+    has_errors: bool = False  # some buffer stands for an error
+    has_spilled: bool = False  # some buffer may be spilled
+    suspended: str = ""  # progress of its suspension, in a few words, or "" if it is not suspended
 
     def launched(self) -> None:
-        """One launch more is in flight."""
+        """Count a launch that is in flight."""
         self.launches += 1
         self.in_flight += 1
         self.tenant.launched()
@@ -241,5 +239,5 @@ class Session:
 
     @property
     def name(self) -> str:
-        """What operators read."""
+        """Return the name of the session for operators."""
         return f"session {self.number} ({self.label or self.pid})"

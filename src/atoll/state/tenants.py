@@ -1,4 +1,4 @@
-"""The tenants of a running cluster: who they are now, and what of their quotas they use."""
+"""The tenants of a running cluster, and their use of quotas."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from atoll.state.memory_ledger import MemoryLedger
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """A tenant, with what its sessions have at this moment, which its methods alone count.
+    """A tenant, with counts of what its sessions use. Only its methods change the counts."""
 
-    `settings` may change while they run.
-    """
-
-    settings: TenantSettings
+    settings: TenantSettings  # may change while sessions run
     sessions: int = 0  # open, or waiting for the cluster to be complete
     launches: int = 0  # in flight
-    running: int = 0  # gangs that have their memory and have not ended
-    memory: MemoryLedger | None = None  # what of all memory its sessions have, where tenants are told apart
+    running: int = 0  # number of gangs that have their memory and have not ended
+    memory: MemoryLedger | None = None  # memory of its sessions, if the cluster has tenants besides `default`
     is_one_of_several: bool = False  # the cluster has tenants besides `default`
 
     @property
@@ -34,7 +31,7 @@ class Tenant:
 
     @property
     def host_name(self) -> str:
-        """The name under which hosts compile its programs apart from others'; "" if the cluster has no tenants."""
+        """Return the name under which hosts compile its programs separately, or "" if the cluster has no tenants."""
         return self.name if self.is_one_of_several else ""
 
     @property
@@ -42,7 +39,7 @@ class Tenant:
         return self.settings.role is TenantRole.OPERATOR
 
     def admit(self) -> Status | None:
-        """Counts one more session, until it has `left`; or says why there may be none."""
+        """Count a session until `left` is called, or return the reason why the tenant may not open one."""
         exceeded = self.exceeded("sessions", 1, self.sessions, "these are open (atoll status lists them)")
         self.sessions += exceeded is None
         return exceeded
@@ -54,18 +51,25 @@ class Tenant:
         self.launches += 1
 
     def ended(self, launches: int) -> None:
-        """So many of what was launched are in flight no more."""
+        """Note that launches have ended."""
         self.launches -= launches
 
     def took_memory(self, gangs: int) -> None:
         self.running += gangs
 
     def gave_back(self) -> None:
-        """The memory of one gang, which has ended, or will not run."""
+        """Note that a gang has returned its memory, because it has ended or will not run."""
         self.running -= 1
 
     def exceeded(self, quota: str, wanted: int, has: int, text: str) -> Status | None:
-        """Why it may not have `wanted` more where it has so much: RESOURCE_EXHAUSTED that names the quota."""
+        """Return RESOURCE_EXHAUSTED if the tenant has reached a quota, or None.
+
+        Args:
+          quota: the name of the quota among the settings.
+          wanted: the amount that is requested.
+          has: the amount in use.
+          text: the end of the message.
+        """
         limit = int(getattr(self.settings, quota))
         if not limit or has + wanted <= limit:
             return None
@@ -73,7 +77,7 @@ class Tenant:
 
 
 class Tenants:
-    """All tenants, by name. `default` is always there: who has the cluster's own token."""
+    """All tenants, by name. The tenant `default`, who has the cluster's own token, always exists."""
 
     def __init__(self, settings: Iterable[TenantSettings] = ()) -> None:
         self.by_name = {each.name: _one_of_several(each) for each in settings}
@@ -88,9 +92,9 @@ class Tenants:
         return [tenant.settings for tenant in self.by_name.values()]
 
     def python_rules(self, tenant: Tenant, cluster: ClusterSettings) -> PythonRules:
-        """Return what the Python processes of a session of `tenant` may see and use.
+        """Return the rules for the Python processes of a tenant's session.
 
-        Without tenants, all users of the cluster are the one who started it, who keeps the view of his own files.
+        On a cluster without tenants, all users are the user who started it, so Python sees all of that user's files.
         """
         network = cluster.python_network is OnOff.ON
         if not self.are_told_apart:
@@ -100,32 +104,33 @@ class Tenants:
         return PythonRules(View.GRANTED, read, write, network, cluster.insecure_sandbox)
 
     def put(self, settings: TenantSettings, is_new: bool) -> Tenant:
-        """Adds a tenant, or changes one. Raises StatusError."""
+        """Add or change a tenant. Raise StatusError if the settings contradict those of the other tenants."""
         tenant = self.by_name.get(settings.name)
-        if (tenant is None) != is_new:
-            what = "there is a tenant" if is_new else "there is no tenant"
-            raise invalid(f"{what} {settings.name}") if is_new else not_found(f"{what} {settings.name}")
+        if tenant is None and not is_new:
+            raise not_found(f"tenant {settings.name} does not exist")
+        if tenant is not None and is_new:
+            raise invalid(f"tenant {settings.name} already exists")
         for other in self.by_name.values():
             is_same = settings.token_hash and other.settings.token_hash == settings.token_hash
             if is_same and other.name != settings.name:
                 raise invalid(f"the tenants {other.name} and {settings.name} cannot have the same token")
         if settings.name == DEFAULT_NAME and settings.role is not TenantRole.OPERATOR:
-            raise invalid(f"the tenant {DEFAULT_NAME}, who has the cluster's own token, is an operator")
+            raise invalid(f"the tenant {DEFAULT_NAME} has the cluster's own token, so its role has to be operator")
         if tenant is None:
             if len(self.by_name) >= MOST_TENANTS:
-                raise StatusError(Code.RESOURCE_EXHAUSTED, f"there are {MOST_TENANTS} tenants, and no more may be")
+                raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster cannot have more than {MOST_TENANTS} tenants")
             tenant = self.by_name[settings.name] = _one_of_several(settings)
         else:
             tenant.settings = settings
         return tenant
 
     def remove(self, name: str) -> Tenant:
-        """The tenant, who is none any more. Raises StatusError."""
+        """Remove and return a tenant. Raise StatusError if it does not exist or if it is `default`."""
         if name == DEFAULT_NAME:
-            raise invalid(f"the tenant {DEFAULT_NAME} has the cluster's own token: it stays")
+            raise invalid(f"the tenant {DEFAULT_NAME} has the cluster's own token, so it cannot be removed")
         tenant = self.by_name.pop(name, None)
         if tenant is None:
-            raise not_found(f"there is no tenant {name}")
+            raise not_found(f"tenant {name} does not exist")
         return tenant
 
 
@@ -134,5 +139,5 @@ def _one_of_several(settings: TenantSettings) -> Tenant:
 
 
 def without_tokens(settings: TenantSettings) -> TenantSettings:
-    """The same for whoever may look at it."""
+    """Return the settings for display."""
     return msgspec.structs.replace(settings, token_hash="")

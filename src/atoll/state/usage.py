@@ -1,10 +1,9 @@
-"""Who uses how much: accounts, which what happens to gangs and to memory is charged to.
+"""Accounts to which device time, memory, moved bytes and compile time are charged.
 
-An account is that of a program of a session; registered programs of one name share it. Charging is on the path of each
-gang, and so is a few additions; once a second what has come together is taken, for the shell to keep.
+There is one account per session and program name. Charging is on the path of each gang, so it takes only a few
+additions. Once a second, the controller's process takes and stores the usage since the last time.
 
-Device time is what workers report, charged where a gang ends on a host; of gangs that take long, `long_gangs` charges
-a part before.
+Device time is charged when a gang ends on a host, as workers report it. `long_gangs` charges a part of it in advance.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from atoll.cluster.usage.usage_records import Usage
 
 
 class Meter:
-    """All accounts. `now` is the time of the event that is being handled: memory is charged for how long it is held."""
+    """All accounts. `now` is the time of the current event: memory is charged by the time for which it is held."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._accounts: dict[int, WeakValueDictionary[str, Account]] = {}  # by session, those that something refers to
-        self._active: dict[Account, None] = {}  # charged since they were taken, or with memory
-        self._taken = -1.0  # when
+        self._accounts: dict[int, WeakValueDictionary[str, Account]] = {}  # accounts that are referenced, by session
+        self._active: dict[Account, None] = {}  # accounts that hold memory or were charged since the last `take`
+        self._taken = -1.0  # time of the last `take`
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_accounts": {session: dict(each) for session, each in self._accounts.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():  # not its dictionary: see `journal.snapshots`
+        for name, value in state.items():  # one by one, see `journal.snapshots`
             setattr(self, name, value)
         self._accounts = {session: WeakValueDictionary(each) for session, each in self._accounts.items()}
 
     def account(self, tenant: str, session: int, label: str, program: str) -> Account:
-        """That of the program; who gets it keeps it."""
+        """Return the account of a program. It exists as long as the caller refers to it."""
         of_session = self._accounts.setdefault(session, WeakValueDictionary())
         account = of_session.get(program)
         if account is None:
@@ -41,7 +40,7 @@ class Meter:
         return account
 
     def session_closed(self, session: int) -> None:
-        """What it still has is charged to its accounts until the last of it goes."""
+        """Forget the session. Its accounts are charged for memory until the memory is released."""
         self._accounts.pop(session, None)
 
     def wake(self, account: Account) -> None:
@@ -49,7 +48,7 @@ class Meter:
         self._active[account] = None
 
     def take(self, devices: int) -> tuple[int, tuple[Usage, ...]]:
-        """What was used since the last time; before it, how much device time there was, of so many devices."""
+        """Return the device time of `devices` devices since the last call, and the usage of each account since then."""
         now = self.now
         present = round((now - self._taken) * devices * 1e9) if self._taken >= 0 else 0
         self._taken = now
@@ -65,7 +64,7 @@ class Meter:
 
 
 class Account:
-    """What was used since it was taken last. Who adds to a counter itself wakes it where it `is_idle`."""
+    """The usage of a program since it was last taken. Code that adds to a counter calls `wake` if `is_idle` is set."""
 
     __slots__ = (
         "__weakref__",
@@ -94,26 +93,27 @@ class Account:
         self.device_ns = 0
         self.bytes_moved = 0
         self.compile_seconds = 0.0
-        self.nbytes = 0  # that it has now
-        self._byte_seconds = 0.0  # what it had, less what it has times when that began
+        self.nbytes = 0  # held now
+        # Byte-seconds since the last `take`, if `nbytes` times the current time is added.
+        self._byte_seconds = 0.0
 
     def wake(self) -> None:
         self._meter.wake(self)
 
     def compiled(self, seconds: float) -> None:
-        """A host has compiled for so long."""
+        """Charge compile time of a host."""
         self.compile_seconds += seconds
         self.wake()
 
     def hold(self, nbytes: int) -> None:
-        """It has so many bytes more from now on; fewer where negative."""
+        """Change the number of bytes held by `nbytes`, which may be negative."""
         self.nbytes += nbytes
         self._byte_seconds -= nbytes * self._meter.now
         if self.is_idle:
             self._meter.wake(self)
 
     def take(self, now: float) -> Usage | None:
-        """What was used; None where nothing was."""
+        """Return the usage since the last call, or None if nothing was used."""
         byte_seconds = self._byte_seconds + self.nbytes * now
         if not (self.device_ns or self.bytes_moved or self.compile_seconds or self.nbytes or byte_seconds > 0.5):
             self._byte_seconds = 0.0
