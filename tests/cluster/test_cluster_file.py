@@ -75,13 +75,13 @@ def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.M
             r"island\[1\]: Object contains unknown field `host`; the known ones are: devices, hosts, count, platform",
         ),
         ("islands = 2\n[[island]]\ndevices = 2", "unknown field `islands`; the known ones are: island, platform"),
-        ("[[island]]\ndevices = 6\ntopology = '2x2'", r"island\[0\].topology: .*cannot stand in a mesh of 2x2"),
-        ("[[island]]\ndevices = 6\ntopology = '2*3'", r"island\[0\].topology: .*no mesh of devices"),
+        ("[[island]]\ndevices = 6\ntopology = '2x2'", r"island\[0\].topology: .*cannot form a mesh of 2x2"),
+        ("[[island]]\ndevices = 6\ntopology = '2*3'", r"island\[0\].topology: .*invalid device mesh"),
         ("lease = -1\n[[island]]\ndevices = 2", "lease: Expected `float` > 0"),
         ("device_memory = 'much'\n[[island]]\ndevices = 2", "device_memory: "),
         ("dispatch = 'now'\n[[island]]\ndevices = 2", "dispatch: Invalid enum value 'now'"),
         ("[[island]]\ndevices = 2\ncount = 40000\n[[island]]\ndevices = 2\ncount = 40000", "at most 65536 islands"),
-        ("[[island]\n", r"no TOML: .*line 1"),
+        ("[[island]\n", r"not valid TOML: .*line 1"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(tmp_path: Path, content: str, text: str) -> None:

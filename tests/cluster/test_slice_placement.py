@@ -178,7 +178,7 @@ def test_a_refusal_names_what_is_free_and_why_each_island_will_not_do():
     table.islands[1] = island(1, (2, 2), closed="it is restarting")
     table.add(3)
     text = table.refusal(2, 2)
-    assert "no room for a 2x2 mesh of devices" in text
+    assert "cannot place a 2x2 mesh of devices" in text
     assert "island 0 (4 cpu): it has no sub-mesh 2x2" in text
     assert "island 1 (2x2 cpu): it is restarting" in text
     assert text.endswith("in no slice: island 0: 3; island 1: 4, 5, 6, 7")
@@ -214,7 +214,7 @@ def test_a_slice_moves_to_the_devices_that_are_named_or_to_the_emptiest():
     [
         ((0,), "needs 2 devices"),
         ((0, 0), "each once"),
-        ((0, 2), "no 2 mesh"),
+        ((0, 2), "do not form a 2 mesh"),
         ((3, 9), "each once"),
     ],
 )
@@ -230,7 +230,7 @@ def test_an_island_that_is_closed_or_too_small_is_no_target():
     table.add(3)
     with pytest.raises(StatusError, match="it is lost"):
         table.slices.target(1, 1, island(1, (4,), closed="it is lost"))
-    with pytest.raises(StatusError, match="no place for a 3 mesh"):
+    with pytest.raises(StatusError, match="no devices for a 3 mesh"):
         table.slices.target(1, 1, island(1, (2,)))
 
 
@@ -250,7 +250,7 @@ def test_arrays_over_two_virtual_devices_on_one_device_are_refused():
 def test_the_error_of_a_function_over_islands_says_why_it_cannot_run():
     table = Table((2,), (2,))
     devices = table.slices.sessions[1]
-    assert "jax.Device.slice_index tells" in devices.scattered([0, 2])
+    assert "jax.Device.slice_index is its number" in devices.scattered([0, 2])
     devices.relocate({1: DeviceLocation(1, 1, 0)})
     assert "at present, 0, 1, though their slice_index is the same" in devices.scattered([0, 1])
 

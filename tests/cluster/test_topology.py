@@ -54,5 +54,5 @@ def test_a_rank_slot_counts_within_an_island_or_through_the_cluster(rank_slot: R
 
 
 def test_a_mesh_that_an_island_cannot_have_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"an island of 1x8 .* cannot stand in a mesh of 4x4"):
+    with pytest.raises(SettingsError, match=r"an island of 1x8 .* cannot form a mesh of 4x4"):
         _ = ClusterSettings("1x2x8+1x1x8", mesh="4x4").topology

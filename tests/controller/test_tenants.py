@@ -228,7 +228,7 @@ def test_an_exclusive_slice_is_on_devices_that_nobody_has_and_nobody_gets_them()
     # Whoever was there before is refused, and whoever comes does not see them.
     play.proxy(play.session, m.RegisterFunction(9, "content", 909, ((min(each.ordinal for each in taken),),)))
     (not_ready,) = [message for message in play.outbox() if isinstance(message, m.FunctionReady)]
-    assert f"of session {other}, which has it for itself" in not_ready.status.message
+    assert f"of session {other}, which uses it exclusively" in not_ready.status.message
     assert len(play.open().devices.virtual) == 2
     play.outbox()
     assert added(play.session, 3, SliceRequest(3)).status.code == Code.RESOURCE_EXHAUSTED

@@ -165,7 +165,7 @@ def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
     [
         (("--name", "Under_score"), "beginning with a letter"),
         (("--resource", "cpu"), "expected KEY=VALUE"),
-        (("--islands", "2x2"), "is no topology"),
+        (("--islands", "2x2"), "invalid topology"),
         (("--engine", "local"), "--engine hosts"),
         (("--tenants", "tenants.toml"), "invalid name 'An.other' for a Secret"),
     ],

@@ -463,7 +463,7 @@ def test_a_remap_goes_to_an_island_and_perhaps_devices_of_it() -> None:
 
 def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:
     said = user.atoll("up", "--islands", "1x2x2", "--topology", "3x2").error
-    assert "has 4 devices, which cannot stand in a mesh of 3x2" in said
+    assert "has 4 devices, which cannot form a mesh of 3x2" in said
     assert user.leftovers() == []
 
 

@@ -1,1 +1,1 @@
-"""What everybody may know of a cluster: settings, topology, meshes, slices, and where virtual devices are."""
+"""Settings, topology, lifecycle and slices of a cluster, and the processes and sandboxes of all its parts."""

@@ -1,4 +1,4 @@
-"""A cluster in a file, in TOML: its settings, and islands that may differ in hosts, devices, platform and mesh.
+"""Read a cluster file in TOML, with settings and islands that may differ in hosts, devices, platform and mesh.
 
     platform = "cuda"
 
@@ -12,8 +12,8 @@
     devices = 4
     platform = "cpu"
 
-What a flag of `atoll up` sets has the flag's name here, with _ for -. Flags count more than the file, and the file more
-than the environment.
+A setting has the name of the flag of `atoll up`, with _ for -. Flags take precedence over the file, and the file over
+the environment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class _Island(msgspec.Struct, forbid_unknown_fields=True):
-    """`count` islands that are alike. "" stands for what all islands of the file have."""
+    """`count` identical islands. "" stands for the value of the whole file."""
 
     devices: _Count
     hosts: _Count = 1
@@ -76,7 +76,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     python_network: OnOff | None = None
 
 
-# Where the name of a setting is another one.
+# Names of `ClusterSettings` that differ from those of the file.
 _SETTINGS = {"topology": "mesh", "lease": "lease_seconds", "wait": "wait_seconds", "suspended": "suspended_seconds"}
 _PLACE = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<where>.*)`$", re.DOTALL)
 
@@ -84,16 +84,16 @@ _PLACE = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<where>.*)`$", re.DOTALL)
 def read_cluster_file(
     path: str | Path, settings: ClusterSettings, flags: Mapping[str, Any] | None = None
 ) -> ClusterSettings:
-    """These settings with what the file says, and then with the `flags`, by the names of `ClusterSettings`.
+    """Return the settings, overridden by the file, and then by `flags`, which have the names of `ClusterSettings`.
 
-    Raises SettingsError that names the file, and the key.
+    Raise a SettingsError that names the file and the key.
     """
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read the cluster file {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path} is no TOML: {error}") from None
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
     try:
         file = msgspec.convert(present_keys(content), _File)
     except msgspec.ValidationError as error:
@@ -111,12 +111,12 @@ def read_cluster_file(
     settings = msgspec.structs.replace(settings, **said | dict(flags or {}))
     shapes = [shape for number, each in enumerate(file.island) for shape in _shapes(each, settings, number, path)]
     if len(shapes) > MOST_ISLANDS:
-        raise SettingsError(f"{path}: a cluster has at most {MOST_ISLANDS} islands, and these are {len(shapes)}")
+        raise SettingsError(f"{path}: a cluster has at most {MOST_ISLANDS} islands, but the file has {len(shapes)}")
     return msgspec.structs.replace(settings, shapes=tuple(shapes), islands=str(Topology(tuple(shapes))))
 
 
 def settings_from_environment(path: str | Path = "") -> ClusterSettings:
-    """The cluster of the environment, and of the file that it, or `path`, names. Raises SettingsError."""
+    """Return the settings of the environment, overridden by the cluster file at `path` or in $ATOLL_CLUSTER."""
     settings = ClusterSettings.from_environment()
     path = path or os.environ.get(FILE_VARIABLE, "")
     return read_cluster_file(path, settings) if path else settings
@@ -142,7 +142,7 @@ def _bytes(text: str, where: str) -> int:
 
 
 def _explained(text: str) -> str:
-    """msgspec's text, with the key first."""
+    """Return msgspec's message with the key first."""
     found = _PLACE.match(text)
     what, where = (found["what"], found["where"]) if found else (text, "")
     if "unknown field" in what:

@@ -1,4 +1,4 @@
-"""Names of the previous version that still work for one version: environment variables, options, keys of cluster files.
+"""Names of the previous version that still work in this one: environment variables, options, keys of cluster files.
 
 The documentation and `--help` do not list them.
 """

@@ -1,4 +1,4 @@
-"""The life of an island: one state machine, and what it notifies others of.
+"""The state machine of islands, and its notifications.
 
     starting --> ready <--> draining --> drained
         |         ^ |          |           | ^
@@ -7,7 +7,7 @@
         |         |                          |
         +---------+--> removed --------------+
 
-Only `Lifecycle` changes a state. Subscribers are called in the order in which they subscribed, after the change.
+Only `Lifecycle` changes a state. After the change, it calls subscribers in the order in which they subscribed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from atoll.errors import Code, Status
 
 
 class IslandState(StrEnum):
-    """The words are those of the report."""
+    """The state of an island. The values appear in reports."""
 
     STARTING = "starting"  # not all of its hosts have joined yet
     READY = "ready"
-    DRAINING = "draining"  # it works; what is on it is being moved to others
-    RESTARTING = "restarting"  # it failed, and its workers start again
-    REMOVED = "removed"  # its workers are not started again: it failed too often, or was not up in time
-    DRAINED = "drained"  # its operator has ended it
+    DRAINING = "draining"  # works, while its arrays and slices migrate to other islands
+    RESTARTING = "restarting"  # failed, and its workers start again
+    REMOVED = "removed"  # failed too often or was not up in time, so its workers are not restarted
+    DRAINED = "drained"  # ended by an operator or because its machines left
 
 
 class HostState(StrEnum):
@@ -48,30 +48,30 @@ TRANSITIONS: Mapping[IslandState, frozenset[IslandState]] = {
 
 
 class IllegalTransition(RuntimeError):
-    """A defect: an island cannot go from this state to that."""
+    """A transition that the table does not have, which is a bug."""
 
 
 @dataclass
 class Island:
-    """Hosts that start, and fail, together."""
+    """A group of hosts that start and fail together."""
 
     number: int
     state: IslandState = IslandState.STARTING
     restarts: int = 0
     last_failure: Status | None = None
     was_ready: bool = False  # at least once
-    incarnation: int = 0  # of its workers: those of earlier ones are not let in
-    machines: tuple[str, ...] = ()  # by rank, where the engine has names for them
-    returns: bool = False  # drained since a machine left: it comes back when there are machines for it again
+    incarnation: int = 0  # of its workers; those of earlier incarnations are refused
+    machines: tuple[str, ...] = ()  # by rank, if the engine has names for them
+    returns: bool = False  # drained because a machine left, so it returns when there are machines for it
 
     @property
     def works(self) -> bool:
-        """Whether all of its hosts are there."""
+        """Return whether all of its hosts are connected and working."""
         return self.state in (IslandState.READY, IslandState.DRAINING)
 
     @property
     def is_over(self) -> bool:
-        """Whether it will not work again, or not before there are machines for it again."""
+        """Return whether it will not work again, at least until it has new machines."""
         return self.state in (IslandState.REMOVED, IslandState.DRAINED)
 
     @property
@@ -80,7 +80,7 @@ class Island:
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether a session that opens now gets its devices."""
+        """Return whether a session that opens now gets its devices."""
         return self.was_ready and self.state in (IslandState.READY, IslandState.RESTARTING)
 
     @property
@@ -96,7 +96,7 @@ class Island:
 
 @dataclass(frozen=True, slots=True)
 class IslandReady:
-    """All of its hosts have joined, for the first time."""
+    """All hosts of the island have joined for the first time."""
 
     island: int
 
@@ -118,7 +118,7 @@ class IslandRestarted:
 
 @dataclass(frozen=True, slots=True)
 class IslandRemoved:
-    """The island is not restarted."""
+    """The island will not be restarted."""
 
     island: int
     status: Status
@@ -126,7 +126,7 @@ class IslandRemoved:
 
 @dataclass(frozen=True, slots=True)
 class IslandDrained:
-    """Nothing of any session is there, and its workers are to end."""
+    """No session has anything on the island, and its workers must end."""
 
     island: int
 
@@ -137,17 +137,17 @@ N = TypeVar("N", bound=Notification)
 
 @dataclass
 class Lifecycle:
-    """Changes the states of islands. Every method raises IllegalTransition where the table has no such change."""
+    """Changes the states of islands. Methods raise IllegalTransition for a transition that the table does not have."""
 
     islands: Mapping[int, Island]
     _subscribers: dict[type[Any], list[Callable[[Any], None]]] = field(default_factory=dict)
 
     def subscribe(self, kind: type[N], call: Callable[[N], None]) -> None:
-        """Has `call(notification)` called at each notification of this kind."""
+        """Call `call(notification)` at each notification of this kind."""
         self._subscribers.setdefault(kind, []).append(call)
 
     def hosts_joined(self, island: int) -> None:
-        """The last of the island's hosts has joined."""
+        """Record that all hosts of the island have joined."""
         was = self._change(island, IslandState.READY)
         self._notify(IslandReady(island) if was is IslandState.STARTING else IslandRestarted(island))
 
@@ -166,18 +166,18 @@ class Lifecycle:
         self._change(island, IslandState.DRAINING)
 
     def stop_drain(self, island: int) -> None:
-        """It cannot be drained now. Does nothing where it was lost meanwhile."""
+        """Return to READY since the island cannot be drained now. Do nothing if it has failed meanwhile."""
         if self.islands[island].state is IslandState.DRAINING:
             self._change(island, IslandState.READY)
 
     def end(self, island: int, status: Status) -> None:
-        """Its operator does without it from now on."""
+        """Record that the island is drained."""
         self._change(island, IslandState.DRAINED)
         self.islands[island].last_failure = status
         self._notify(IslandDrained(island))
 
     def begin_return(self, island: int) -> None:
-        """There are machines for a drained island again, and its workers are about to start."""
+        """Record that the workers of a drained island are about to start again."""
         self._change(island, IslandState.RESTARTING)
         self.islands[island].returns = False
 

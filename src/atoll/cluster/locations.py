@@ -1,4 +1,4 @@
-"""Where things are on physical devices: the location of a virtual device, and memory on a host's devices."""
+"""Locations of virtual devices on physical devices, and memory on physical devices."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceLocation:
-    """The physical device under a virtual one: an island, one of the cluster's hosts, an ordinal among its devices."""
+    """The physical device of a virtual device. `host` counts through the cluster, `ordinal` within the host."""
 
     island: int
     host: int
     ordinal: int
 
 
-# Virtual devices, by number.
-Placement = Mapping[int, DeviceLocation]
-# A host and an ordinal among its devices.
-HostDevice = tuple[int, int]
-# Bytes on devices.
-MemoryRequirement = tuple[tuple[HostDevice, int], ...]
+Placement = Mapping[int, DeviceLocation]  # by the number of a virtual device
+HostDevice = tuple[int, int]  # a host and an ordinal among its devices
+MemoryRequirement = tuple[tuple[HostDevice, int], ...]  # bytes on devices
 
 
 def total(requirements: Iterable[MemoryRequirement]) -> MemoryRequirement:
-    """The memory that all of these need together."""
+    """Return the sum of the requirements."""
     sums: dict[HostDevice, int] = {}
     for requirement in requirements:
         for device, nbytes in requirement:

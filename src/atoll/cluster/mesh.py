@@ -1,8 +1,8 @@
-"""The mesh of an island's devices, and the sub-meshes that a slice can be.
+"""The mesh of an island's devices, and its sub-meshes, which slices can use.
 
-An island's devices stand in row-major order at the points of a mesh of one to three dimensions: the one of
-its platform (coordinates), or the one that the cluster was started with, or a line. A slice of a given shape
-is an axis-aligned box of it, with its axes in any order; nothing wraps around.
+An island's devices are the points of a mesh of one to three dimensions, in row-major order. The mesh is that of the
+platform's coordinates, or that of the cluster's settings, or a line. A slice of a given shape is an axis-aligned box of
+the mesh, with its axes in any order. Boxes do not wrap around.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MAX_RANK = 3
 
 
 def parse_mesh(text: str) -> Shape:
-    """Reads `4x4`, or "" for a line. Raises ValueError."""
+    """Parse text such as "4x4", or "" for a line. Raise ValueError for other text."""
     if not text:
         return ()
     parts = text.lower().split("x")
     if len(parts) > MAX_RANK or not all(p.isascii() and p.isdigit() and 0 < int(p) < 1 << 20 for p in parts):
-        raise ValueError(f"{text!r} is no mesh of devices: expected up to {MAX_RANK} numbers, such as 4x4 or 2x2x2")
+        raise ValueError(f"invalid device mesh {text!r}: expected up to {MAX_RANK} numbers, such as 4x4 or 2x2x2")
     return tuple(map(int, parts))
 
 
@@ -31,10 +31,10 @@ def text_of(shape: Sequence[int]) -> str:
 
 
 def mesh_of(coordinates: Sequence[Shape], declared: Shape = ()) -> tuple[Shape, tuple[int, ...]]:
-    """An island's mesh, and which of its devices stands at each point of it, in row-major order.
+    """Return an island's mesh, and the index of the device at each point, in row-major order.
 
-    `coordinates` are the platform's, one for each device. They count only where each is another and together they fill
-    a box of more than one dimension; else the mesh is the declared one, or a line.
+    `coordinates` are those of the platform, per device. They are used only if they are distinct and fill a box of more
+    than one dimension. Otherwise, the mesh is the declared one, or a line.
     """
     count = len(coordinates)
     if len(set(coordinates)) == count and len(set(map(len, coordinates))) == 1:
@@ -50,7 +50,7 @@ def mesh_of(coordinates: Sequence[Shape], declared: Shape = ()) -> tuple[Shape, 
 
 
 def point(index: int, mesh: Shape) -> Shape:
-    """The coordinates of a point by its number in row-major order."""
+    """Return the coordinates of the point with this number in row-major order."""
     coordinates = []
     for size in reversed(mesh):
         index, coordinate = divmod(index, size)
@@ -59,9 +59,9 @@ def point(index: int, mesh: Shape) -> Shape:
 
 
 def boxes(mesh: Shape, shape: Shape) -> Iterator[tuple[int, ...]]:
-    """The sub-meshes of that shape: their points by number, in the row-major order of `shape`, not of the mesh.
+    """Yield the sub-meshes of a shape, as the numbers of their points in the row-major order of `shape`.
 
-    Each set of points comes once: axes in order where that is possible.
+    Each set of points is yielded once, with axes in the order of the mesh if possible.
     """
     wide = [size for size in shape if size > 1]
     if len(wide) > len(mesh):
@@ -86,7 +86,7 @@ def boxes(mesh: Shape, shape: Shape) -> Iterator[tuple[int, ...]]:
 
 
 def compact_shapes(mesh: Shape, count: int) -> list[Shape]:
-    """The shapes of as many devices that fit into the mesh with its axes in order: the most compact first."""
+    """Return the shapes of `count` devices that fit into the mesh with axes in order, the most compact first."""
     found = [
         shape
         for shape in itertools.product(*([d for d in range(1, size + 1) if count % d == 0] for size in mesh))
@@ -96,12 +96,12 @@ def compact_shapes(mesh: Shape, count: int) -> list[Shape]:
 
 
 def is_box(points: Sequence[int], mesh: Shape, shape: Shape) -> bool:
-    """Whether the points, in this order, are a sub-mesh of that shape."""
+    """Return whether the points, in this order, are a sub-mesh of the shape."""
     return any(tuple(points) == box for box in _anchored(points, mesh, shape))
 
 
 def _anchored(points: Sequence[int], mesh: Shape, shape: Shape) -> Iterator[tuple[int, ...]]:
-    """The boxes of that shape at the first of the points, with its axes in every order."""
+    """Yield the boxes of the shape that begin at the first of the points, with axes in every order."""
     wide = [size for size in shape if size > 1]
     if not points or not all(0 <= each < math.prod(mesh) for each in points):
         return

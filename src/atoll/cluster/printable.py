@@ -1,7 +1,7 @@
-"""Text of unknown origin for terminals, pages and logs: control and format characters become escapes.
+"""Escape control and format characters in text of unknown origin, for terminals, pages and logs.
 
-A name or an error text that a client chooses would otherwise move an operator's cursor, set the title of a terminal, or
-show another order of characters than the one that is stored (bidirectional controls).
+Otherwise a name or an error text from a client could move an operator's cursor, set the title of a terminal, or show
+characters in another order (bidirectional controls).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _KEPT = "\n\t"
 
 
 def printable_name(name: str) -> str:
-    """Return a name as one line of printable characters, `MAX_NAME` at most."""
+    """Return a name as one line of at most `MAX_NAME` printable characters."""
     if not name.isprintable():
         name = _escaped(name[:MAX_NAME], "")
     return name if len(name) <= MAX_NAME else name[: MAX_NAME - 3] + "..."
 
 
 def printable_text(text: str, most: int = MAX_TEXT) -> str:
-    """Return a text with its lines and tabs, all else printable, and `most` characters at most."""
+    """Return a text of at most `most` characters, all printable except line breaks and tabs."""
     if not text.isprintable():
         text = _escaped(text[:most], _KEPT)
     return text if len(text) <= most else text[: most - 3] + "..."

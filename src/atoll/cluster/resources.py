@@ -1,6 +1,6 @@
-"""The physical side of the resource manager: which islands, hosts and devices there are.
+"""The physical islands, hosts and devices of a cluster.
 
-`cluster.lifecycle` has the states of islands; `cluster.slice_placement` says which physical device a virtual one is on.
+`cluster.lifecycle` has the states of islands, `cluster.slice_placement` the physical devices of virtual devices.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from atoll.cluster.topology import IslandShape, Topology
 from atoll.cluster.virtual_devices import DeviceInfo, VirtualDevice
 from atoll.errors import not_found
 
-# Why nothing new goes to an island, by its state.
+# Why no new slice can use an island, by its state.
 _CLOSED = {IslandState.READY: "", IslandState.DRAINING: "it is being drained"}
 
 
 @dataclass
 class Host:
-    """A machine with its devices and one worker. `pid` is the worker's, `machine` a name for people, or ""."""
+    """A machine with its devices and one worker."""
 
     number: int
     island: int
-    pid: int
+    pid: int  # of its worker
     state: HostState
     devices: tuple[DeviceInfo, ...]
     data_address: str
@@ -36,18 +36,18 @@ class Host:
     platform_version: str
     max_in_flight: int
     incarnation: int = 0
-    machine: str = ""
-    sandbox: Mechanisms | None = None  # for users' Python; None: its worker does not say
+    machine: str = ""  # its name, for messages
+    sandbox: Mechanisms | None = None  # for users' Python; None if its worker does not report it
 
     @property
     def worker(self) -> str:
-        """Its worker, for a person."""
+        """Return the name of its worker, for messages."""
         return f"worker {self.pid}" + (f" on {self.machine}" if self.machine else "")
 
 
 @dataclass
 class ResourceManager:
-    """Hosts as they join and leave."""
+    """The islands of a cluster, and the hosts that have joined."""
 
     topology: Topology
     hosts: dict[int, Host] = field(default_factory=dict)
@@ -58,17 +58,17 @@ class ResourceManager:
         self.islands = {number: Island(number) for number in range(self.topology.islands)}
 
     def join(self, host: Host) -> None:
-        """A host's worker is up, for the first time or again."""
+        """Add a host whose worker has connected, for the first time or again."""
         self.hosts[host.number] = host
         self._was_complete = self._was_complete or len(self.hosts) == self.topology.host_count
 
     def has_all_hosts(self, island: int) -> bool:
-        """Whether every host of the island has a worker now."""
+        """Return whether every host of the island has a worker now."""
         members = self.hosts_of(island)
         return len(members) == self.topology.shapes[island].hosts and not any(self.has_failed(each) for each in members)
 
     def pending_reason(self, island: int) -> str:
-        """Which of its workers an island waits for that is started; "" where it waits for none."""
+        """Return which workers a starting island waits for, as text; "" if it does not wait."""
         record = self.islands[island]
         if record.works or record.is_over:
             return ""
@@ -79,29 +79,29 @@ class ResourceManager:
         return f"waits for workers that are being started: {', '.join(names)}" if names else ""
 
     def hosts_of(self, island: int) -> list[int]:
-        """The hosts of the island that have joined."""
+        """Return the hosts of the island that have joined."""
         return sorted(host.number for host in self.hosts.values() if host.island == island)
 
     def max_in_flight(self, island: int) -> int:
-        """How many runs may be in flight on each of the island's hosts: what the least of them can take."""
+        """Return the number of runs that may be in flight on each host of the island, the minimum of their limits."""
         return max(1, min(self.hosts[host].max_in_flight for host in self.hosts_of(island)))
 
     def addresses_of(self, island: int) -> tuple[tuple[int, str], ...]:
-        """Where its hosts listen for data."""
+        """Return the data addresses of the island's hosts."""
         return tuple((host, self.hosts[host].data_address) for host in self.hosts_of(island))
 
     def lose_hosts(self, island: int) -> None:
-        """The island's workers are lost, all of them: without one the others cannot go on."""
+        """Mark all hosts of the island as failed, since its workers cannot continue without one another."""
         for host in self.hosts_of(island):
             self.hosts[host].state = HostState.FAILED
 
     @property
     def is_complete(self) -> bool:
-        """True once every host has joined: from then on sessions may open, whatever islands come later."""
+        """Return whether every host has joined at least once, so that sessions may open."""
         return self._was_complete
 
     def add_island(self, shape: IslandShape) -> int:
-        """One more island is about to start; its number."""
+        """Add an island that is about to start, and return its number."""
         island = self.topology.islands
         self.topology = self.topology.with_island(shape)
         self.islands[island] = Island(island)
@@ -109,14 +109,14 @@ class ResourceManager:
 
     @property
     def device_count(self) -> int:
-        """The devices that are there now, on islands that work."""
+        """Return the number of devices on islands that work now."""
         return sum(len(host.devices) for host in self.hosts.values() if self.islands[host.island].works)
 
     def has_failed(self, host: int) -> bool:
         return self.hosts[host].state is HostState.FAILED
 
     def addresses(self) -> tuple[tuple[int, str], ...]:
-        """Where the data ports are of the hosts that a session uses which opens now, and that are there."""
+        """Return the data addresses of the connected hosts that a session opened now would use."""
         return tuple(
             (host.number, host.data_address)
             for host in self.hosts.values()
@@ -124,7 +124,7 @@ class ResourceManager:
         )
 
     def away(self) -> dict[int, tuple[int, ...]]:
-        """Islands that a session uses which opens now, and that are not there yet: their hosts."""
+        """Return the hosts of the islands that a session opened now would use and that do not work now, by island."""
         return {
             each.number: tuple(self.hosts_of(each.number))
             for each in self.islands.values()
@@ -132,22 +132,22 @@ class ResourceManager:
         }
 
     def states_text(self) -> str:
-        """Such as "island 0 is lost, island 1 is drained"."""
+        """Return the states of all islands as text such as "island 0 is ready, island 1 is drained"."""
         return ", ".join(f"island {each.number} is {each.state}" for each in self.islands.values())
 
     def number_of(self, location: DeviceLocation) -> int:
-        """A physical device's number in the cluster, as operators see it."""
+        """Return a physical device's number in the cluster, as operators see it."""
         return self.topology.number_of(location.host, location.ordinal)
 
     def devices_for(self, island: int, platform: str) -> IslandDevices:
-        """The same for a session with devices of that platform."""
+        """Return the island's devices for a session with devices of a platform; closed if they have another one."""
         devices, has = self.devices(island), self.topology.shapes[island].platform
         if has == platform:
             return devices
         return replace(devices, closed=f"its devices are {has}, and this session has {platform} devices")
 
     def devices(self, island: int) -> IslandDevices:
-        """The island's devices at the points of its mesh."""
+        """Return the island's devices at the points of its mesh."""
         members = [self.hosts[number] for number in self.hosts_of(island)]
         infos = [(host.number, info) for host in members for info in host.devices]
         shape, record = self.topology.shapes[island], self.islands[island]
@@ -162,7 +162,10 @@ class ResourceManager:
         )
 
     def platform_for(self, wanted: str) -> str:
-        """That of the devices of a session which asks for one; "": that of the first island. Raises NOT_FOUND."""
+        """Return the platform for a session that asks for `wanted`; "" for that of the first island.
+
+        Raise NOT_FOUND if no island has the platform.
+        """
         platforms = self.topology.platforms
         for each in platforms:
             if not wanted or each == wanted or (wanted in GPUS and each in GPUS):
@@ -170,7 +173,7 @@ class ResourceManager:
         raise not_found(f"this cluster has no {wanted} devices: its islands have {', '.join(platforms)} devices")
 
     def virtual_devices(self, platform: str) -> tuple[tuple[VirtualDevice, ...], dict[int, DeviceLocation]]:
-        """What a session that opens now gets: a virtual device for each physical one of the islands that take it."""
+        """Return the virtual devices of a session that opens now, one per physical device, and their locations."""
         virtual: list[VirtualDevice] = []
         locations: dict[int, DeviceLocation] = {}
         for island in self.islands:

@@ -1,6 +1,6 @@
 """The settings of a cluster, which are chosen when it starts.
 
-They travel as one record: from the command or the client through the engine to the controller, and into its event log.
+One record passes from the command or the client through the engine to the controller, and into its event log.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DEFAULT_PLATFORM = "cpu"
 DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "fair"
 DEFAULT_RAY_STRATEGY = "STRICT_SPREAD"
-GRACE_SECONDS = 60.0  # where a controller has a journal: for who knows it to come back to the next one
+GRACE_SECONDS = 60.0  # for peers to reconnect to the next controller, if a controller has a journal
 SUSPENDED_SECONDS = 86400.0
-HOSTS_SECONDS = 600.0  # for hosts that others start to come
+HOSTS_SECONDS = 600.0  # for the hosts of an island to join, if the engine does not start them
 RELAY_GROUP = 16
-NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`
+NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: see `devices.null`
 
 # The environment variable of each setting.
 VARIABLES = {
@@ -62,21 +62,18 @@ VARIABLES = {
 
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:
-    """Raises SettingsError where `name` is none of the `known` ones: of platforms, policies or engines, say.
-
-    Tables of kinds have "module:name" for each, which `pkgutil.resolve_name` imports where the kind is used.
-    """
+    """Raise SettingsError if `name` is not in `known`, such as a table of platforms, policies or engines."""
     if name not in known:
         raise SettingsError(f"there is no {what} {name!r}; the known ones are: {', '.join(known)}")
 
 
 def read_topology(text: str, mesh: str = "") -> Topology:
-    """The topology of a cluster. Raises SettingsError for what is none, or is not of islands with that mesh."""
+    """Parse the topology of a cluster. Raise SettingsError for invalid text or a mesh that does not fit its islands."""
     return ClusterSettings(text, mesh=mesh).topology
 
 
 def parse_seconds(text: str, what: str) -> float:
-    """Reads a time in seconds, 0 for "". Raises SettingsError, which names `what` it is for."""
+    """Parse a time in seconds, 0 for "". Raise a SettingsError that names the setting `what`."""
     try:
         seconds = float(text or 0)
     except ValueError:
@@ -87,7 +84,7 @@ def parse_seconds(text: str, what: str) -> float:
 
 
 class Dispatch(StrEnum):
-    """Whether gangs are dispatched before those ahead of them are enqueued: see `launch.sequential`."""
+    """Whether gangs are dispatched before earlier gangs are enqueued: see `launch.sequential`."""
 
     PARALLEL = "parallel"
     SEQUENTIAL = "sequential"
@@ -99,7 +96,7 @@ class OnOff(StrEnum):
 
 
 class SuspendLower(StrEnum):
-    """Whether a session is suspended for one of a higher priority that lacks memory or devices, and where it goes."""
+    """Whether a session of higher priority that lacks memory or devices suspends others, and to which storage."""
 
     OFF = "off"
     MEMORY = "memory"
@@ -107,44 +104,42 @@ class SuspendLower(StrEnum):
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """A cluster, wherever it runs and listens."""
+    """The settings of a cluster."""
 
-    islands: str = DEFAULT_ISLANDS  # ISLANDSxHOSTSxDEVICES, or several of these, joined by +
+    islands: str = DEFAULT_ISLANDS  # ISLANDSxHOSTSxDEVICES, or several of these joined by +
     platform: str = DEFAULT_PLATFORM  # of the workers, as JAX names it
-    device_memory: int = 0  # bytes of each device; 0: what the platform says
+    device_memory: int = 0  # bytes per device; 0 for what the platform reports
     dispatch: Dispatch = Dispatch.PARALLEL
-    policy: str = DEFAULT_POLICY  # for scheduling: one of `launch.policies`, which checks the name
-    lease_seconds: float = LEASE_SECONDS  # how long a worker may be silent
+    policy: str = DEFAULT_POLICY  # for scheduling: a name of `launch.policies`
+    lease_seconds: float = LEASE_SECONDS  # for which a worker may be silent
     max_sessions: int = 256
-    abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
-    mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
-    engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.engine_interface`
-    wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
-    grace_seconds: float = 0.0  # for who has lost its connection to the controller, or it, to come back; 0: it is lost
-    bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
-    relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
-    # A session's launches are delegated to hosts once no other session has used the islands for so long; None: never.
+    abandoned_seconds: float = 30.0  # for runs of a closed session to end, before their island restarts
+    mesh: str = ""  # of an island's devices, such as 4x4, if the platform has no coordinates; "" for a line
+    engine: str = DEFAULT_ENGINE  # a name of `engines.engine_interface.ENGINES`
+    wait_seconds: float = 0.0  # for an island to be up, including the arrival of hosts; 0 for the engine's default
+    grace_seconds: float = 0.0  # for a peer or the controller to reconnect before it counts as lost; 0 for none
+    bulk_tls: OnOff = OnOff.ON  # of data connections, if control connections use TLS
+    relay_group: int = RELAY_GROUP  # hosts per relay of messages, on islands with at least as many hosts; 0 for none
+    # Time without other sessions on its islands after which a session's launches are delegated to hosts; None: never.
     delegate_after_seconds: float | None = 1.0
 
-    # who shares it, of whom no command line says: see `cluster.tenant_settings`
-    tenants: tuple[TenantSettings, ...] = ()
+    tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 
-    # Of islands that differ in more than hosts and devices: see `cluster.cluster_file`. (): those of `islands`.
-    shapes: tuple[IslandShape, ...] = ()
+    shapes: tuple[IslandShape, ...] = ()  # of islands from a cluster file; () for those of `islands`
 
-    # For the engine ray, see `engines.ray.bundles`: what each host is to have, as NAME=VALUE,NAME=VALUE.
-    ray_address: str = ""  # "": that of RAY_ADDRESS, or of the node on which this runs
+    # For the engine ray: see `engines.ray.bundles`. Resources and labels are NAME=VALUE,NAME=VALUE, per host.
+    ray_address: str = ""  # "" for that of RAY_ADDRESS, or of the node on which this runs
     ray_resources: str = ""
     ray_labels: str = ""
     ray_strategy: str = DEFAULT_RAY_STRATEGY
 
     # Suspended sessions and spilled arrays: see `migration`.
-    suspend_directory: str = ""  # for sessions on disk; "": one of each host's own
+    suspend_directory: str = ""  # for sessions on disk; "" for a local directory of each host
     suspend_lower: SuspendLower = SuspendLower.OFF
-    suspended_seconds: float = SUSPENDED_SECONDS  # between two clusters, for scripts whose session is on disk to wait
-    spill: int = 0  # bytes of each host's memory for arrays that others need the memory of; 0: none
+    suspended_seconds: float = SUSPENDED_SECONDS  # for scripts with a session on disk to wait for the next cluster
+    spill: int = 0  # bytes of memory per host for spilled arrays
 
-    # For Python of users on the hosts: directories that all tenants' processes see, and whether they have a network.
+    # For users' Python on the hosts: directories that all tenants' processes see, and whether they have a network.
     python_read: tuple[str, ...] = ()
     python_write: tuple[str, ...] = ()
     python_network: OnOff = OnOff.ON
@@ -152,7 +147,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
     @property
     def topology(self) -> Topology:
-        """The islands that the cluster starts with. Raises SettingsError for what is none."""
+        """Return the islands that the cluster starts with. Raise SettingsError if they are invalid."""
         if self.shapes:
             return make_topology(self.shapes)
         try:
@@ -163,7 +158,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
     @property
     def start_seconds(self) -> float:
-        """How long an island may take to be up, for the first time or again."""
+        """Return the time for an island to be up, for the first time or again."""
         return self.wait_seconds or (120.0 if self.engine == DEFAULT_ENGINE else HOSTS_SECONDS)
 
     @property
@@ -172,10 +167,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> ClusterSettings:
-        """What `VARIABLES` say, and the defaults.
-
-        Raises SettingsError where one that is a number, or one of several words, cannot be read.
-        """
+        """Return the settings of the environment, with the variables of `VARIABLES`. Raise SettingsError."""
         said = {name: environment_variable(variable) for name, variable in VARIABLES.items()}
         sizes = {name: _bytes(VARIABLES[name], said[name]) for name in ("device_memory", "spill")}
         dispatch = _one_of(Dispatch, VARIABLES["dispatch"], said["dispatch"] or Dispatch.PARALLEL)
@@ -217,7 +209,7 @@ def _bytes(variable: str, text: str) -> int:
 
 
 def environment_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that say these settings, by their names, as `from_environment` reads them."""
+    """Return the environment variables from which `from_environment` reads these settings."""
     return {VARIABLES[name]: _text(value) for name, value in settings.items()}
 
 
@@ -238,7 +230,7 @@ def _directories(variable: str, text: str) -> tuple[str, ...]:
 
 
 def check_grants(what: str, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return these directories if they can be granted. Raises SettingsError, which names `what` they were given by."""
+    """Return the directories if they can be granted. Otherwise raise a SettingsError that names the setting `what`."""
     for each in paths:
         try:
             check_grant(each)

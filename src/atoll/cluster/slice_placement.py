@@ -1,11 +1,10 @@
-"""Where slices go: which virtual devices they take, and on which physical ones these then are (paper, section 4.1).
+"""Choose the virtual and physical devices of slices (paper, section 4.1).
 
-A slice takes virtual devices of one virtual island that are in no other slice of the session, and puts them on physical
-devices of one island: a contiguous sub-mesh first, then where the fewest slices of all sessions are. One to one inside
-a slice; many slices share a physical device in time. A virtual device that something was made on, or for, stays at its
-location when a slice is made.
+A slice takes virtual devices of one virtual island that are in no other slice of the session, and puts each on another
+physical device of one island. A contiguous sub-mesh is preferred, then devices with the fewest slices of all sessions.
+Slices share physical devices in time. A used virtual device stays at its location.
 
-Pure: islands and requests in, choices out; the caller carries them out.
+Pure: the functions choose, and the caller applies the choice.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from atoll.errors import Code, StatusError, invalid
 from atoll.quantities import human_bytes
 
 GPUS = ("gpu", "cuda", "rocm")
-# Beside CPUs, which play the others in tests: where there are none of these, devices have no types.
+# A cluster without these has only CPUs, which stand for any accelerator, as in tests.
 _ACCELERATORS = ("tpu", "gpu")
 
-# By whether the slice is to be exclusive.
+# Reasons for a shared and for an exclusive slice.
 _WHY_NOT = ("no free virtual devices can be there", "no devices there are free of other sessions")
 
 
 @dataclass(frozen=True)
 class IslandDevices:
-    """An island as slices see it: `locations[i]` is point i of the mesh; `closed` says why nothing new goes there."""
+    """The devices of an island."""
 
     number: int
     mesh: Shape
-    locations: tuple[DeviceLocation, ...]
-    kinds: tuple[str, ...]  # what its devices call themselves: platform and kind
-    closed: str = ""
+    locations: tuple[DeviceLocation, ...]  # of the points of the mesh
+    kinds: tuple[str, ...]  # platforms and kinds of its devices, as these report them
+    closed: str = ""  # why no new slice can use the island
 
     def __str__(self) -> str:
         return f"island {self.number} ({text_of(self.mesh)} {'/'.join(self.kinds)})"
@@ -55,7 +54,7 @@ class IslandDevices:
 
 @dataclass(frozen=True)
 class Choice:
-    """Virtual devices for a slice, and the location of each from now on."""
+    """The virtual devices of a new slice, and their locations."""
 
     devices: tuple[int, ...]
     locations: tuple[DeviceLocation, ...]
@@ -65,7 +64,7 @@ class Choice:
 
 
 class Slices:
-    """The virtual devices and slices of all sessions. Decisions read this and the islands that they are given."""
+    """The virtual devices and slices of all sessions."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, SessionDevices] = {}
@@ -83,18 +82,18 @@ class Slices:
         self.sessions.pop(session, None)
 
     def closed(self, session: int, location: DeviceLocation) -> str:
-        """Why the session may have nothing there: the device is in another's exclusive slice."""
+        """Return why the session may not use a device: it is in another session's exclusive slice. "" if it may."""
         for other, devices in self.sessions.items():
             for each in devices.slices.values() if other != session and not devices.are_free else ():
                 if each.exclusive and any(devices.locations[device] == location for device in each.devices):
                     return (
                         f"device {location.ordinal} of host {location.host} is in slice {each.number} of session "
-                        f"{other}, which has it for itself"
+                        f"{other}, which uses it exclusively"
                     )
         return ""
 
     def has_others(self, session: int, location: DeviceLocation) -> bool:
-        """Whether another session has something there: a slice, or what was made for the device."""
+        """Return whether another session uses the device or has it in a slice."""
         return any(
             devices.locations[device] == location
             for other, devices in self.sessions.items()
@@ -103,7 +102,7 @@ class Slices:
         )
 
     def load(self) -> Counter[DeviceLocation]:
-        """How many slices are on each physical device."""
+        """Return the number of slices on each physical device."""
         return Counter(
             devices.locations[device]
             for devices in self.sessions.values()
@@ -113,7 +112,7 @@ class Slices:
         )
 
     def add(self, session: int, choice: Choice) -> Slice:
-        """Makes the slice that was chosen."""
+        """Add the slice that was chosen."""
         devices = self.sessions[session]
         made = Slice(devices.next_slice, choice.devices, choice.shape, choice.meshed, choice.exclusive)
         devices.next_slice += 1
@@ -122,7 +121,7 @@ class Slices:
         return made
 
     def release(self, session: int, number: int) -> None:
-        """Its devices are in no slice from now on, and stay where they are."""
+        """Remove the slice. Its devices keep their locations."""
         self.sessions[session].get(number)
         del self.sessions[session].slices[number]
 
@@ -135,7 +134,7 @@ class Slices:
         islands: Sequence[IslandDevices],
         free_bytes: Callable[[DeviceLocation], int] = lambda location: 1 << 62,
     ) -> Choice:
-        """Where a new slice goes. Raises RESOURCE_EXHAUSTED, with what is free, where it fits nowhere."""
+        """Choose the devices of a new slice. Raise RESOURCE_EXHAUSTED, with the free devices, if it does not fit."""
         devices = self.sessions[session]
         load = self.load()
         free_devices = _FreeDevices(devices)
@@ -184,7 +183,7 @@ class Slices:
             return dataclasses.replace(found[1], exclusive=slice_request.exclusive)
         raise StatusError(
             Code.RESOURCE_EXHAUSTED,
-            f"there is no room for {slice_request}: {'; '.join(reasons)}. "
+            f"cannot place {slice_request}: {'; '.join(reasons)}. "
             f"Virtual devices of this session that are in no slice: {free_text(devices)}",
         )
 
@@ -195,7 +194,7 @@ class Slices:
         island: IslandDevices,
         free_bytes: Callable[[DeviceLocation], int],
     ) -> str:
-        """Why the slice cannot be on the island, whatever its shape; "" where it may be."""
+        """Return why the slice cannot be on the island with any shape; "" if it can."""
         if island.closed:
             return island.closed
         if not island.is_kind(slice_request.kind):
@@ -216,9 +215,9 @@ class Slices:
     def target(
         self, session: int, number: int, island: IslandDevices, wanted: Sequence[DeviceLocation] = ()
     ) -> dict[int, DeviceLocation]:
-        """Where the devices of a slice go on an island: to the `wanted` ones in that order, else where least load is.
+        """Choose the new locations of a slice on an island: `wanted` in that order, or those with the least load.
 
-        Raises INVALID_ARGUMENT or RESOURCE_EXHAUSTED where they do not have the slice's shape.
+        Raise INVALID_ARGUMENT or RESOURCE_EXHAUSTED if the locations do not have the slice's shape.
         """
         devices = self.sessions[session]
         each = devices.get(number)
@@ -229,7 +228,7 @@ class Slices:
             if len(set(points)) != len(each.devices) or len(wanted) != len(each.devices):
                 raise invalid(f"slice {number} needs {len(each.devices)} devices of {island}, each once")
             if each.meshed and not is_box(points, island.mesh, each.shape):
-                raise invalid(f"these devices of {island} are no {text_of(each.shape)} mesh in this order")
+                raise invalid(f"these devices of {island} do not form a {text_of(each.shape)} mesh in this order")
             return dict(zip(each.devices, wanted, strict=True))
         load = self.load()
         load.subtract(devices.locations[device] for device in each.devices)
@@ -241,7 +240,7 @@ class Slices:
         )
         best = min(ranked, default=None)
         if best is None:
-            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{island} has no place for {slice_request}")
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{island} has no devices for {slice_request}")
         return dict(zip(each.devices, (island.locations[i] for i in best[2]), strict=True))
 
 
@@ -258,9 +257,10 @@ class _FreeDevices:
             self._unused[island] = [device for device in free if device not in devices.used]
 
     def take(self, locations: Sequence[DeviceLocation]) -> tuple[int, ...] | None:
-        """Free devices of one virtual island for these locations: those that are there, else some that nothing uses.
+        """Return free devices of one virtual island for these locations, None if no virtual island has enough.
 
-        Of the islands that have them, the one of which the fewest devices change location.
+        Prefer devices that are at the locations; others must be unused. Use the virtual island of which the fewest
+        devices change location.
         """
         best: tuple[int, tuple[int, ...]] | None = None
         for island, here in sorted(self._here.items()):
@@ -278,7 +278,7 @@ class _FreeDevices:
     def where_they_are(
         self, count: int, allowed: set[DeviceLocation], load: Mapping[DeviceLocation, int]
     ) -> Iterator[tuple[int, ...]]:
-        """Free devices of one virtual island that are at different ones of these locations: those with least load."""
+        """Yield, per virtual island, `count` free devices at different `allowed` locations with the least load."""
         for here in self._here.values():
             chosen = sorted((load[location], devices[0]) for location, devices in here.items() if location in allowed)
             if len(chosen) >= count:
@@ -286,7 +286,7 @@ class _FreeDevices:
 
 
 def _rank(load: Mapping[DeviceLocation, int], locations: Sequence[DeviceLocation]) -> tuple[int, int]:
-    """How many slices are there: on all together, and on the one with the most. The least is the best."""
+    """Return the number of slices on all these devices, and on the one with the most. Lower is better."""
     loads = [load[location] for location in locations]
     return sum(loads), max(loads)
 
@@ -294,9 +294,9 @@ def _rank(load: Mapping[DeviceLocation, int], locations: Sequence[DeviceLocation
 def _candidates(
     island: IslandDevices, slice_request: SliceRequest, load: Mapping[DeviceLocation, int]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The points of an island's mesh that such a slice can be on, each with how far it stretches.
+    """Yield the points of an island's mesh for a slice, with the sum of the box's sides (0 if it is not a box).
 
-    Without a shape any box will do, and where there is none of that size, any devices.
+    Without a shape, the slice can use any box of its size or, if the mesh has no such box, any devices.
     """
     shapes = [slice_request.shape] if slice_request.shape else compact_shapes(island.mesh, slice_request.count)
     for shape in shapes:

@@ -1,7 +1,7 @@
-"""What a client asks of the resource manager: how it is written, and what may be asked at all.
+"""Requests of clients for slices, and their validation.
 
-The request travels from the user's Python to its proxy as the payload of a plugin program, since that is what JAX's
-client lets through, and from there to the controller in an `AddSlice`.
+The user's Python sends a request to its proxy as the payload of a plugin program, since JAX's client passes that
+through. The proxy sends it to the controller in an `AddSlice`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,19 @@ _Slices = Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 53)], ...], 
 
 
 class SliceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A slice of `count` devices of one island, with the mesh `shape` where one is given.
-
-    `kind` is a platform or a kind of device, as JAX names them; `memory_per_device`, in bytes, has to be free.
-    `same_island_as` and `other_island_than` are numbers of slices of the same session.
-    """
+    """A request for a slice of `count` devices of one island."""
 
     count: _Size
-    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=3)] = ()
-    kind: Annotated[str, msgspec.Meta(max_length=100)] = ""
-    same_island_as: _Slices = ()
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=3)] = ()  # of its mesh; () for any devices
+    kind: Annotated[str, msgspec.Meta(max_length=100)] = ""  # a platform or a kind of device, as JAX names them
+    same_island_as: _Slices = ()  # numbers of slices of the same session
     other_island_than: _Slices = ()
-    memory_per_device: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
-    accelerator: Annotated[str, msgspec.Meta(max_length=100)] = ""  # the `kind` where the cluster has accelerators
-    exclusive: bool = False  # no other session gets its devices while it lives
+    memory_per_device: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0  # bytes that must be free
+    accelerator: Annotated[str, msgspec.Meta(max_length=100)] = ""  # the default `kind` if the cluster has accelerators
+    exclusive: bool = False  # no other session gets its devices while it exists
 
     def __str__(self) -> str:
-        """Such as "a 2x2 mesh of cpu devices with 1024 bytes free on each"."""
+        """Return text such as "a 2x2 mesh of cpu devices with 1024 bytes free on each"."""
         devices = f"{self.kind} device" if self.kind else "device"
         devices += "s" if self.count > 1 else ""
         devices = f"exclusive {devices}" if self.exclusive else devices
@@ -46,27 +42,24 @@ class SliceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SliceInfo(msgspec.Struct, frozen=True):
-    """What the client learns of its slice beside the devices: the fingerprint of its executable, as JSON.
-
-    `island` is the `slice_index` of the devices.
-    """
+    """Information about a slice for its client, which gets it as JSON in the fingerprint of an executable."""
 
     slice: int
     shape: tuple[int, ...]
-    island: int
+    island: int  # the `slice_index` of the devices
 
 
 def read_request(payload: bytes) -> SliceRequest:
-    """Reads what follows the magic. Raises INVALID_ARGUMENT."""
+    """Parse the part of a payload that follows `MAGIC`. Raise INVALID_ARGUMENT if it is invalid."""
     try:
         slice_request = msgspec.msgpack.decode(payload, type=SliceRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"this is no request for a slice: {error}") from None
+        raise invalid(f"invalid slice request: {error}") from None
     check(slice_request)
     return slice_request
 
 
 def check(slice_request: SliceRequest) -> None:
-    """Raises INVALID_ARGUMENT where the request contradicts itself."""
+    """Raise INVALID_ARGUMENT if the request contradicts itself."""
     if slice_request.shape and math.prod(slice_request.shape) != slice_request.count:
         raise invalid(f"a slice of {slice_request.count} devices cannot have the shape {slice_request.shape}")

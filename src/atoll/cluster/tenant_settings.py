@@ -1,4 +1,4 @@
-"""Who shares a cluster: its tenants, from a file in TOML.
+"""The tenants of a cluster, from a file in TOML.
 
     [tenant.research]
     token = "/etc/atoll/research.token"
@@ -9,8 +9,9 @@
     role = "operator"
     priority = 1
 
-A tenant is known by its token: the key has it, or the path of a file with it (one that begins with /, ~ or a dot). What
-is kept of a token is its hash. Without a file there is one tenant, `default`, which may do everything.
+A tenant authenticates with its token, of which only the hash is stored. The key `token` is the token itself, or the
+path of a file with it if it begins with /, ~ or a dot. Without a file there is one tenant, `default`, with all
+permissions.
 """
 
 from __future__ import annotations
@@ -33,14 +34,12 @@ from atoll.quantities import parse_bytes
 
 TENANTS_VARIABLE = "ATOLL_TENANTS"
 DEFAULT_NAME = "default"
-# In the name of a file of join tokens: it stands for one for each tenant.
-TENANT_MARK = "{tenant}"
+TENANT_MARK = "{tenant}"  # stands for the name of each tenant in the name of a join token file
 MOST_TENANTS = 4096
 MOST_SHARE = 1_000_000.0
 MOST_PRIORITY = 1_000_000
 MOST_RESERVE = 50  # percent of device time
-# A token is guessed offline by who has read its hash: let it be none that a person would think of.
-LEAST_TOKEN = 16
+LEAST_TOKEN = 16  # characters, since an attacker who has the hash could guess a short token offline
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _HASH_PREFIX = b"atoll tenant token\0"
 
@@ -51,19 +50,19 @@ _Percent = Annotated[int, msgspec.Meta(ge=0, le=MOST_RESERVE)]
 
 
 class TenantRole(StrEnum):
-    """What a tenant may do: see `protocol.permissions`."""
+    """The role of a tenant, which has the permissions of `protocol.permissions`."""
 
     USER = "user"
     OPERATOR = "operator"
 
 
 class TenantSettings(msgspec.Struct, frozen=True):
-    """A tenant. A limit of 0 is none; each says what the tenant may have at a time, all its sessions together."""
+    """A tenant. Limits apply to all of its sessions together; 0 stands for no limit."""
 
     name: str
-    token_hash: str = ""  # "": nobody can prove to be this tenant
-    share: _Share = 1.0  # of device time, relative to the others' of its priority
-    priority: _Priority = 0  # a higher one goes before everything of a lower one that is not committed
+    token_hash: str = ""  # "" if nobody can authenticate as this tenant
+    share: _Share = 1.0  # of device time, relative to other tenants of its priority
+    priority: _Priority = 0  # its work precedes all uncommitted work of lower priorities
     role: TenantRole = TenantRole.USER
     memory: _Limit = 0  # bytes on each device
     total_memory: _Limit = 0  # bytes on all devices
@@ -75,44 +74,44 @@ class TenantSettings(msgspec.Struct, frozen=True):
     # Directories of the hosts that its sessions' Python processes see: see `cluster.sandbox`.
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
-    reserve: _Percent = 0  # of device time, that it gets although higher priorities have work
-    # While others have sessions: see `state.rates`.
+    reserve: _Percent = 0  # of device time that it gets even if higher priorities have work
+    # Limits while other tenants have sessions: see `state.rates`.
     launch_rate: _Limit = 2000  # launches per second
     compile_seconds: _Limit = 60  # seconds of compilations per minute
     upload_rate: _Limit = 1 << 30  # bytes per second
-    # Of one run, while other tenants wait for its devices: see `controller.islands.overruns`.
+    # Limit of one run while other tenants wait for its devices: see `controller.islands.overruns`.
     run_seconds: _Limit = 600
 
 
-# The tenant of a cluster without a file of tenants, and of who has started one.
+# The only tenant of a cluster without a file of tenants, and the tenant of the user who started a cluster with one.
 DEFAULT_TENANT = TenantSettings(DEFAULT_NAME, role=TenantRole.OPERATOR)
 
 
 def token_hash(token: str) -> str:
-    """What is kept of a token."""
+    """Return the stored hash of a token."""
     return hashlib.sha256(_HASH_PREFIX + token.encode()).hexdigest()
 
 
-def whose(tenants: Iterable[TenantSettings], said: str) -> str | None:
-    """Return the name of the tenant whose token has the hash `said`."""
-    if not said:
+def whose(tenants: Iterable[TenantSettings], presented: str) -> str | None:
+    """Return the name of the tenant whose token has the hash `presented`, None if there is no such tenant."""
+    if not presented:
         return None
     found = None
     for tenant in tenants:
-        if tenant.token_hash and hmac.compare_digest(tenant.token_hash, said):
+        if tenant.token_hash and hmac.compare_digest(tenant.token_hash, presented):
             found = tenant.name
     return found
 
 
 def keep_tenants(directory: str, tenants: tuple[TenantSettings, ...]) -> None:
-    """Write the tenants to the cluster's directory, for its own processes: other users see command lines."""
+    """Write the tenants to the cluster's directory for its processes, since other users can read command lines."""
     file = os.open(_kept(directory), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     with open(file, "wb") as out:
         out.write(msgspec.json.encode(tenants))
 
 
 def persisted_tenants(directory: str) -> tuple[TenantSettings, ...]:
-    """Those of `keep_tenants`; () where there are none."""
+    """Return the tenants that `keep_tenants` has written to the directory, if any."""
     if not directory:
         return ()
     try:
@@ -126,9 +125,12 @@ def _kept(directory: str) -> Path:
 
 
 def check_tenant_name(name: str) -> str:
-    """Raises SettingsError for what is none."""
+    """Return `name`. Raise SettingsError if it is not a valid name of a tenant."""
     if not _NAME.fullmatch(name):
-        raise SettingsError(f"{name[:100]!r} is no name of a tenant: letters, digits, '_', '-' and '.', 64 at most")
+        raise SettingsError(
+            f"invalid tenant name {name[:100]!r}: expected at most 64 letters, digits, '_', '-' and '.', the first of "
+            "which is a letter or digit"
+        )
     return name
 
 
@@ -158,7 +160,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
-    """The tenants of a file, `default` among them. Raises SettingsError that names the file, and the key."""
+    """Return the tenants of a file, including `default`. Raise a SettingsError that names the file and the key."""
     path = Path(path).expanduser()
     tenants = [_tenant(name, entry, path) for name, entry in _read(path).tenant.items()]
     hashes: dict[str, str] = {}
@@ -172,7 +174,7 @@ def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
 
 
 def read_tenant_tokens(path: str | Path) -> dict[str, str]:
-    """The token of each tenant of a file but `default`, for its join token. Raises SettingsError."""
+    """Return the token of each tenant of a file except `default`, for join tokens. Raise SettingsError."""
     path = Path(path).expanduser()
     entries = {name: entry for name, entry in _read(path).tenant.items() if name != DEFAULT_NAME}
     return {name: read_token(entry.token, path.parent, f"{path}: tenant.{name}") for name, entry in entries.items()}
@@ -184,7 +186,7 @@ def _read(path: Path) -> _File:
     except OSError as error:
         raise SettingsError(f"cannot read the file of tenants {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path} is no TOML: {error}") from None
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise SettingsError(f"{path}: {error}") from None
 
@@ -198,14 +200,16 @@ def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
             for each in (entry.memory, entry.total_memory, entry.upload_rate)
         )
         if min(memory, total, uploads) < 0:
-            raise SettingsError("an amount of memory is not negative")
+            raise SettingsError("an amount of memory must not be negative")
         for each in (*entry.read, *entry.write):
             check_grant(each)
     except (SettingsError, ValueError) as error:
         raise SettingsError(f"{where}: {error}") from None
     if name == DEFAULT_NAME:
         if entry.token:
-            raise SettingsError(f"{where}: its token is the cluster's own (ATOLL_TOKEN, or the join token's)")
+            raise SettingsError(
+                f"{where}: remove its token: this tenant uses that of the cluster (ATOLL_TOKEN, or the join token's)"
+            )
         hashed = ""
     else:
         hashed = token_hash(read_token(entry.token, path.parent, where))
@@ -234,7 +238,7 @@ def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
 
 
 def read_token(text: str, base: Path, where: str) -> str:
-    """The token that `text` is, or that the file has which it names. Raises SettingsError; its text has no token."""
+    """Return the token `text`, or that of the file that it names. Raise a SettingsError that does not contain it."""
     if text.startswith(("/", "~", ".")):
         file = base / Path(text).expanduser()
         try:
@@ -242,9 +246,9 @@ def read_token(text: str, base: Path, where: str) -> str:
         except OSError as error:
             raise SettingsError(f"{where}.token: cannot read {file}: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise SettingsError(f"{where}.token: there is no token in {file}") from None
+            raise SettingsError(f"{where}.token: {file} does not contain a token") from None
     if len(text) < LEAST_TOKEN:
         raise SettingsError(
-            f"{where}.token: a token has {LEAST_TOKEN} characters or more: `openssl rand -hex 32` makes one"
+            f"{where}.token: a token needs at least {LEAST_TOKEN} characters: make one with `openssl rand -hex 32`"
         )
     return text

@@ -1,4 +1,4 @@
-"""What a cluster is meant to have: islands, which may differ in hosts, devices, platform and mesh."""
+"""The planned islands of a cluster, which may differ in hosts, devices, platform and mesh."""
 
 from __future__ import annotations
 
@@ -18,30 +18,26 @@ MOST = 1 << 16  # hosts of an island, and devices of a host
 
 
 class IslandShape(msgspec.Struct, frozen=True):
-    """What an island is meant to have: `hosts` with so many `devices` each, of a platform as JAX names it.
-
-    `mesh` is that of its devices where the platform has none; (): a line. `kind` is a name for its devices beside
-    those that the platform has for them: what `add_slice(kind=)` and `tpu_devices=` may ask for.
-    """
+    """The planned hosts and devices of an island."""
 
     hosts: int
-    devices: int
-    platform: str = ""
-    mesh: Shape = ()
-    kind: str = ""
+    devices: int  # per host
+    platform: str = ""  # as JAX names it
+    mesh: Shape = ()  # of its devices if the platform has no coordinates; () for a line
+    kind: str = ""  # additional name of its devices, for `add_slice(kind=)` and `tpu_devices=`
 
     def check(self) -> None:
-        """Raises ValueError for what no island can be, such as devices that cannot stand in such a mesh."""
+        """Raise ValueError for an invalid shape, such as a mesh for another number of devices."""
         if not (1 <= self.hosts <= MOST and 1 <= self.devices <= MOST):
             raise ValueError(f"an island has one to {MOST} hosts with one to {MOST} devices each, not {self}")
         if self.mesh and math.prod(self.mesh) != self.hosts * self.devices:
             raise ValueError(
                 f"an island of {self.hosts}x{self.devices} (hosts x devices) has {self.hosts * self.devices} devices, "
-                f"which cannot stand in a mesh of {text_of(self.mesh)}"
+                f"which cannot form a mesh of {text_of(self.mesh)}"
             )
 
     def __str__(self) -> str:
-        """Such as "2 hosts with 4 cuda devices each"."""
+        """Return text such as "2 hosts with 4 cuda devices each"."""
         hosts = f"{self.hosts} host{'s' * (self.hosts > 1)}"
         of = f"{self.platform} device{'s' * (self.devices > 1)}".strip()
         return f"{hosts} with {self.devices} {of}{' each' * (self.hosts > 1)}"
@@ -49,23 +45,23 @@ class IslandShape(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Topology:
-    """The islands of a cluster, by number. Hosts count through the whole cluster, and so do devices."""
+    """The islands of a cluster, by number. Hosts and devices are numbered through the whole cluster."""
 
     shapes: tuple[IslandShape, ...]
 
     @classmethod
     def parse(cls, text: str, platform: str = "", mesh: Shape = ()) -> Topology:
-        """Reads `2x1x4`: two islands of one host with four devices; or several of that, as `1x2x4+1x1x8`.
+        """Parse "2x1x4" (two islands of one host with four devices) or several joined by +, such as "1x2x4+1x1x8".
 
-        Raises ValueError.
+        Raise ValueError for other text.
         """
         shapes: list[IslandShape] = []
         for part in text.lower().split("+"):
             numbers = part.strip().split("x")
             if len(numbers) != 3 or not all(each.isascii() and each.isdigit() and int(each) > 0 for each in numbers):
                 raise ValueError(
-                    f"{text!r} is no topology: expected ISLANDSxHOSTSxDEVICES, such as 1x1x8 or 2x1x4; or several of "
-                    "these where islands differ, such as 1x2x4+1x1x8"
+                    f"invalid topology {text!r}: expected ISLANDSxHOSTSxDEVICES, such as 1x1x8 or 2x1x4; or several of "
+                    "these if islands differ, such as 1x2x4+1x1x8"
                 )
             islands, hosts, devices = map(int, numbers)
             shapes += [IslandShape(hosts, devices, platform, mesh)] * islands
@@ -77,7 +73,7 @@ class Topology:
 
     @cached_property
     def _first_hosts(self) -> list[int]:
-        """Of each island, and how many hosts there are."""
+        """Return the first host of each island, and the number of hosts."""
         return list(accumulate((each.hosts for each in self.shapes), initial=0))
 
     @cached_property
@@ -92,45 +88,45 @@ class Topology:
         return self._first_hosts[island]
 
     def hosts_of(self, island: int) -> range:
-        """The numbers of its hosts, by rank."""
+        """Return the numbers of the island's hosts, by rank."""
         return range(self._first_hosts[island], self._first_hosts[island + 1])
 
     def island_of(self, host: int) -> int:
-        """That of a host of this cluster; of none, a number that no island has."""
+        """Return the island of a host. For a host outside the cluster, return a number that no island has."""
         return bisect_right(self._first_hosts, host) - 1
 
     def number_of(self, host: int, ordinal: int) -> int:
-        """A device's number in the cluster."""
+        """Return a device's number in the cluster."""
         island = self.island_of(host)
         rank = host - self._first_hosts[island]
         return self._first_devices[island] + rank * self.shapes[island].devices + ordinal
 
     def with_island(self, shape: IslandShape) -> Topology:
-        """The same with one island more."""
+        """Return this topology with an additional island."""
         return Topology((*self.shapes, shape))
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """Those of its islands, each once."""
+        """Return the distinct platforms of the islands."""
         return tuple(dict.fromkeys(each.platform for each in self.shapes))
 
     def __str__(self) -> str:
-        """The short form: platforms and meshes are not in it."""
+        """Return the text that `parse` reads, without platforms and meshes."""
         alike = groupby(self.shapes, key=lambda each: (each.hosts, each.devices))
         return "+".join(f"{len(list(group))}x{hosts}x{devices}" for (hosts, devices), group in alike)
 
 
 class RankSlot(msgspec.Struct, frozen=True, array_like=True):
-    """Where in a cluster a host wants to be. -1: anywhere.
+    """The place in a cluster that a host asks for. -1 stands for any.
 
-    `rank` is within the island; without an `island` it counts through the whole cluster, as launchers do.
+    `rank` counts within the island. Without an `island` it counts through the whole cluster, as with launchers.
     """
 
     island: int = -1
     rank: int = -1
 
     def fits(self, island: int, host: int, first: int) -> bool:
-        """Whether it may be this host of this island, whose first host is `first`."""
+        """Return whether host number `host` of the island, whose first host is `first`, is such a place."""
         if self.rank < 0:
             return self.island in (-1, island)
         wanted = (self.island, first + self.rank) if self.island >= 0 else (island, self.rank)
@@ -143,7 +139,7 @@ class RankSlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 def make_topology(shapes: Iterable[IslandShape]) -> Topology:
-    """Raises SettingsError for what no cluster can be."""
+    """Return the topology. Raise SettingsError for an invalid shape."""
     topology = Topology(tuple(shapes))
     try:
         for shape in topology.shapes:

@@ -1,7 +1,7 @@
-"""The virtual devices of a session: on which physical device each is, and in which slice (paper, section 4.1).
+"""The virtual devices of a session, with their physical devices and slices (paper, section 4.1).
 
-A session starts with one virtual device for each physical one, at its location. Inside a slice they are on different
-physical devices, always; those of different slices may share one.
+A session starts with one virtual device per physical device. The virtual devices of a slice are on different physical
+devices. Virtual devices of different slices may share a physical device.
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from atoll.errors import Code, StatusError, invalid, not_found
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A physical device as its worker describes it.
-
-    `platform` is the platform's own name, such as "cuda", which JAX calls "gpu". `memories` are (kind, ...) with the
-    default first. `attributes` are those of the device that its platform has and others lack, by JAX's names.
-    """
+    """A physical device as its worker describes it."""
 
     ordinal: int
     kind: str
-    platform: str
-    memories: tuple[str, ...]
+    platform: str  # as the platform names itself, such as "cuda" for JAX's "gpu"
+    memories: tuple[str, ...]  # kinds, the default first
     default_memory: str
     coords: tuple[int, ...]
     core_on_chip: int
     local_hardware_id: int
     memory_bytes: int
-    attributes: tuple[tuple[str, int | str], ...] = ()
+    attributes: tuple[tuple[str, int | str], ...] = ()  # specific to the platform, by JAX's names
 
 
 class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
@@ -46,20 +42,20 @@ class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Slice:
-    """Virtual devices of a session, in the order of `shape`; `meshed` where that shape was asked for."""
+    """A slice of a session, whose virtual devices are in the row-major order of `shape`."""
 
     number: int
     devices: tuple[int, ...]
     shape: Shape
-    meshed: bool
-    exclusive: bool = False  # nobody else's sessions get its devices
+    meshed: bool  # whether the client asked for this shape
+    exclusive: bool = False  # no other session gets its devices
 
 
 @dataclass
 class SessionDevices:
     """The virtual devices of a session, their locations, and its slices.
 
-    Those in `used` change location by migration only.
+    Devices in `used` change their location only by migration.
     """
 
     virtual: tuple[VirtualDevice, ...]
@@ -68,21 +64,21 @@ class SessionDevices:
     slices: dict[int, Slice] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
     next_slice: int = 1
-    shares: bool = False  # some of them are on one physical device
-    are_free: bool = False  # its session is suspended: others may have the physical devices, whatever slices it has
-    # Why the session may have nothing at a location: another's exclusive slice is there. "" where it may.
+    shares: bool = False  # whether virtual devices share a physical device
+    are_free: bool = False  # the session is suspended, so others may use the physical devices of its slices
+    # Returns why the session may not use a location, such as another session's exclusive slice; "" if it may.
     closed: Callable[[DeviceLocation], str] = lambda location: ""
 
     def relocate(self, changes: Mapping[int, DeviceLocation]) -> None:
-        """These devices are at other locations from now on."""
+        """Change the locations of devices."""
         self.locations.update(changes)
         self.shares = len(set(self.locations.values())) < len(self.locations)
 
     def use(self, name: str, groups: Iterable[tuple[int, ...]]) -> None:
-        """Something is made on these devices, or for them: each group holds the parts of one array or function.
+        """Mark devices as used by `name`. Each group has the devices of one array or function.
 
-        Raises INVALID_ARGUMENT where two of a group are on one physical device, FAILED_PRECONDITION where one is in
-        another session's exclusive slice.
+        Raise INVALID_ARGUMENT if two devices of a group are on the same physical device, and FAILED_PRECONDITION if one
+        is in another session's exclusive slice.
         """
         for group in groups:
             self.check_open(name, group)
@@ -91,7 +87,7 @@ class SessionDevices:
             self.used.update(device for device in group if device in self.locations)
 
     def check_open(self, name: str, group: Iterable[int]) -> None:
-        """Raises FAILED_PRECONDITION where another session has one of these devices for itself."""
+        """Raise FAILED_PRECONDITION if one of these devices is in another session's exclusive slice."""
         for device in group:
             location = self.locations.get(device)
             reason = self.closed(location) if location is not None else ""
@@ -99,18 +95,18 @@ class SessionDevices:
                 raise StatusError(Code.FAILED_PRECONDITION, f"{name!r} cannot be on virtual device {device}: {reason}")
 
     def scattered(self, group: Sequence[int]) -> str:
-        """Why no function can run on these devices together: they are not on one island."""
+        """Return why no function can run on these devices, which are on several islands."""
         islands = sorted({self.locations[device].island for device in group})
         text = f"the computation's devices lie on {len(islands)} islands"
         home = {device.id: device.island for device in self.virtual}
         if len({home[device] for device in group}) == 1:
             return (
                 f"{text} at present, {', '.join(map(str, islands))}, though their slice_index is the same: virtual "
-                "devices of different slices may be put on different islands. Use the devices of one slice in a mesh, "
-                "and move arrays between slices with jax.device_put"
+                "devices of different slices may be on different islands. Use the devices of one slice in a mesh, and "
+                "move arrays between slices with jax.device_put"
             )
         return (
-            f"{text}; a mesh must lie inside one island (jax.Device.slice_index tells which), and arrays move between "
+            f"{text}; a mesh must lie inside one island (jax.Device.slice_index is its number). Move arrays between "
             "islands with jax.device_put"
         )
 
@@ -119,8 +115,8 @@ class SessionDevices:
         return {device for each in self.slices.values() for device in each.devices}
 
     def elsewhere(self) -> dict[int, DeviceLocation]:
-        """The devices in no slice that are not at their initial locations."""
-        if self.locations == self.initial_locations:  # as almost always, and found at once: reports ask each session
+        """Return the locations of devices that are in no slice and not at their initial locations."""
+        if self.locations == self.initial_locations:  # the usual case, since reports call this for each session
             return {}
         sliced = self.sliced
         return {
@@ -130,7 +126,7 @@ class SessionDevices:
         }
 
     def free(self) -> dict[int, list[int]]:
-        """The virtual devices that are in no slice, by virtual island."""
+        """Return the virtual devices that are in no slice, by virtual island."""
         sliced = self.sliced
         found: dict[int, list[int]] = {}
         for device in self.virtual:
@@ -146,21 +142,21 @@ class SessionDevices:
         return each
 
     def island_of(self, number: int) -> int:
-        """The physical island that the slice is on."""
+        """Return the physical island of the slice."""
         return self.locations[self.get(number).devices[0]].island
 
 
 def free_text(devices: SessionDevices) -> str:
-    """Such as "island 0: 2, 3; island 1: none"."""
+    """Return the devices in no slice as text such as "island 0: 2, 3; island 1: none"."""
     return "; ".join(
         f"island {island}: {', '.join(map(str, free)) or 'none'}" for island, free in sorted(devices.free().items())
     )
 
 
 def check_apart(name: str, locations: Mapping[int, DeviceLocation], group: Sequence[int], share: str = "share") -> None:
-    """Raises INVALID_ARGUMENT where two of these virtual devices are on one physical device.
+    """Raise INVALID_ARGUMENT if two of these virtual devices are on the same physical device.
 
-    `share` is the verb for that: "would share" where it is a plan.
+    `share` is the verb in the message, such as "would share" for planned locations.
     """
     taken: dict[DeviceLocation, int] = {}
     for device in group:

@@ -33,11 +33,11 @@ def test_an_island_asks_for_a_bundle_for_each_of_its_hosts(asked: ClusterSetting
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (settings(resources="CPU"), "'CPU' is not a resource of Ray's: expected NAME=VALUE, such as GPU=4"),
+        (settings(resources="CPU"), "'CPU' is not a Ray resource: expected NAME=VALUE, such as GPU=4"),
         (settings(resources="CPU=many"), "invalid amount 'many' of the resource CPU"),
         (settings(resources="CPU=0"), "at least one Ray resource"),
-        (settings(labels="zone"), "'zone' is not a label of Ray's"),
-        (settings(strategy="FAR"), "there is no strategy of Ray's 'FAR'; the known ones are: STRICT_SPREAD"),
+        (settings(labels="zone"), "'zone' is not a Ray label"),
+        (settings(strategy="FAR"), "there is no Ray strategy 'FAR'; the known ones are: STRICT_SPREAD"),
     ],
 )
 def test_what_ray_cannot_be_asked_for_is_refused_before_anything_starts(wrong: ClusterSettings, text: str) -> None:

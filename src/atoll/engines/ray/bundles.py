@@ -57,15 +57,15 @@ class Node:
 
 def demand_of(settings: ClusterSettings, shape: IslandShape) -> Demand:
     """Return what an island of the shape asks Ray for. Raise SettingsError for invalid settings."""
-    check_known("strategy of Ray's", settings.ray_strategy, STRATEGIES)
+    check_known("Ray strategy", settings.ray_strategy, STRATEGIES)
     devices = _DEVICES.get(shape.platform)
     bundle = {"CPU": 1.0} | ({devices: float(shape.devices)} if devices else {})
-    for name, text in _pairs(settings.ray_resources, "a resource of Ray's", "GPU=4").items():
+    for name, text in _pairs(settings.ray_resources, "a Ray resource", "GPU=4").items():
         bundle[name] = _amount(name, text)
     bundle = {name: amount for name, amount in bundle.items() if amount}
     if not bundle:
         raise SettingsError("a host needs at least one Ray resource, such as CPU=1")
-    labels = _pairs(settings.ray_labels, "a label of Ray's", "ray.io/market-type=spot")
+    labels = _pairs(settings.ray_labels, "a Ray label", "ray.io/market-type=spot")
     count = 1 if kind_of(shape.platform).process_per_island else shape.hosts
     return Demand(bundle, count, labels, settings.ray_strategy)
 
