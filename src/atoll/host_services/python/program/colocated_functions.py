@@ -108,8 +108,7 @@ class Functions:
         _jax.collect_garbage()
 
     def load(self, source: m.PythonSource, again: bool) -> Callable[[m.Call, Any], Any]:
-        """Return a function that runs a call: it takes an iterable of the arguments' local shards, and returns the
-        results' local shards.
+        """Return a function that runs a call, from an iterable of arguments' local shards to results' local shards.
 
         `again` says that an earlier process of the session had loaded the function.
         """
