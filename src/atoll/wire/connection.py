@@ -127,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         self._messages_out += 1
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def send_link(self, message: AnyLinkMessage) -> None:
         """Queue a link message."""
@@ -146,7 +146,8 @@ class Connection(asyncio.BufferedProtocol):
         self._messages_out += 1
         self._flush_soon()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the queued messages now, before those of other connections."""
         self._flush_scheduled = False
         if self._transport is None or self._closed:
             return
@@ -158,10 +159,6 @@ class Connection(asyncio.BufferedProtocol):
             self._send_piece(self._transport)
         if self._transport.get_write_buffer_size() + self._large.nbytes > MAX_UNSENT:
             self._break(f"{self.name} does not read: {MAX_UNSENT >> 20} MiB are unsent")
-
-    def flush(self) -> None:
-        """Write the queued messages now, before those of other connections."""
-        self._flush()
 
     def _send_piece(self, transport: asyncio.Transport) -> None:
         """Send one piece, and schedule the next one for the next iteration of the loop."""
@@ -175,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
     def _flush_soon(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -200,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
             self._unauthenticated.add(self, self.peer)
         if self._on_made is not None:
             self._on_made(self)
-        self._flush()
+        self.flush()
 
     def expect(self, message_type: Any, on_message: Callable[[Any], None]) -> None:
         """Set the type of the peer's messages. Call this before the first message."""
@@ -326,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._closed:
             return
         self._large.clear()
-        self._flush()
+        self.flush()
         self._closed = True
         if self._unauthenticated is not None:
             self._unauthenticated.remove(self)

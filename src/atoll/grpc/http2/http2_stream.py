@@ -56,27 +56,10 @@ class Stream:
     """
 
     __slots__ = (
-        "_message_window",
-        "_sender",
-        "_window",
-        "consumer",
-        "expected_bytes",
-        "headers",
-        "held_bytes",
-        "low_water",
-        "number",
-        "on_closed",
-        "on_sent",
-        "open",
-        "outgoing",
-        "paused",
-        "ready",
-        "receive_window",
-        "remote_open",
-        "send_window",
-        "trailers",
-        "unsent_bytes",
-    )
+        "_message_window", "_sender", "_window", "consumer", "expected_bytes", "headers", "held_bytes", "low_water",
+        "number", "on_closed", "on_sent", "open", "outgoing", "paused", "ready", "receive_window", "remote_open",
+        "send_window", "trailers", "unsent_bytes",
+    )  # fmt: skip
 
     def __init__(
         self, sender: StreamSender, number: int, send_window: int, receive_window: int, message_window: int = 0

@@ -13,16 +13,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from atoll.errors import invalid, unimplemented
-from atoll.ir.types import (
-    Even,
-    Opaque,
-    Replicated,
-    Shape,
-    Sharding,
-    Tiled,
-    Tiling,
-    Uneven,
-)
+from atoll.ir.types import Even, Opaque, Replicated, Shape, Sharding, Tiled, Tiling, Uneven
 from atoll.protocol.ifrt import shardings_pb2, values_pb2, xla_pb2
 from atoll.protocol.translation.codec import parse, shape_from
 
