@@ -96,7 +96,7 @@ TABLE: dict[tuple[str, str], Does] = {
     ),
     **dict.fromkeys(
         (
-            ("engines/null_hosts/host.py", "AtOnce.submit"),
+            ("engines/null_hosts/null_host.py", "AtOnce.submit"),
             ("host_services/calls/client_compile_calls.py", "_Outcome.run"),
         ),
         Does.KEEPS,

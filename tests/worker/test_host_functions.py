@@ -10,7 +10,7 @@ import pytest
 from atoll.devices.null.model import MODELS
 from atoll.devices.null.null_backend import Collectives, NullBackend
 from atoll.devices.null.null_program import NullProgram
-from atoll.engines.null_hosts.host import AtOnce
+from atoll.engines.null_hosts.null_host import AtOnce
 from atoll.host_services.profiles.xspace import Others
 from atoll.protocol.messages import Compile
 from atoll.transfers.inbox import Inbox

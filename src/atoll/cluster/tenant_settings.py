@@ -193,48 +193,26 @@ def _read(path: Path) -> _File:
 
 def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
     where = f"{path}: tenant.{name}"
+    settings = msgspec.structs.asdict(entry)
+    token = settings.pop("token")
     try:
         check_tenant_name(name)
-        memory, total, uploads = (
-            each if isinstance(each, int) else parse_bytes(each)
-            for each in (entry.memory, entry.total_memory, entry.upload_rate)
-        )
-        if min(memory, total, uploads) < 0:
-            raise SettingsError("an amount of memory must not be negative")
+        for key in ("memory", "total_memory", "upload_rate"):
+            if isinstance(settings[key], str):
+                settings[key] = parse_bytes(settings[key])
+            if settings[key] < 0:
+                raise SettingsError(f"{key} must not be negative")
         for each in (*entry.read, *entry.write):
             check_grant(each)
     except (SettingsError, ValueError) as error:
         raise SettingsError(f"{where}: {error}") from None
-    if name == DEFAULT_NAME:
-        if entry.token:
-            raise SettingsError(
-                f"{where}: remove its token: this tenant uses that of the cluster (ATOLL_TOKEN, or the join token's)"
-            )
-        hashed = ""
-    else:
-        hashed = token_hash(read_token(entry.token, path.parent, where))
-    role = TenantRole.OPERATOR if name == DEFAULT_NAME else entry.role
-    return TenantSettings(
-        name,
-        hashed,
-        entry.share,
-        entry.priority,
-        role,
-        memory,
-        total,
-        entry.devices,
-        entry.sessions,
-        entry.launches,
-        entry.uploads,
-        entry.compiles,
-        entry.read,
-        entry.write,
-        entry.reserve,
-        entry.launch_rate,
-        entry.compile_seconds,
-        uploads,
-        entry.run_seconds,
-    )
+    if name != DEFAULT_NAME:
+        return TenantSettings(name, token_hash(read_token(token, path.parent, where)), **settings)
+    if token:
+        raise SettingsError(
+            f"{where}: remove its token: this tenant uses that of the cluster (ATOLL_TOKEN, or the join token's)"
+        )
+    return TenantSettings(name, **settings | {"role": TenantRole.OPERATOR})
 
 
 def read_token(text: str, base: Path, where: str) -> str:

@@ -58,7 +58,7 @@ class VirtualCluster:
         self._inboxes: dict[int, Inbox] = {}
         self._hosts: dict[int, HostProcess] = {}
         for island in range(topology.islands):
-            collectives, neighbours = Collectives(), dict[int, Inbox]()
+            collectives, neighbors = Collectives(), dict[int, Inbox]()
             for rank, number in enumerate(topology.hosts_of(island)):
                 connection = self.process.connect("worker", f"host {number}", partial(self._to_host, number))
                 self._hosts[number] = HostProcess(
@@ -70,7 +70,7 @@ class VirtualCluster:
                     costs,
                     collectives,
                     self._inboxes,
-                    neighbours,
+                    neighbors,
                     partial(self.process.send, connection),
                 )
                 self._join(island, number, connection)

@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.null_backend import Collectives
-from atoll.engines.null_hosts.host import AtOnce, NullHost
+from atoll.engines.null_hosts.null_host import AtOnce, NullHost
 from atoll.errors import unimplemented
 from atoll.ir.plan import Plan, Report
 from atoll.protocol import messages as m
@@ -53,7 +53,7 @@ class _Channel:
 class HostProcess:
     """A process that handles one message after another; each takes the time that `costs` gives.
 
-    `send(message)` delivers a message to the controller. `inboxes` holds the inboxes of all hosts and `neighbours`
+    `send(message)` delivers a message to the controller. `inboxes` holds the inboxes of all hosts and `neighbors`
     the inboxes of the island; the constructor adds this host's inbox to both.
     """
 
@@ -67,7 +67,7 @@ class HostProcess:
         costs: Costs,
         collectives: Collectives,
         inboxes: MutableMapping[int, Inbox],
-        neighbours: MutableMapping[int, Inbox],
+        neighbors: MutableMapping[int, Inbox],
         send: Callable[[Any], None],
     ) -> None:
         self._clock = clock
@@ -85,7 +85,7 @@ class HostProcess:
             model,
             clock,
             collectives,
-            neighbours,
+            neighbors,
             lambda inbox: VirtualDataPort(inbox, inboxes),
             report,
             lambda lease: None,
@@ -94,7 +94,7 @@ class HostProcess:
             lambda host, content, in_pieces=False: None,  # no relay groups in virtual time
             lambda call: self._do(costs.host_gang, call),
         )
-        inboxes[number] = neighbours[number]
+        inboxes[number] = neighbors[number]
 
     def handle(self, message: Any) -> None:
         gangs = 0

@@ -1,7 +1,7 @@
 """The interface through which a host exchanges the contents of shards with other hosts.
 
 `StepRunner` passes Send, Receive, SendRows and ReceiveRows steps to a `HostNetwork`. `DataPortNetwork` sends bytes over
-the data plane. The network of null hosts takes the time that a model computes (`engines.null_hosts.network`).
+the data plane. The network of null hosts takes the time that a model computes (`engines.null_hosts.null_host`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Processes: children, lifelines, leases, and what each process does when it starts."""
+"""Child processes, lifelines, leases, and the start of processes."""

@@ -1,1 +1,1 @@
-"""The engine for machines that have a host agent each, and which somebody else starts."""
+"""The engine for machines with host agents, which users or launchers start."""

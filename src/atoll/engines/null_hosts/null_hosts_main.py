@@ -20,7 +20,7 @@ from atoll.cluster.processes.startup_heartbeat import StartupHeartbeat
 from atoll.devices.null.model import chosen_model
 from atoll.devices.null.null_backend import Collectives
 from atoll.devices.null.sim_events import FineClock
-from atoll.engines.null_hosts.host import NullHost
+from atoll.engines.null_hosts.null_host import NullHost
 from atoll.errors import AccessError, ConnectError
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
@@ -53,7 +53,7 @@ class NullIsland:
         self._thread = threading.get_ident()
         self._clock = FineClock(self._loop)
         self._collectives = Collectives()
-        self._neighbours: dict[int, Inbox] = {}
+        self._neighbors: dict[int, Inbox] = {}
         self._hosts: dict[int, NullHost] = {}
         self._connections: list[DialedConnection] = []
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
@@ -102,7 +102,7 @@ class NullIsland:
             self._model,
             self._clock,
             self._collectives,
-            self._neighbours,
+            self._neighbors,
             lambda inbox: DataPort(address, inbox, identity=self._identity),
             self._reporter(connection),
             self._lease.renew,

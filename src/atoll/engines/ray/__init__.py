@@ -1,1 +1,1 @@
-"""The engine for machines of a Ray cluster: Ray places islands, and starts a host agent on each machine of theirs."""
+"""The engine for Ray clusters, in which Ray places islands and starts the host agents."""
