@@ -1,0 +1,239 @@
+"""Objects are complete after construction: no attribute without a value, and none that another object fills in."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.prose import nodes_of
+from tests.test_layers import SOURCE, modules
+
+# Attributes of objects of Python and other projects, which have no constructor or method for that purpose.
+FOREIGN = {
+    ("client/plugin.py", "ifrt_proxy.get_client"): "JAX connects to a proxy by this function of its module",
+    ("cluster/processes/bugs.py", "threading.excepthook"): "Python's hook for exceptions that end threads",
+    (
+        "devices/xla/compiled_programs.py",
+        "compilation_cache.get_file_cache",
+    ): "JAX chooses its cache of programs in this function",
+    (
+        "host_services/python/program/colocated_functions.py",
+        "private._get_cpu_device_map",
+    ): "JAX looks up the devices of colocated Python here",
+    (
+        "host_services/python/program/colocated_functions.py",
+        "store.get_or_create",
+    ): "JAX keeps the objects of colocated Python here",
+}
+# Places that are to be removed. A change shortens this table, and never extends it.
+REMAINING: frozenset[tuple[str, str]] = frozenset(
+    (
+        ("cluster/slice_placement.py", "devices.closed"),
+        ("controller/admission.py", "peer.handle"),
+        ("controller/admission.py", "peer.lose"),
+        ("controller/admission.py", "peer.refuse"),
+        ("controller/islands/engine_requests.py", "peer.handle"),
+        ("controller/islands/engine_requests.py", "peer.lose"),
+        ("controller_process/shell.py", "connection.on_link"),
+        ("controller_process/shell.py", "connection.on_lost"),
+        ("controller_process/shell.py", "connection.on_message"),
+        ("controller_process/shell.py", "self.resumable.on_superseded"),
+        ("controller_process/shell.py", "self.resumable.takeover_suspicion"),
+        ("controller_process/standby.py", "connection.on_link"),
+        ("controller_process/standby_replication.py", "connection.on_link"),
+        ("controller_process/standby_replication.py", "connection.on_lost"),
+        ("engines/agent/agent.py", "link.on_link"),
+        ("engines/hosts/hosts_engine.py", "self._loop"),
+        ("engines/null_hosts/host.py", "self._dispatcher.await_feeds"),
+        ("engines/null_hosts/host.py", "self._dispatcher.execute"),
+        ("engines/ray/actors.py", "self._directory"),
+        ("engines/ray/actors.py", "self._engine"),
+        ("engines/ray/actors.py", "self._messages"),
+        ("engines/supervisor.py", "link.on_away"),
+        ("engines/supervisor.py", "link.on_back"),
+        ("engines/supervisor.py", "link.on_silence"),
+        ("grpc/call.py", "self._reader.on_end"),
+        ("grpc/call.py", "self._reader.on_message"),
+        ("grpc/call.py", "stream.on_closed"),
+        ("grpc/call.py", "stream.on_sent"),
+        ("ifrt/buffer_service.py", "call.on_half_close"),
+        ("ifrt/buffer_service.py", "call.on_message"),
+        ("ifrt/ifrt_service.py", "call.on_closed"),
+        ("ifrt/ifrt_service.py", "call.on_half_close"),
+        ("ifrt/ifrt_service.py", "call.on_message"),
+        ("ifrt/ifrt_service.py", "cluster.on_lost"),
+        ("ifrt/ifrt_service.py", "recorder.on_change"),
+        ("ifrt/ifrt_service.py", "session.open_relay"),
+        ("ifrt/ifrt_service.py", "session.responses.on_response"),
+        ("ifrt/ifrt_session.py", "cluster.held"),
+        ("ifrt/ifrt_session.py", "cluster.on_quiesce"),
+        ("ifrt/ifrt_session.py", "cluster.on_resume"),
+        ("ifrt/proxy_main.py", "session.on_hosts_lost"),
+        ("operate/operator_requests.py", "self._connection"),
+        ("security/enrollment.py", "connection.on_lost"),
+        ("session/channels.py", "channel.liveness.awaits"),
+        ("session/cluster_session.py", "self._channels.awaits"),
+        ("session/session_opening.py", "self._connection"),
+        ("session/session_opening.py", "self._connection.on_lost"),
+        ("session/session_opening.py", "self._connection.on_message"),
+        ("transfers/channel.py", "channel._streams.dial_streams"),
+        ("virtual/cluster.py", "session.on_lost"),
+        ("virtual/virtual_time.py", "self._result"),
+        ("wire/resumption/dialed_connection.py", "self._transport.on_message"),
+        ("wire/resumption/dialed_connection.py", "transport.on_link"),
+        ("wire/resumption/dialed_connection.py", "transport.on_message"),
+        ("wire/resumption/dialed_connection.py", "transport.on_read"),
+        ("wire/resumption/resumable_connection.py", "self._transport.on_message"),
+        ("wire/resumption/resumable_connection.py", "transport.on_link"),
+        ("wire/resumption/resumable_connection.py", "transport.on_lost"),
+        ("wire/resumption/resumable_connection.py", "transport.on_message"),
+        ("wire/resumption/resumable_connection.py", "transport.on_read"),
+        ("wire/tls/layer.py", "self._deadline"),
+        ("wire/tls/layer.py", "self._transport"),
+        ("worker/completion_reporter.py", "steps.on_report"),
+        ("worker/delegated_run_dispatcher.py", "self.await_feeds"),
+        ("worker/delegated_run_dispatcher.py", "self.execute"),
+        ("worker/executor_thread.py", "self._delegated_runs.await_feeds"),
+        ("worker/executor_thread.py", "self._delegated_runs.execute"),
+        ("worker/executor_thread.py", "steps.on_outcome"),
+        ("worker/worker_main.py", "data_port.on_control"),
+        ("worker/worker_main.py", "data_port.on_lost"),
+        ("worker/worker_main.py", "data_port.on_silent"),
+    )
+)
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _is_property(function: _Function) -> bool:
+    return any("property" in ast.unparse(each) or ".setter" in ast.unparse(each) for each in function.decorator_list)
+
+
+@functools.cache
+def _methods_and_fields() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of all methods in `src`, and of all attributes that hold a value."""
+    methods, fields = set(), set()
+    for path in modules().values():
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                for each in node.body:
+                    if isinstance(each, _Function):
+                        (fields if _is_property(each) else methods).add(each.name)
+                    elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+                        fields.add(each.target.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                fields.add(node.attr)
+    return frozenset(methods), frozenset(fields)
+
+
+@functools.cache
+def _callbacks() -> frozenset[str]:
+    """Return the names of all attributes in `src` that are declared as functions."""
+    return frozenset(
+        node.target.attr
+        for path in modules().values()
+        for node in nodes_of(path)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Attribute)
+        and re.match(r"Callable\b", ast.unparse(node.annotation))
+    )
+
+
+def _is_callable(value: ast.expr, local: frozenset[str], own: frozenset[str]) -> bool:
+    """Return whether a value is a function, given the functions around it and the methods of the class."""
+    methods, fields = _methods_and_fields()
+    match value:
+        case ast.Lambda():
+            return True
+        case ast.Call():
+            return ast.unparse(value.func) in ("partial", "functools.partial")
+        case ast.Name():
+            return value.id in local
+        case ast.Attribute(value=ast.Name("self")):
+            return value.attr in own or value.attr in methods - fields
+        case ast.IfExp():
+            return any(_is_callable(each, local, own) for each in (value.body, value.orelse))
+        case ast.BoolOp():
+            return any(_is_callable(each, local, own) for each in value.values)
+    return False
+
+
+def _is_late(name: str, value: ast.expr, local: frozenset[str], own: frozenset[str]) -> bool:
+    return name.startswith("on_") or name in _callbacks() or _is_callable(value, local, own)
+
+
+def _targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Yield the pairs of target and value of an assignment."""
+    if isinstance(node, ast.AnnAssign):
+        yield node.target, node.value
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                yield from zip(target.elts, node.value.elts, strict=False)
+            else:
+                yield target, node.value
+
+
+def late_bindings(
+    node: ast.AST, local: frozenset[str] = frozenset(), own: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """Yield the late-bound attributes in a module, as they are written.
+
+    These are attributes that a method declares without a value, and attributes of other objects to which a function is
+    assigned, or that are callbacks by their name (`on_...`) or their declaration.
+    """
+    for each in ast.iter_child_nodes(node):
+        for target, value in _targets(each):
+            if not isinstance(target, ast.Attribute):
+                continue
+            holder = ast.unparse(target.value)
+            if value is None or (holder not in ("self", "cls") and _is_late(target.attr, value, local, own)):
+                yield f"{holder}.{target.attr}"
+        functions, methods = local, own
+        if isinstance(each, ast.ClassDef):
+            methods = frozenset(
+                inner.name for inner in each.body if isinstance(inner, _Function) and not _is_property(inner)
+            )
+        elif isinstance(each, _Function):
+            functions = local | {
+                inner.name for inner in ast.walk(each) if isinstance(inner, _Function) and inner is not each
+            }
+        yield from late_bindings(each, functions, methods)
+
+
+def test_no_attribute_is_bound_late() -> None:
+    found = Counter(
+        (str(path.relative_to(SOURCE)), name)
+        for path in modules().values()
+        for name in late_bindings(ast.parse(path.read_text()))
+    )
+    allowed = FOREIGN.keys() | REMAINING
+    assert sorted(found.keys() - allowed) == [], "pass these to the constructor"
+    assert sorted(allowed - found.keys()) == [], "these are gone: delete their entries"
+
+
+def test_late_bindings_are_found() -> None:
+    source = """
+class Host:
+    def __init__(self, link, port):
+        self.link: Link
+        self.port: Port = port
+        self.handle = self.received
+        link.handle = self.received
+        link.name, link.lose = "host", lambda reason: None
+        link.on_away = port.away
+        link.owner = self
+
+        def ended(): ...
+
+        link.end = partial(ended, 1)
+        link.other = ended
+
+    def received(self, message): ...
+"""
+    assert list(late_bindings(ast.parse(source))) == [
+        *("self.link", "link.handle", "link.lose", "link.on_away", "link.end", "link.other"),
+    ]
