@@ -1,4 +1,4 @@
-"""Unbounded launches: launches that need their results are deferred, and hold up nothing."""
+"""Unbounded launches: launches that need their results are deferred and block no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.launch.dependency_tracker import (
 )
 from atoll.launch.scheduler import Scheduler
 from atoll.state.buffer_directory import Entry
-from atoll.state.gangs import GangSpec
+from atoll.state.gang_specs import GangSpec
 from atoll.state.queued_nodes import Dependency, Gang, HostCallKind, QueuedNode
 
 PYTHON, CLIENT = HostCallKind.PYTHON, HostCallKind.CLIENT
@@ -41,7 +41,7 @@ def gang_spec(host_call: HostCallKind | None, function: str, devices: int) -> Ga
 
 
 class Launches:
-    """Launches on one island. Each gives one array, by its number."""
+    """Launches on one island. Each makes one array, with the number of the launch."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler[str](1, 100)
@@ -96,7 +96,7 @@ def launches() -> Launches:
 @pytest.mark.parametrize("host_call", HostCallKind)
 def test_a_session_continues_while_an_unbounded_launch_runs(launches: Launches, host_call: HostCallKind):
     launches.launch(1, host_call=host_call)
-    launches.launch(2, 1, 0)  # and something else, too
+    launches.launch(2, 1, 0)  # and another array
     launches.launch(3, 0)
     assert launches.started() == [1, 3]
     launches.end(1)
@@ -139,7 +139,7 @@ def test_a_launch_that_was_enqueued_after_a_wait_defers_no_other(launches: Launc
     assert not launches.dependencies.has_some(1)
 
 
-def test_results_of_two_calls_are_both_awaited(launches: Launches):
+def test_a_launch_waits_for_the_results_of_both_calls_that_it_reads(launches: Launches):
     launches.launch(1, host_call=PYTHON)
     launches.launch(2, host_call=CLIENT)
     launches.launch(3, 1, 2)
@@ -161,8 +161,8 @@ def test_donation_waits_for_a_deferred_launch_that_reads_the_array(launches: Lau
     assert launches.started() == [2, 3, 4]
 
 
-def test_what_consumes_an_array_waits_for_a_run_that_reads_it_and_calls_its_client(launches: Launches):
-    """The devices would wait for that run otherwise, and with them what the callback may need."""
+def test_a_launch_that_consumes_an_array_waits_for_a_run_that_reads_it_and_calls_its_client(launches: Launches):
+    """Otherwise the devices would wait for that run, and so would launches that the callback may need."""
     launches.launch(1, 0, host_call=CLIENT)
     launches.launch(2, 0, donated=(0,))
     assert launches.started() == [1]
@@ -170,14 +170,14 @@ def test_what_consumes_an_array_waits_for_a_run_that_reads_it_and_calls_its_clie
     assert launches.started() == [2]
 
 
-def test_what_consumes_an_array_does_not_wait_for_python_that_reads_it(launches: Launches):
-    """Its host keeps what Python reads: a checkpoint holds up no step."""
+def test_a_launch_that_consumes_an_array_does_not_wait_for_python_that_reads_it(launches: Launches):
+    """The host keeps arrays that Python reads, so a checkpoint does not block a step."""
     launches.launch(1, 0, host_call=PYTHON)
     launches.launch(2, 0, donated=(0,))
     assert launches.started() == [1, 2]
 
 
-def test_a_call_of_python_follows_the_call_that_gives_its_argument_at_once(launches: Launches):
+def test_a_call_of_python_starts_without_waiting_for_the_call_that_makes_its_argument(launches: Launches):
     launches.launch(1, host_call=PYTHON)
     launches.launch(2, 1, host_call=PYTHON)
     assert launches.started() == [1, 2]
@@ -195,7 +195,7 @@ def test_calls_of_python_keep_their_order_behind_a_deferred_one(launches: Launch
     assert launches.started() == [2, 3, 4, 5]
 
 
-def test_any_number_of_python_calls_leaves_room_for_others(launches: Launches):
+def test_python_calls_do_not_block_other_launches(launches: Launches):
     for number in range(1, 100):
         launches.launch(number, host_call=PYTHON)
     launches.launch(100)
@@ -219,7 +219,7 @@ def test_runs_beyond_a_bound_that_call_their_clients_are_deferred(launches: Laun
     ("devices", "most_of_one", "most"),
     [(1, MOST_OF_A_SESSION, MOST_OF_AN_ISLAND), (2, MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)],
 )
-def test_an_island_has_room_for_the_callbacks_of_several_sessions(
+def test_the_callbacks_of_several_sessions_on_an_island_are_bounded(
     launches: Launches, devices: int, most_of_one: int, most: int
 ):
     sessions = most // most_of_one + 1
@@ -230,17 +230,17 @@ def test_an_island_has_room_for_the_callbacks_of_several_sessions(
     assert launches.started() == [most + 1]
 
 
-def test_runs_that_consume_something_keep_threads_of_the_devices(launches: Launches):
+def test_runs_that_consume_their_arguments_wait_for_one_another(launches: Launches):
     for number in range(1, MOST_IN_XLA_OF_A_SESSION + 2):
         launches.launch(number, 0, host_call=CLIENT, donated=(0,))
     launches.launch(100, host_call=CLIENT)
-    assert launches.started() == [1, 100]  # the others follow those that read what they consume
+    assert launches.started() == [1, 100]  # each of the others waits for the previous one, which reads the array
     for number in range(1, MOST_IN_XLA_OF_A_SESSION + 1):
         launches.end(number)
         assert launches.started() == [number + 1]
 
 
-def test_one_run_at_a_time_of_a_function_over_several_devices_calls_its_client(launches: Launches):
+def test_a_function_on_several_devices_that_calls_its_client_runs_once_at_a_time(launches: Launches):
     launches.launch(1, host_call=CLIENT, function="f", devices=2)
     launches.launch(2, host_call=CLIENT, function="f", devices=2)
     launches.launch(3, host_call=CLIENT, function="g", devices=2)
@@ -249,8 +249,8 @@ def test_one_run_at_a_time_of_a_function_over_several_devices_calls_its_client(l
     assert launches.started() == [2]
 
 
-def test_a_run_that_waits_for_its_input_takes_no_place_of_those_that_call_their_clients(launches: Launches):
-    """A callback may launch programs with callbacks, too."""
+def test_a_run_that_waits_for_its_input_does_not_count_for_the_bound_on_callbacks(launches: Launches):
+    """A callback may launch programs that have callbacks."""
     launches.launch(1, host_call=CLIENT)
     for number in range(2, 2 + MOST_OF_A_SESSION):
         launches.launch(number, number - 1, host_call=CLIENT)
@@ -268,7 +268,7 @@ def test_the_end_of_a_session_drops_its_deferred_nodes(launches: Launches):
     assert launches.scheduler.nodes(0) == []
 
 
-def test_a_run_that_never_got_its_place_takes_none(launches: Launches):
+def test_a_dropped_run_does_not_count_for_the_bound_on_callbacks(launches: Launches):
     for number in range(1, MOST_OF_A_SESSION + 3):
         launches.launch(number, host_call=CLIENT)
     (node,) = launches.nodes[MOST_OF_A_SESSION + 1]
@@ -299,8 +299,8 @@ def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_dependency_i
     assert not launches.dependencies.has_some(1)
 
 
-def test_an_array_does_not_keep_the_launch_that_made_it(launches: Launches):
-    """Each of a training loop's steps would keep all the steps before it."""
+def test_an_array_does_not_keep_its_launch_alive(launches: Launches):
+    """Otherwise each step of a training loop would keep all earlier steps alive."""
     dependency = launches.launch(1, 0, host_call=CLIENT)
     launches.started()
     launches.end(1)

@@ -1,4 +1,4 @@
-"""Fair shares: who gets how much of the devices, by a model of islands in virtual time."""
+"""Fair shares of device time, measured with a model of islands in virtual time."""
 
 from __future__ import annotations
 
@@ -20,23 +20,20 @@ US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 
 @dataclass(eq=False)
 class Client:
-    """It has as much in line as it may, or `most`, of gangs that take so long; from `begins` on, but for its `pauses`.
-
-    They are expected to take as long, or `expected`. It launches the next so long after one has ended.
-    """
+    """A client that keeps as many gangs in line as it may. All times are in nanoseconds."""
 
     session: int
     tenant: Tenant
-    takes: int
+    takes: int  # duration of a gang
     islands: tuple[int, ...] = (0,)
     begins: int = 0
-    pauses: tuple[tuple[int, int], ...] = ()
-    expected: int = 0
-    most: int = 0
-    latency: int = 0
+    pauses: tuple[tuple[int, int], ...] = ()  # (start, end)
+    expected: int = 0  # estimate of the duration, if it differs
+    most: int = 0  # bound on the nodes in line, if it is not that of `play`
+    latency: int = 0  # time from the end of a gang to the next launch
     idle_until: int = 0
     in_line: int = 0
-    got: list[tuple[int, int]] = field(default_factory=list)  # (when a gang ended, for how long it ran)
+    got: list[tuple[int, int]] = field(default_factory=list)  # (end of a gang, its duration)
 
     def wants(self, now: int) -> bool:
         return now >= max(self.begins, self.idle_until) and not any(start <= now < end for start, end in self.pauses)
@@ -45,12 +42,12 @@ class Client:
         return sum(took for ended, took in self.got if start < ended <= end)
 
     def had(self, end: int) -> int:
-        """Device time until then, with what it has had of a gang that ends later."""
+        """Return the device time until `end`, including part of a gang that ends later."""
         return sum(min(took, max(0, end - (ended - took))) for ended, took in self.got)
 
 
 class Island:
-    """Runs its gangs one after another."""
+    """An island that runs its gangs one after another."""
 
     def __init__(self) -> None:
         self.free_at = 0
@@ -61,7 +58,7 @@ def tenant(name: str, share: float = 1.0, priority: int = 0) -> Tenant:
 
 
 def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) -> None:
-    """All clients keep `most` nodes in line, while they want something."""
+    """Run the clients. Each of them keeps `most` nodes in line while it is active."""
     rng = random.Random(0)
     scheduler = Scheduler[Client](islands, 24)
     places = [Island() for _ in range(islands)]
@@ -103,7 +100,7 @@ def shares(clients: list[Client], start: int, end: int) -> list[float]:
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
 @pytest.mark.parametrize("takes", [(330 * US,) * 4, (2400 * US,) * 4, (300 * US, 30 * MS, 300 * US, 30 * MS)])
-def test_device_time_goes_by_the_shares_of_tenants(weights, takes):
+def test_tenants_get_device_time_in_proportion_to_their_shares(weights, takes):
     clients = [
         Client(number, tenant(str(number), weight), each)
         for number, (weight, each) in enumerate(zip(weights, takes, strict=True), 1)
@@ -113,14 +110,14 @@ def test_device_time_goes_by_the_shares_of_tenants(weights, takes):
     assert found == pytest.approx([weight / sum(weights) for weight in weights], rel=0.02)
 
 
-def test_sessions_of_a_tenant_share_what_it_gets():
+def test_sessions_of_a_tenant_share_its_device_time():
     one, two = tenant("one"), tenant("two", share=2)
     clients = [Client(1, one, MS), Client(2, one, 3 * MS), Client(3, two, MS)]
     play(clients, 5 * SECOND)
     assert shares(clients, 0, 5 * SECOND) == pytest.approx([1 / 6, 1 / 6, 2 / 3], rel=0.02)
 
 
-def test_sessions_of_the_only_tenant_share_alike_and_so_do_tenants_once_there_is_another():
+def test_sessions_of_the_only_tenant_have_equal_shares_until_another_tenant_arrives():
     one, two = tenant("one"), tenant("two")
     clients = [Client(1, one, MS), Client(2, one, 3 * MS), Client(3, two, MS, begins=2 * SECOND)]
     play(clients, 4 * SECOND)
@@ -128,12 +125,12 @@ def test_sessions_of_the_only_tenant_share_alike_and_so_do_tenants_once_there_is
     assert shares(clients, 2 * SECOND + 100 * MS, 4 * SECOND) == pytest.approx([1 / 4, 1 / 4, 1 / 2], rel=0.03)
 
 
-def add(policy: FairShares, session: int, who: Tenant) -> None:
-    policy.add(QueuedNode[None](0, session, tenant=who))
+def add(policy: FairShares, session: int, owner: Tenant) -> None:
+    policy.add(QueuedNode[None](0, session, tenant=owner))
 
 
 def commit(policy: FairShares) -> Gang[None]:
-    """The gang of who goes next."""
+    """Return the next gang."""
     node = policy.take()
     assert node is not None
     gang = Gang[None](0, 0, node, None, MS)
@@ -142,7 +139,7 @@ def commit(policy: FairShares) -> Gang[None]:
 
 
 def served(policy: FairShares, sessions: dict[int, Tenant], count: int) -> list[int]:
-    """Who goes, where each has a node ready at all times. A gang is expected to take a millisecond, and does."""
+    """Return the sessions that are served if each always has a ready node. Gangs take 1 ms, as expected."""
     taken = []
     for _ in range(count):
         gang = commit(policy)
@@ -153,7 +150,7 @@ def served(policy: FairShares, sessions: dict[int, Tenant], count: int) -> list[
     return taken
 
 
-def test_who_is_left_when_all_others_have_ended_gets_everything_and_shares_again_with_who_comes():
+def test_the_last_session_gets_all_device_time_and_shares_it_with_new_sessions():
     one, two = tenant("one"), tenant("two")
     policy, sessions = FairShares(), {1: one, 2: two, 3: two, 4: one, 5: one}
     for session in (1, 2, 3):
@@ -181,7 +178,7 @@ def test_gangs_on_two_islands_are_charged_on_each():
     assert clients[1].device_time(0, 5 * SECOND) == pytest.approx(clients[2].device_time(0, 5 * SECOND), rel=0.02)
 
 
-def test_many_with_random_shares():
+def test_many_tenants_with_random_shares():
     rng = random.Random(1)
     weights = [rng.uniform(0.5, 8) for _ in range(32)]
     clients = [Client(number, tenant(str(number), weight), MS) for number, weight in enumerate(weights)]
@@ -189,14 +186,14 @@ def test_many_with_random_shares():
     assert shares(clients, 0, 20 * SECOND) == pytest.approx([weight / sum(weights) for weight in weights], rel=0.03)
 
 
-def test_who_waits_for_each_of_its_results_has_its_share():
+def test_a_session_that_waits_for_each_of_its_results_gets_its_share():
     clients = [Client(number, tenant(str(number)), 2400 * US) for number in range(4)]
     clients[0].most, clients[0].latency = 1, MS
     play(clients, 5 * SECOND)
     assert shares(clients, 0, 5 * SECOND) == pytest.approx([0.25] * 4, rel=0.02)
 
 
-def test_others_use_what_one_leaves_and_it_has_its_share_again_at_once_when_it_is_back():
+def test_others_use_the_share_of_an_idle_tenant_and_return_it_at_once():
     clients = [Client(number, tenant(str(number)), MS) for number in range(1, 5)]
     clients[0].pauses = ((2 * SECOND, 4 * SECOND),)
     play(clients, 6 * SECOND, most=16)
@@ -204,17 +201,17 @@ def test_others_use_what_one_leaves_and_it_has_its_share_again_at_once_when_it_i
     assert away == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3], rel=0.02, abs=0.005)
     assert sum(client.device_time(2 * SECOND, 4 * SECOND) for client in clients) == pytest.approx(2 * SECOND, rel=0.01)
     back = shares(clients, 4 * SECOND + 50 * MS, 4 * SECOND + 450 * MS)
-    assert back == pytest.approx([0.25] * 4, rel=0.05), "it has saved up nothing, and owes nothing"
+    assert back == pytest.approx([0.25] * 4, rel=0.05), "the pause is neither credited nor charged"
 
 
-def test_a_newcomer_has_its_share_at_once():
+def test_a_new_session_gets_its_share_at_once():
     clients = [Client(1, tenant("old"), MS), Client(2, tenant("new"), MS, begins=3 * SECOND)]
     play(clients, 4 * SECOND)
     assert shares(clients, 3 * SECOND + 50 * MS, 4 * SECOND) == pytest.approx([0.5, 0.5], rel=0.02)
 
 
 @pytest.mark.parametrize("others", [1, 256])
-def test_a_higher_priority_waits_for_what_runs_and_one_more_however_many_others_wait(others):
+def test_a_higher_priority_waits_for_two_gangs_at_most(others):
     low = [Client(number, tenant(f"low {number}"), 200 * MS) for number in range(others)]
     begins = [3 * SECOND + i * 790 * MS for i in range(20)]
     high = [Client(1000 + i, tenant("high", priority=1), MS, begins=at) for i, at in enumerate(begins)]
@@ -225,7 +222,7 @@ def test_a_higher_priority_waits_for_what_runs_and_one_more_however_many_others_
     assert waits[-1] <= 1.1 * 2 * 220 * MS  # gangs take up to 220 ms here
 
 
-def test_a_changed_share_counts_at_once():
+def test_a_changed_share_applies_at_once():
     one, two = tenant("one"), tenant("two")
     clients = [Client(1, one, MS), Client(2, two, MS)]
     play(clients, SECOND)
@@ -244,14 +241,14 @@ def test_a_reserve_is_kept_for_a_lower_priority(reserve, takes):
     assert low.device_time(0, 10 * SECOND) / (10 * SECOND) == pytest.approx(reserve / 100, abs=0.02)
 
 
-def test_a_reserve_is_not_saved_up_while_nothing_wants_it():
+def test_an_unused_reserve_is_not_saved_up():
     high = Client(1, tenant("high", priority=1), 2 * MS)
     low = Client(2, Tenant(TenantSettings("low", reserve=10)), MS, pauses=((SECOND, 6 * SECOND),))
     play([high, low], 7 * SECOND)
     assert low.device_time(6 * SECOND, 7 * SECOND) / SECOND == pytest.approx(0.1, abs=0.03)
 
 
-def test_a_changed_priority_counts_at_once_also_where_there_was_nobody_else():
+def test_a_changed_priority_applies_at_once_even_for_the_only_tenant():
     policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("one"), 3: tenant("other")}
     sessions[2] = sessions[1]
     for session in (1, 2):
@@ -260,20 +257,20 @@ def test_a_changed_priority_counts_at_once_also_where_there_was_nobody_else():
     sessions[1].settings = TenantSettings("one", priority=1)
     served(policy, sessions, 2)
     add(policy, 3, sessions[3])
-    assert 3 not in served(policy, sessions, 20)[2:], "the two go on with what is ready, and are first then"
+    assert 3 not in served(policy, sessions, 20)[2:], "after ready nodes, the higher priority is first"
     sessions[3].settings = TenantSettings("other", priority=2)
     add(policy, 3, sessions[3])
     assert set(served(policy, sessions, 20)) == {3}
 
 
 @pytest.mark.parametrize("expected", [MS // 10, 10 * MS])
-def test_who_is_expected_to_take_ten_times_as_long_or_as_short_as_it_does_has_its_share(expected):
+def test_a_session_with_a_wrong_estimate_gets_its_share(expected):
     clients = [Client(1, tenant("wrong"), MS, expected=expected), Client(2, tenant("right"), MS)]
     play(clients, 5 * SECOND)
     assert shares(clients, 0, 5 * SECOND) == pytest.approx([0.5, 0.5], rel=0.02)
 
 
-def test_who_was_expected_to_take_far_longer_than_it_did_need_not_wait_as_long():
+def test_an_estimate_that_was_too_long_is_corrected_when_the_gangs_have_ended():
     policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("two")}
     gangs = []
     for _ in range(3):
@@ -293,7 +290,7 @@ def test_who_was_expected_to_take_far_longer_than_it_did_need_not_wait_as_long()
     assert served(policy, sessions, 5) == [1] * 5
 
 
-def test_gangs_that_did_not_run_give_nobody_more_than_its_share():
+def test_gangs_that_did_not_run_do_not_increase_a_share():
     policy, sessions = FairShares(), {1: tenant("one"), 2: tenant("two")}
     add(policy, 1, sessions[1])
     alone = []
@@ -306,7 +303,7 @@ def test_gangs_that_did_not_run_give_nobody_more_than_its_share():
     assert Counter(served(policy, sessions, 20)) == {1: 10, 2: 10}
 
 
-def test_who_has_long_gangs_is_not_ahead_of_its_share_on_average():
+def test_long_gangs_do_not_increase_a_share_on_average():
     clients = [Client(1, tenant("short"), 300 * US), Client(2, tenant("long", 2), 30 * MS)]
     clients += [Client(3, tenant("shorter", 4), 300 * US), Client(4, tenant("longer", 8), 40 * MS)]
     play(clients, 20 * SECOND)

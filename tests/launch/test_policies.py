@@ -1,4 +1,4 @@
-"""Policies: chosen by name, they order gangs, and are charged for what gangs took."""
+"""Scheduling policies: their choice by name, the order of nodes, and the charges for gangs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from atoll.protocol import messages as m
 from atoll.state.queued_nodes import Gang, QueuedNode
 from tests.controller.play import Play, on, runs
 
-# Gangs that have never run: as many fill an island.
+# Number of gangs that fill an island if they have never run.
 NEW_IN_FLIGHT = 3
 
 
 class LastComeFirstServed(Policy):
-    """The node that became ready last goes first; remembers what it was called with."""
+    """A policy that serves the node that became ready last, and records its calls."""
 
     made: list[LastComeFirstServed]
 
@@ -46,7 +46,7 @@ class LastComeFirstServed(Policy):
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[LastComeFirstServed]:
-    """The policies that were made, by island; there is one more to choose, named "lifo"."""
+    """Add a policy named "lifo". Return its instances, by island."""
     monkeypatch.setattr("atoll.launch.policies.POLICIES", {**POLICIES, "lifo": f"{__name__}:LastComeFirstServed"})
     LastComeFirstServed.made = []
     return LastComeFirstServed.made
@@ -72,7 +72,7 @@ def test_a_policy_decides_which_ready_node_is_committed(made: list[LastComeFirst
     assert [gang.node.session for gang in started(scheduler)] == [3, 2, 1]
 
 
-def test_whatever_a_policy_takes_islands_agree_on_one_order(made: list[LastComeFirstServed]) -> None:
+def test_islands_agree_on_one_order_for_any_policy(made: list[LastComeFirstServed]) -> None:
     scheduler = Scheduler[str](2, 8, find_policy("lifo"))
     for number, session in enumerate((1, 2, 3)):
         scheduler.enqueue(launch(number, session, islands=(0, 1)))
@@ -85,7 +85,7 @@ def test_a_node_that_is_added_again_after_a_pause_starts_once() -> None:
     scheduler = Scheduler[str](2, 8)
     scheduler.enqueue(launch(1, 1, islands=(0, 1)))
     scheduler.pause(0)
-    assert started(scheduler, 1) == []  # its policy has given the node away, that of island 0 has not
+    assert started(scheduler, 1) == []  # the policy of island 1 has returned the node, that of island 0 has not
     scheduler.resume(0)
     assert [len(started(scheduler, island)) for island in (0, 1)] == [1, 1]
 
@@ -107,7 +107,7 @@ def test_every_policy_in_the_table_serves_all_nodes(name: str) -> None:
     assert sorted(gang.node.number for gang in started(scheduler)) == list(range(1, 7))
 
 
-def test_an_unknown_policy_is_named_with_those_that_there_are(made: list[LastComeFirstServed]) -> None:
+def test_the_error_for_an_unknown_policy_lists_the_known_ones(made: list[LastComeFirstServed]) -> None:
     with pytest.raises(
         SettingsError, match=r"there is no scheduling policy 'random'; the known ones are: fair, first-come, lifo"
     ):
@@ -120,7 +120,7 @@ def test_an_unknown_policy_is_named_with_those_that_there_are(made: list[LastCom
 
 
 def order_of_sessions(policy: str) -> list[int]:
-    """The first session fills the island, three others come; in which order do these start?"""
+    """Return the order in which three sessions start after the first session has filled the island."""
     play = Play("1x1x1", policy=policy)
     others = [play.open().number for _ in range(3)]
     buffer = HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),))
@@ -142,7 +142,7 @@ def test_the_policy_of_the_settings_orders_the_gangs_of_sessions(made: list[Last
     assert order_of_sessions("lifo") == [2, 1, 0]
 
 
-def test_each_island_charges_the_session_what_its_gang_took_there(made: list[LastComeFirstServed]) -> None:
+def test_each_island_charges_the_session_for_its_gang(made: list[LastComeFirstServed]) -> None:
     play = Play("2x1x1", policy="lifo")
     play.array(10)
     for policy in made:

@@ -1,4 +1,4 @@
-"""The scheduler as tables (events in, gangs out), and its guarantees for any order of events."""
+"""The scheduler: events in, gangs out. `test_scheduler_properties` checks random sequences of events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launch(
 
 
 def started(scheduler: Scheduler[str], island: int = 0) -> list[int]:
-    """The numbers of all launches whose gangs may start now, in order."""
+    """Return the numbers of the launches whose gangs may start now, in order."""
     return [gang.node.number for gang in gangs(scheduler, island)]
 
 
@@ -49,7 +49,7 @@ def scheduler_with(*nodes: QueuedNode[str], islands: int = 1, window: int = 8) -
     return scheduler
 
 
-def test_who_has_been_ready_for_longest_starts_first_over_all_sessions():
+def test_the_node_that_has_been_ready_for_longest_starts_first():
     scheduler = scheduler_with(launch(1, session=7), launch(2, session=5), launch(3, session=7), launch(4, session=6))
     # 3 is older than 4, but was not ready before its session's 1 was committed.
     assert started(scheduler) == [1, 2, 4, 3]
@@ -62,7 +62,7 @@ def test_sessions_with_long_programs_alternate_node_by_node():
     assert started(scheduler) == [1, 4, 2, 5, 3, 6]
 
 
-def test_a_launch_that_was_ready_may_come_to_lack_something():
+def test_a_ready_launch_can_wait_again():
     ready = launch(1)
     scheduler = scheduler_with(ready, launch(2, session=2))
     scheduler.lacks(ready, Reason.PLAN)
@@ -71,7 +71,7 @@ def test_a_launch_that_was_ready_may_come_to_lack_something():
     assert started(scheduler) == [1]
 
 
-def test_a_launch_that_waits_blocks_its_own_session_and_no_other():
+def test_a_launch_that_waits_blocks_only_its_own_session():
     waiting = launch(1, missing=1)
     scheduler = scheduler_with(waiting, launch(2), launch(3, session=2))
     assert started(scheduler) == [3]
@@ -79,12 +79,12 @@ def test_a_launch_that_waits_blocks_its_own_session_and_no_other():
     assert started(scheduler) == [1, 2]
 
 
-def test_a_launch_that_waits_blocks_its_session_on_its_own_islands_only():
+def test_a_launch_that_waits_blocks_its_session_only_on_its_own_islands():
     scheduler = scheduler_with(launch(1, islands=(0,), missing=1), launch(2, islands=(1,)), islands=2)
     assert started(scheduler, 1) == [2]
 
 
-def test_a_launch_starts_with_the_last_of_what_it_waits_for():
+def test_a_launch_starts_when_its_last_missing_input_has_arrived():
     waiting = launch(1, missing=3)
     scheduler = scheduler_with(waiting)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_a_launch_takes_its_place_on_all_islands_when_the_first_of_them_starts_i
         launch(1, session=1, islands=(0, 1)), launch(2, session=2, islands=(0, 1)), islands=2, window=1
     )
     assert started(scheduler, 0) == [1]
-    # Island 1 has not been asked before; it follows.
+    # Island 1 was not asked before, and has to follow this order.
     (first,) = gangs(scheduler, 1)
     assert first.node.number == 1
     scheduler.finished(first)
@@ -136,7 +136,7 @@ def test_a_committed_launch_goes_before_an_older_one_that_becomes_ready_later():
 # ---- bounds
 
 
-def test_no_more_than_the_window_is_in_flight():
+def test_the_window_bounds_the_gangs_in_flight():
     scheduler = scheduler_with(*(launch(i) for i in range(1, 11)), window=4)
     first = gangs(scheduler)
     assert [gang.node.number for gang in first] == [1, 2, 3, 4]
@@ -145,7 +145,7 @@ def test_no_more_than_the_window_is_in_flight():
     assert started(scheduler) == [5, 6, 7, 8]
 
 
-def test_each_island_has_a_window_of_its_own():
+def test_each_island_has_its_own_window():
     nodes = [launch(i, session=i, islands=(i % 2,)) for i in range(20)]
     scheduler = scheduler_with(*nodes, islands=2, window=4)
     scheduler.set_window(1, 2)
@@ -168,12 +168,12 @@ def test_work_in_flight_is_bounded_by_the_time_it_takes():
     first = gangs(scheduler)
     assert len(first) == 4
     scheduler.finished(first[0])
-    assert started(scheduler) == [], "not before half of it is done"
+    assert started(scheduler) == [], "not before half of the work is done"
     scheduler.finished(first[1])
     assert started(scheduler) == [4, 5]
 
 
-def test_two_stand_behind_the_one_that_runs_and_one_where_each_takes_long():
+def test_two_short_gangs_or_one_long_gang_are_in_flight_behind_the_one_that_runs():
     for milliseconds, behind in ((5, 2), (500, 1)):
         scheduler = scheduler_with(*(launch(i, estimate=milliseconds * MS) for i in range(5)))
         first = gangs(scheduler)
@@ -187,13 +187,13 @@ def test_while_an_unbounded_gang_runs_only_the_window_bounds_gangs_in_flight():
     scheduler = scheduler_with(*long, launch(20, session=2, weight=0), window=8)
     first = gangs(scheduler)
     assert [gang.node.number for gang in first] == [1, 20, 2, 3, 4, 5, 6, 7, 8]
-    scheduler.finished(first[1])  # the late one
+    scheduler.finished(first[1])  # the unbounded gang
     for gang in first[2:]:
         scheduler.finished(gang)
-        assert started(scheduler) == ([9] if gang is first[-1] else []), "two at most, as before"
+        assert started(scheduler) == ([9] if gang is first[-1] else []), "two gangs at most, as before"
 
 
-def test_what_a_gang_is_expected_to_take_is_asked_when_it_is_committed():
+def test_the_estimate_of_a_gang_is_read_when_it_is_committed():
     class HasDuration:
         expected = 500 * MS
 
@@ -209,7 +209,7 @@ def test_what_a_gang_is_expected_to_take_is_asked_when_it_is_committed():
     assert len(started(scheduler)) == 18
 
 
-def test_hosts_of_an_island_that_have_different_work_do_not_take_one_anothers_room():
+def test_the_hosts_of_an_island_have_separate_bounds():
     nodes = [launch(2 * i + host, estimate=500 * MS, hosts=(host,)) for i in range(4) for host in (0, 1)]
     scheduler = Scheduler[str](1, 8, busy_ns=4 * MS, hosts=[2])
     for node in nodes:
@@ -222,7 +222,7 @@ def test_hosts_of_an_island_that_have_different_work_do_not_take_one_anothers_ro
     assert started(scheduler) == [5]
 
 
-def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits():
+def test_a_new_session_starts_after_gangs_in_flight_and_before_waiting_ones():
     long = [launch(i, estimate=10 * MS) for i in range(2, 12)]
     scheduler = scheduler_with(*long)
     first = gangs(scheduler)
@@ -230,12 +230,12 @@ def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits()
     newcomer = launch(12, session=2)
     scheduler.enqueue(newcomer)
     scheduler.finished(first[0])
-    assert started(scheduler) == [4], "it was ready before"
+    assert started(scheduler) == [4], "launch 4 was ready before"
     scheduler.finished(first[1])
     assert started(scheduler)[0] == 12
 
 
-def test_a_node_without_memory_holds_up_its_session_and_nobody_else():
+def test_a_node_without_memory_blocks_only_its_session():
     nodes = [launch(1, session=1), launch(2, session=1), launch(3, session=2)]
     scheduler, lacking = Scheduler[str](1, 8), {nodes[0]}
     scheduler.use_memory(lambda node: Reason.MEMORY if node in lacking else None)
@@ -261,7 +261,7 @@ def test_an_exclusive_gang_waits_for_the_others_and_blocks_them():
 # ---- drops, pauses, ends
 
 
-def test_a_dropped_head_lets_the_next_one_through_and_takes_no_place():
+def test_a_dropped_head_does_not_block_the_next_node():
     waiting = launch(1, missing=1)
     scheduler = scheduler_with(waiting, launch(2), window=1)
     scheduler.drop(waiting)
@@ -269,14 +269,14 @@ def test_a_dropped_head_lets_the_next_one_through_and_takes_no_place():
     assert scheduler.statistics(0).in_flight == 1
 
 
-def test_a_launch_dropped_behind_another_is_passed_over():
+def test_a_launch_that_was_dropped_behind_another_is_skipped():
     second = launch(2, missing=1)
     scheduler = scheduler_with(launch(1), second, launch(3))
     scheduler.drop(second)
     assert started(scheduler) == [1, 3]
 
 
-def test_what_a_dropped_launch_waited_for_may_still_come():
+def test_the_missing_input_of_a_dropped_launch_may_still_arrive():
     waiting = launch(1, missing=1)
     scheduler = scheduler_with(waiting, launch(2))
     scheduler.drop(waiting)
@@ -293,7 +293,7 @@ def test_the_rest_of_a_dropped_launch_does_not_start():
     assert started(scheduler, 1) == []
 
 
-def test_a_paused_island_holds_what_needs_it_and_nothing_else():
+def test_a_paused_island_blocks_only_nodes_that_need_it():
     scheduler = scheduler_with(launch(1, session=1, islands=(0, 1)), launch(2, session=2, islands=(1,)), islands=2)
     scheduler.pause(0)
     assert started(scheduler, 1) == [2]
@@ -318,7 +318,7 @@ def test_a_closed_session_leaves_the_lines_with_all_its_launches():
     assert started(scheduler) == [2]
 
 
-def test_what_is_dropped_while_it_is_held_is_not_kept():
+def test_held_nodes_that_are_dropped_are_forgotten():
     mine, other = launch(1), launch(2, session=2)
     scheduler = Scheduler[str](1, 8)
     scheduler.pause(0)
@@ -330,7 +330,7 @@ def test_what_is_dropped_while_it_is_held_is_not_kept():
     assert not any(scheduler._held.values())
 
 
-def test_an_island_that_is_removed_keeps_nothing_of_what_was_dropped():
+def test_a_removed_island_keeps_no_dropped_nodes():
     ready, committed = launch(1, session=1), launch(2, session=2, islands=(0, 1))
     scheduler = scheduler_with(committed, ready, islands=2)
     assert started(scheduler, 1) == [2]
@@ -342,7 +342,7 @@ def test_an_island_that_is_removed_keeps_nothing_of_what_was_dropped():
     assert scheduler._islands[0].policy.take() is None
 
 
-def test_statistics_count_what_waits_what_flies_and_what_started():
+def test_statistics_count_waiting_gangs_gangs_in_flight_and_starts():
     scheduler = scheduler_with(launch(1), launch(2), launch(3, session=2, missing=1), window=8)
     first = scheduler.next(0)
     assert first is not None
@@ -357,7 +357,7 @@ def test_a_dispatch_unit_that_would_exceed_the_window_waits_for_room():
     large.gangs[0].weight = 3
     scheduler = scheduler_with(launch(1, session=7), large, launch(3, session=5), window=3)
     (first,) = gangs(scheduler)
-    assert first.node.number == 1, "one and three are more than three, and what comes after waits, too"
+    assert first.node.number == 1, "weights 1 and 3 exceed the window, and later nodes wait as well"
     scheduler.finished(first)
     (second,) = gangs(scheduler)
     assert second.node.number == 2

@@ -1,4 +1,4 @@
-"""The guarantees of the scheduler for any order of events."""
+"""Guarantees of the scheduler for random sequences of events."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tests.launch.test_scheduler import MS, launch
 
 
 @given(st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
-def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window, islands, hosts):
-    """A random play of all events.
+def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, hosts):
+    """Check these guarantees for a random sequence of events:
 
-    Each gang starts once; a session's launches keep their order; no two islands start two launches in different orders,
-    nor do the orders of three of them make a circle; bounds are kept on each host; and all that was not dropped starts
-    in the end.
+    - Each gang starts at most once, and gangs of nodes that were not dropped start in the end.
+    - The launches of a session keep their order.
+    - The orders of all islands agree with one total order.
+    - The bounds on each host hold.
     """
     rng = random.Random(seed)
     scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=[hosts] * islands)
@@ -130,7 +131,7 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
         for gang in node.gangs:
             count = order[gang.island].count(node)
             assert count <= 1
-            assert count == 1 or node.dropped, "nothing is forgotten"
+            assert count == 1 or node.dropped, "no gang is forgotten"
     for island, line in enumerate(order):
         for session in range(4):
             numbers = [node.number for node in line if node.session == session]
@@ -141,7 +142,10 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
 
 
 def agree(order: list[list[QueuedNode[str]]]) -> bool:
-    """Whether one total order has all these orders in it: takes away, again and again, what is first wherever it is."""
+    """Return whether one total order contains all of the given orders.
+
+    Repeatedly remove a node that is first in all orders that contain it.
+    """
     lines = [list(line) for line in order]
     while any(lines):
         for line in lines:

@@ -1,4 +1,4 @@
-"""Who waits for an island, and for what."""
+"""The sessions that wait for an island, with the reasons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def waits(scheduler: Scheduler[str], island: int = 0) -> list[tuple[int, int, Re
     return [(wait.session, wait.gangs, wait.reason) for wait in scheduler.waits(island)]
 
 
-def test_nobody_waits_where_there_is_room():
+def test_nothing_waits_if_the_island_is_not_full():
     scheduler: Scheduler[str] = Scheduler(1, 4)
     scheduler.enqueue(node(1, 1))
     assert scheduler.next(0) is not None
     assert waits(scheduler) == []
 
 
-def test_those_behind_a_full_window_wait_for_their_turn_by_session():
+def test_nodes_behind_a_full_window_wait_for_their_turn():
     scheduler: Scheduler[str] = Scheduler(1, 1)
     for number, session in enumerate((1, 1, 2, 2, 2), start=1):
         scheduler.enqueue(node(number, session))
@@ -37,14 +37,14 @@ def test_those_behind_a_full_window_wait_for_their_turn_by_session():
     assert scheduler.waits(0)[1].first.run == "3 on 0"
 
 
-def test_what_lacks_bytes_says_so():
+def test_a_node_without_its_bytes_waits_for_bytes():
     scheduler: Scheduler[str] = Scheduler(1, 4)
     scheduler.enqueue(node(1, 1, missing=1))
     assert scheduler.next(0) is None
     assert waits(scheduler) == [(1, 1, Reason.BYTES)]
 
 
-def test_an_island_that_is_not_there_is_the_reason():
+def test_a_node_of_a_paused_island_waits_for_the_island():
     scheduler: Scheduler[str] = Scheduler(2, 4)
     scheduler.pause(0)
     scheduler.enqueue(node(1, 1, 0, 1))

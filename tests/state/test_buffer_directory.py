@@ -9,7 +9,7 @@ BROKEN = Status(Code.INTERNAL, "division by zero")
 
 
 def directory(**entries: Entry) -> Directory:
-    """A directory of handles named h1, h2, ..."""
+    """Return a directory of the handles named h1, h2, ..."""
     result = Directory()
     for name, entry in entries.items():
         result.add(int(name[1:]), entry)
@@ -23,7 +23,7 @@ def pending(hosts: tuple[int, ...] = (0,), uses: int = 0) -> Entry:
 # ---- waiting
 
 
-def test_a_wait_for_what_is_ready_ends_at_once():
+def test_a_wait_for_ready_buffers_ends_at_once():
     assert directory(h1=Entry((0,), 8, BufferState.READY)).wait(1, (1,)) == OK
     assert directory().wait(1, ()) == OK
 
@@ -55,7 +55,7 @@ def test_a_wait_reports_the_first_error_once_all_have_settled():
     assert d.settle(3, None) == [(7, LOST)]
 
 
-def test_a_wait_for_a_handle_that_does_not_exist_says_so():
+def test_a_wait_for_an_unknown_handle_is_not_found():
     status = directory().wait(7, (99,))
     assert status is not None
     assert status.code == Code.NOT_FOUND
@@ -65,7 +65,7 @@ def test_a_wait_for_a_handle_that_does_not_exist_says_so():
 # ---- use
 
 
-def test_problems_of_an_argument_as_a_table():
+def test_an_argument_cannot_be_missing_failed_or_consumed():
     d = directory(
         h1=pending(),
         h2=Entry((0,), 8, error=BROKEN),
@@ -83,7 +83,7 @@ def test_problems_of_an_argument_as_a_table():
     assert all(str(handle) in status.message for handle, status in problems.items() if status)
 
 
-def test_what_is_known_to_fail_cannot_be_used_before_it_has_settled():
+def test_results_of_a_failed_launch_cannot_be_used_before_they_have_settled():
     d = directory(h1=pending())
     d.fail((1, 2), BROKEN)
     assert d.problem(1) == BROKEN
@@ -96,7 +96,7 @@ def test_what_is_known_to_fail_cannot_be_used_before_it_has_settled():
 # ---- memory
 
 
-def test_memory_goes_with_the_release_where_no_gang_needs_it():
+def test_memory_is_freed_at_the_release_if_no_gang_needs_it():
     d = directory(h1=pending())
     assert d.nbytes == 8
     assert d.release(1) is not None
@@ -104,7 +104,7 @@ def test_memory_goes_with_the_release_where_no_gang_needs_it():
     assert d.release(1) is None
 
 
-def test_memory_goes_with_the_last_gang_that_needs_it():
+def test_memory_is_freed_when_the_last_gang_that_needs_it_has_started():
     d = directory(h1=pending(uses=2))
     assert d.release(1) is None
     assert d.used(1) is None
@@ -112,17 +112,17 @@ def test_memory_goes_with_the_last_gang_that_needs_it():
     assert (d.entries, d.nbytes) == ({}, 0)
 
 
-def test_memory_stays_until_the_client_lets_go():
+def test_memory_is_kept_until_the_client_releases_the_handle():
     d = directory(h1=pending(uses=1))
     assert d.used(1) is None
     assert d.nbytes == 8
     assert d.release(1) is not None
 
 
-def test_waits_for_a_released_buffer_are_answered_all_the_same():
+def test_waits_for_a_released_buffer_are_answered():
     d = directory(h1=pending())
     assert d.wait(7, (1,)) is None
-    # Its memory may go at once, but the entry knows who waits until it has settled.
+    # Its memory is freed at once, but the entry keeps its waits until it has settled.
     assert d.release(1) is not None
     assert 1 in d.entries
     assert d.settle(1, None) == [(7, OK)]

@@ -1,4 +1,4 @@
-"""The states of a buffer: the table of transitions, and what each method of an entry does."""
+"""The states of a buffer: the table of transitions, and the transitions that methods of an entry make."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ def name_of(assignment: tuple[tuple[int, ...], ...], content: str = "hash") -> s
     return function_name(content, tuple(tuple(LOCATIONS[device] for device in row) for row in assignment))
 
 
-def test_a_name_is_the_program_and_where_it_runs():
+def test_a_name_depends_on_the_source_and_the_devices():
     names = [name_of(((10, 11),)), name_of(((11, 10),)), name_of(((10,), (11,))), name_of(((12, 11),))]
     assert len({*names, name_of(((10, 11),), content="other")}) == 5
     assert name_of(((10, 11),)) == names[0]
 
 
-def test_the_release_by_the_last_user_says_so():
+def test_release_returns_true_for_the_last_user():
     registry = FunctionRegistry()
     registry.acquire("f")
     registry.acquire("f")
@@ -36,7 +36,7 @@ def test_a_registration_is_answered_when_all_its_hosts_have_compiled():
     assert registry.waiting == {}
 
 
-def test_a_failure_on_one_host_waits_for_the_others_and_wins():
+def test_a_failure_on_one_host_is_reported_after_the_others_have_answered():
     registry = FunctionRegistry()
     registration = Registration(1, 7, "f", {0, 1})
     registry.expect(registration)

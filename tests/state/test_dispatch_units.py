@@ -1,4 +1,4 @@
-"""Short nodes that are joined into dispatch units, as tables; and programs whose launches do so."""
+"""Dispatch units: which short nodes are joined, in tables and in launches of the controller."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program, single
 from atoll.protocol import messages as m
 from atoll.state.dispatch_units import MOST_SEGMENTS, UNIT_NS, UnitBuilder, join
-from atoll.state.gangs import DurationEstimate, GangSpec, HostFeeds, MadeValue
+from atoll.state.gang_specs import DurationEstimate, GangSpec, HostFeeds, MadeValue
 from tests.controller.play import Play, on
 
 SHORT = 100_000
 
 
 def node(number: int, estimate: int = SHORT, runs: int = 9, **changes: Any) -> tuple[GangSpec, ...]:
-    """A call that makes value `number` and drops the one before."""
+    """Return a call that makes the value `number` and drops the one before."""
     fields: dict[str, Any] = {
         "island": 0,
         "hosts": (0,),
@@ -42,30 +42,30 @@ def test_short_nodes_of_the_same_devices_are_joined_up_to_a_bound():
     assert segments(*(node(i) for i in range(MOST_SEGMENTS + 2))) == [MOST_SEGMENTS, 2]
 
 
-def test_a_unit_takes_no_longer_than_others_may_wait_for():
+def test_the_expected_duration_of_a_unit_is_bounded():
     assert segments(node(1, UNIT_NS // 2), node(2, UNIT_NS // 2), node(3, UNIT_NS // 2)) == [2, 1]
     assert segments(node(1, 2 * UNIT_NS), node(2)) == [1, 1]
 
 
-def test_nodes_that_are_not_known_yet_are_not_joined():
+def test_nodes_that_have_never_run_are_not_joined():
     assert segments(node(1, runs=0), node(2), node(3)) == [1, 2]
 
 
-def test_what_waits_for_others_or_is_elsewhere_is_not_joined():
+def test_nodes_that_exchange_data_or_run_elsewhere_are_not_joined():
     assert segments(node(1), node(2, incoming=(HostFeeds(0, (1,)),), kind="receive"), node(3)) == [1, 1, 1]
     assert segments(node(1), node(2, kind="send"), node(3)) == [1, 1, 1]
     assert segments(node(1), node(2, island=1, hosts=(1,)), node(3)) == [1, 1, 1]
     assert segments(node(1), node(2) + node(2, island=1), node(3)) == [1, 1, 1]
 
 
-def test_what_is_made_and_dropped_within_a_unit_is_part_of_what_it_needs_while_it_runs():
+def test_values_that_are_made_and_dropped_within_a_unit_are_scratch_memory():
     ((gang,),) = join((node(1), node(2), node(3)))
     assert [each.value for each in gang.makes] == [3]
     assert gang.drops == (0,)
     assert gang.scratch == (((0, 0), 50 + 8 + 8),)
 
 
-def test_what_a_view_looks_at_outlives_the_unit():
+def test_a_viewed_value_outlives_the_unit():
     view = node(2, makes=(MadeValue(2, (), frozenset({1})),), kind="rearrange", drops=(1,))
     ((gang,),) = join((node(1), view))
     assert [each.value for each in gang.makes] == [1, 2]
@@ -93,7 +93,7 @@ def chained(play: Play, length: int) -> None:
 
 
 def launched(play: Play, handle: int) -> list[int]:
-    """How many nodes each dispatch unit of a launch has; they take 100 us each."""
+    """Launch the program. Return the number of nodes of each dispatch unit. A node takes 100 us."""
     now = 1_000_000_000 * handle
     found: list[int] = []
     messages = play.say(m.Launch(5, (10,), (handle,), ()))
@@ -109,7 +109,7 @@ def launched(play: Play, handle: int) -> list[int]:
     return found
 
 
-def test_after_some_launches_short_nodes_are_joined():
+def test_short_nodes_are_joined_after_some_launches():
     play = Play()
     play.with_function()
     play.array(10)
@@ -118,7 +118,7 @@ def test_after_some_launches_short_nodes_are_joined():
     assert launched(play, 104) == [MOST_SEGMENTS, MOST_SEGMENTS]
 
 
-def test_while_others_wait_each_node_is_a_dispatch_unit_of_its_own():
+def test_no_nodes_are_joined_while_another_session_waits():
     play = Play()
     play.with_function()
     play.array(10)
@@ -127,7 +127,7 @@ def test_while_others_wait_each_node_is_a_dispatch_unit_of_its_own():
         launched(play, 100 + i)
     other = play.open(7, "other.py").number
     play.outbox()
-    play.controller.scheduler.exclude(0, other)  # so that it waits
+    play.controller.scheduler.exclude(0, other)  # so that its launch waits
     body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
     play.proxy(other, m.RegisterProgram(1, body))
     play.worker(0, m.FeedsArrived(other, (5,)))

@@ -41,7 +41,7 @@ def test_every_state_is_reached_and_the_last_three_are_final():
     ]
 
 
-def test_only_what_was_not_sent_is_dropped():
+def test_only_gangs_that_were_not_sent_can_be_dropped():
     droppable = {state for state in GangState if GangState.DROPPED in TRANSITIONS[state]}
     assert droppable == {state for state in GangState if gang_in(state).is_unsent}
 
@@ -81,7 +81,7 @@ def test_a_gang_of_a_dropped_node_is_dropped_unless_it_was_sent():
     assert scheduler.next(1) is None
 
 
-def test_a_node_that_is_in_no_line_yet_can_be_dropped():
+def test_a_node_that_is_not_in_line_yet_can_be_dropped():
     scheduler = Scheduler[str](1, 1)
     scheduler.enqueue(launch(1))
     new = launch(2)

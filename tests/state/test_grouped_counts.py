@@ -1,4 +1,4 @@
-"""Keys that count alike share a group."""
+"""Groups of keys that share a count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def groups() -> GroupedCounts[int, Count]:
     return GroupedCounts(replace, astuple)
 
 
-def test_keys_that_are_always_taken_together_are_one_cell():
+def test_keys_that_are_always_requested_together_share_a_group():
     counts = groups()
     (group,) = counts.of(range(512), Count)
     group.count.number += 1
@@ -25,15 +25,15 @@ def test_keys_that_are_always_taken_together_are_one_cell():
     assert counts.get(511) == Count(1)
 
 
-def test_keys_that_came_one_by_one_and_count_the_same_are_united():
+def test_keys_that_were_added_one_by_one_with_equal_counts_are_united():
     counts = groups()
     for key in range(100):
         counts.of((key,), Count)
     assert len(counts.of(range(100), Count)) == 1
 
 
-def test_what_is_taken_in_parts_stays_in_parts():
-    """Else two programs that take turns would unite and divide it for ever."""
+def test_a_divided_group_stays_divided():
+    """Otherwise, two programs that take turns would unite and divide it again and again."""
     counts = groups()
     counts.of(range(8), Count)
     counts.of(range(4), Count)
@@ -44,7 +44,7 @@ def test_what_is_taken_in_parts_stays_in_parts():
     assert counts.version == version
 
 
-def test_whatever_is_taken_each_key_has_its_own_sum():
+def test_each_key_has_its_own_sum_for_any_order_of_requests():
     rng = random.Random(3)
     for _ in range(50):
         counts, expected = groups(), dict.fromkeys(range(12), 0)

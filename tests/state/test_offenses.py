@@ -1,4 +1,4 @@
-"""Which tenants are charged for a crash, and how long a tenant is suspended."""
+"""The tenants that are charged for a crash, and the lengths of their suspensions."""
 
 from __future__ import annotations
 

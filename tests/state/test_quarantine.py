@@ -1,4 +1,4 @@
-"""Which functions are refused, and which are suspects, after a worker has crashed."""
+"""Suspected and refused functions after crashes of workers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from atoll.state.quarantine import Quarantine
 ABORTED = -signal.SIGABRT
 
 
-def test_what_ran_alone_on_an_island_of_one_host_is_refused():
+def test_a_function_that_ran_alone_on_an_island_of_one_host_is_refused():
     quarantine = Quarantine()
     quarantine.crashed(ABORTED, "killed by SIGABRT", {"f"}, set())
     assert "SIGABRT" in quarantine.refused["f"].message
 
 
-def test_where_xla_may_have_ended_the_worker_for_another_host_it_is_suspected_first():
+def test_a_function_is_suspected_first_if_xla_may_have_ended_the_worker_for_another_host():
     quarantine = Quarantine()
     quarantine.crashed(ABORTED, "killed by SIGABRT", {"f"}, set(), has_others=True)
     assert (quarantine.refused, quarantine.suspects) == ({}, {"f"})
     quarantine.crashed(ABORTED, "killed by SIGABRT", {"f"}, set(), has_others=True)
-    assert set(quarantine.refused) == {"f"}, "alone, and again"
+    assert set(quarantine.refused) == {"f"}, "it was the only function at both crashes"
 
 
 def test_a_suspect_that_ends_well_is_cleared():
@@ -34,7 +34,7 @@ def test_a_suspect_that_ends_well_is_cleared():
     assert quarantine.refused == {}
 
 
-def test_a_compilation_is_refused_where_two_crashes_had_it():
+def test_a_function_that_was_being_compiled_at_two_crashes_is_refused():
     quarantine = Quarantine()
     quarantine.crashed(ABORTED, "killed by SIGABRT", set(), {"f"}, has_others=True)
     assert quarantine.refused == {}
@@ -43,18 +43,18 @@ def test_a_compilation_is_refused_where_two_crashes_had_it():
 
 
 @pytest.mark.parametrize("status", [-signal.SIGSEGV, 1])
-def test_what_xla_does_to_no_other_host_is_sure(status: int):
+def test_a_crash_that_xla_does_not_spread_has_a_certain_cause(status: int):
     quarantine = Quarantine()
-    quarantine.crashed(status, "it crashed", {"f"}, set(), has_others=True)
+    quarantine.crashed(status, "the worker crashed", {"f"}, set(), has_others=True)
     assert set(quarantine.refused) == {"f"}
 
 
-def test_after_a_bug_in_the_worker_a_function_is_suspected_first():
+def test_a_function_is_suspected_first_after_a_bug_in_the_worker():
     quarantine = Quarantine()
-    quarantine.crashed(FAILED_STATUS, "a bug has ended it", {"f"}, set())
+    quarantine.crashed(FAILED_STATUS, "a bug ended the worker", {"f"}, set())
     assert (quarantine.refused, quarantine.suspects) == ({}, {"f"})
     quarantine.ended_well("f")
-    quarantine.crashed(FAILED_STATUS, "a bug has ended it", {"f"}, set())
+    quarantine.crashed(FAILED_STATUS, "a bug ended the worker", {"f"}, set())
     assert quarantine.refused == {}
-    quarantine.crashed(FAILED_STATUS, "a bug has ended it", {"f"}, set())
+    quarantine.crashed(FAILED_STATUS, "a bug ended the worker", {"f"}, set())
     assert set(quarantine.refused) == {"f"}

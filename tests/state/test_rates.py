@@ -1,4 +1,4 @@
-"""Token buckets: what a tenant may use per second besides device time."""
+"""The token buckets that limit rates of tenants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from atoll.state.rates import Bucket
 
 
-def test_a_bucket_goes_into_debt_and_says_how_long_that_takes_to_pay():
+def test_a_bucket_in_debt_returns_the_seconds_until_it_is_paid():
     bucket = Bucket(2.0, 10.0)
     bucket.take(20.0, 0.0)
     assert bucket.wait(0.0) == 0.0
@@ -26,14 +26,14 @@ def test_a_bucket_holds_no_more_than_its_burst():
     assert bucket.wait(1000.0) == 0.5
 
 
-def test_without_a_rate_nothing_waits():
+def test_a_bucket_without_a_rate_has_no_debt():
     bucket = Bucket(0.0, 10.0)
     bucket.take(1e12, 0.0)
     assert bucket.wait(0.0) == 0.0
 
 
 @pytest.mark.parametrize(("rate", "wait"), [(0.0, 0.0), (1.0, 5.0), (5.0, 1.0)])
-def test_another_rate_keeps_the_debt(rate: float, wait: float):
+def test_a_debt_stays_when_the_rate_changes(rate: float, wait: float):
     bucket = Bucket(2.0, 10.0)
     bucket.take(25.0, 0.0)
     bucket.changed(rate)

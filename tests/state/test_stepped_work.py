@@ -25,7 +25,7 @@ def test_a_session_that_is_not_ready_does_not_use_the_turn_of_its_tenant():
     assert turns.next(lambda session: session > 3) is None
 
 
-def test_a_session_that_is_removed_has_no_turns_and_one_that_is_added_twice_has_no_more():
+def test_a_removed_session_has_no_turns_and_a_second_item_gives_no_second_turn():
     turns = made((1, "ana"), (1, "ana"), (2, "ben"))
     assert [turns.next() for _ in range(4)] == [1, 2, 1, 2]
     turns.remove(1)
@@ -35,7 +35,7 @@ def test_a_session_that_is_removed_has_no_turns_and_one_that_is_added_twice_has_
     assert turns.next() is None
 
 
-def test_turns_outlive_a_restart_of_the_controller():
+def test_turns_keep_their_order_when_pickled():
     turns = made((1, "ana"), (2, "ana"), (3, "ben"))
     turns.next()
     again = pickle.loads(pickle.dumps(turns))

@@ -1,4 +1,4 @@
-"""How many gangs there were, how long they waited, and how long they took."""
+"""Counts of gangs, and histograms of their waiting times and durations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_histogram_counts_each_time_below_its_bound(times: list[float]):
 
 
 @given(st.lists(st.integers(0, 200_000_000_000), max_size=30))
-def test_many_are_counted_together_as_each_of_them(times: list[int]):
+def test_counting_values_together_equals_counting_each(times: list[int]):
     apart, together = Histogram(), Histogram()
     for each in times:
         apart.observe(each * 1e-9)
@@ -30,11 +30,11 @@ def test_many_are_counted_together_as_each_of_them(times: list[int]):
     assert abs(together.total - apart.total) < 1e-6
 
 
-def test_bounds_rise():
+def test_bounds_are_strictly_ascending():
     assert list(BOUNDS) == sorted(set(BOUNDS))
 
 
-def test_what_has_started_and_not_ended_runs():
+def test_gangs_that_have_started_and_not_ended_are_running():
     tallies = Tallies()
     tally = tallies[0, "a"]
     for _ in range(3):
@@ -46,5 +46,5 @@ def test_what_has_started_and_not_ended_runs():
     assert list(tallies) == [(0, "a")]
 
 
-def test_transfers_are_kinds_that_plans_have():
+def test_transfers_are_step_kinds_of_plans():
     assert set(STEP_KINDS.values()) >= TRANSFERS

@@ -1,4 +1,4 @@
-"""Accounts: what is charged to them, second by second, and what a tick takes of them."""
+"""Accounts: charges of device time, memory and bytes, and the usage that is taken once a second."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def account(meter: Meter, session: int = 1, program: str = "step") -> Account:
     return meter.account("ana", session, "train.py", program)
 
 
-def test_what_was_used_is_taken_once():
+def test_usage_is_taken_once():
     meter = Meter()
     meter.now = 10.0
-    assert meter.take(4) == (0, ()), "from here on"
+    assert meter.take(4) == (0, ()), "usage counts from the first call on"
     mine = account(meter)
     mine.device_ns += 5
     mine.bytes_moved += 7
@@ -37,7 +37,7 @@ def test_what_was_used_is_taken_once():
     assert mine.is_idle
 
 
-def test_memory_is_charged_for_as_long_as_it_is_held():
+def test_memory_is_charged_by_the_time_for_which_it_is_held():
     meter, ledger = Meter(), MemoryLedger()
     mine = account(meter)
     meter.now = 10.25
@@ -55,7 +55,7 @@ def test_memory_is_charged_for_as_long_as_it_is_held():
     ledger.release(block)
     meter.now = 13.0
     ((usage,), _) = meter.take(2)[1], None
-    assert usage.byte_seconds == 0.5 * 2000, "until its last user has released it"
+    assert usage.byte_seconds == 0.5 * 2000, "memory counts until its last user has released it"
     meter.now = 14.0
     assert meter.take(2)[1] == ()
 
@@ -89,7 +89,7 @@ def test_programs_of_one_name_share_an_account_and_sessions_do_not():
     assert account(meter, program="other") is not mine
 
 
-def test_what_nothing_refers_to_any_more_is_charged_and_forgotten():
+def test_an_account_without_references_is_charged_and_forgotten():
     meter = Meter()
     mine = account(meter)
     mine.device_ns += 5
@@ -112,7 +112,7 @@ PROGRAM = Program("f", (SPEC,), (), ())
 EXCHANGE = Exchange(spread((8,), Replicated(), (1,)), spread((8,), Tiled((2,), (0, 1)), (0, 0)), True, 0)
 
 
-def test_bytes_count_where_they_are_written():
+def test_moved_bytes_are_those_that_a_step_writes():
     half = ((0, 4),)
     steps = {
         p.Put(1, LOCAL, ()): 32,

@@ -13,7 +13,7 @@ from atoll.errors import invalid
 from atoll.launch.delegated_programs import DelegatedProgram, IslandPart
 from atoll.protocol import messages as m
 from atoll.state.device_clocks import DeviceClocks
-from atoll.state.gangs import RunGangs
+from atoll.state.gang_specs import RunGangs
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
 from atoll.state.tallies import BOUNDS, Tallies, Tally, counts_of

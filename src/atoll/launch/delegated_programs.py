@@ -16,7 +16,7 @@ from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.launch.reservations import Reservations
 from atoll.state.buffer_directory import Entry
-from atoll.state.gangs import GangSpec, HostFeeds, RunGangs
+from atoll.state.gang_specs import GangSpec, HostFeeds, RunGangs
 from atoll.state.programs import RegisteredProgram
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Launch

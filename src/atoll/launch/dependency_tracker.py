@@ -26,7 +26,7 @@ from typing import Generic
 
 from atoll.launch.scheduler import Scheduler
 from atoll.state.buffer_directory import Entry
-from atoll.state.gangs import GangSpec
+from atoll.state.gang_specs import GangSpec
 from atoll.state.queued_nodes import Dependency, HostCallKind, Payload, QueuedNode
 
 

@@ -40,8 +40,8 @@ from atoll.state.buffer_directory import NO_ENTRY, Entry, SpilledArray
 from atoll.state.buffer_states import BufferState
 from atoll.state.device_clocks import DeviceClocks
 from atoll.state.dispatch_units import Unit
+from atoll.state.gang_specs import GangSpec, RunGangs
 from atoll.state.gang_states import GangState, Reason
-from atoll.state.gangs import GangSpec, RunGangs
 from atoll.state.offenses import TenantOffenses
 from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine

@@ -14,8 +14,8 @@ from atoll.cluster.resources import ResourceManager
 from atoll.launch.memory_waits import MemoryWait, MemoryWaits, Reclaim
 from atoll.launch.scheduler import Scheduler
 from atoll.state.buffer_directory import Entry
+from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import Reason
-from atoll.state.gangs import GangSpec
 from atoll.state.memory_ledger import Block, MemoryLedger
 from atoll.state.queued_nodes import Dropped, Gang, QueuedNode
 from atoll.state.session import GangRun, Inherited, Session

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from atoll.cluster.locations import total
-from atoll.state.gangs import DurationEstimate, GangSpec
+from atoll.state.gang_specs import DurationEstimate, GangSpec
 
 # Limits of a unit: its expected duration, and its nodes.
 UNIT_NS = 4_000_000

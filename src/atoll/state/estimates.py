@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from atoll.cluster.resources import Host
 from atoll.cluster.usage.usage_records import MOST_ESTIMATES, Estimate, Expected
 from atoll.ir.steps import Steps
-from atoll.state.gangs import FIRST_RUNS, DurationEstimate, GangSpec
+from atoll.state.gang_specs import FIRST_RUNS, DurationEstimate, GangSpec
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
 from atoll.state.tenants import Tenant

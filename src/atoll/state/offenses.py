@@ -58,7 +58,7 @@ class Offenses:
         return True
 
     def delay(self, now: float) -> float:
-        """Return the seconds to wait since the newest crash: 1 s after the first in the span, then twice as long."""
+        """Return the seconds left of the wait after the newest crash: 1 s, doubled for each earlier one in the span."""
         recent = [time for time, _ in self._crashes if time >= now - SPAN_SECONDS]
         return max(0.0, recent[-1] + 2.0 ** (len(recent) - 1) - now) if recent else 0.0
 

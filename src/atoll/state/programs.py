@@ -22,7 +22,7 @@ from atoll.ir.types import DTYPE_BITS, ArraySpec, Box
 from atoll.ir.validation import DefinitionCheck
 from atoll.state.compiled_functions import FunctionReport, check_calls
 from atoll.state.dispatch_units import Unit, UnitBuilder
-from atoll.state.gangs import ClientFeed, DurationEstimate, GangSpec, HostFeeds, MadeValue
+from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostFeeds, MadeValue
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.state.usage import Account
 

@@ -12,8 +12,8 @@ from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Directory, Entry
+from atoll.state.gang_specs import GangSpec, HostFeeds
 from atoll.state.gang_states import Waited
-from atoll.state.gangs import GangSpec, HostFeeds
 from atoll.state.memory_ledger import Block
 from atoll.state.programs import ProgramParts, RegisteredProgram
 from atoll.state.queued_nodes import NOBODY, Dependency, QueuedNode

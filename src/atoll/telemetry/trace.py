@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from atoll.protocol.spans import ClockError, Span
+from atoll.state.gang_specs import GangSpec, RunGangs
 from atoll.state.gang_states import Reason, Waited
-from atoll.state.gangs import GangSpec, RunGangs
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
 from atoll.state.tallies import TRANSFERS
