@@ -1,7 +1,7 @@
-"""When the memory of a buffer is freed, and when waits for it are answered.
+"""Free the memory of buffers, and answer the waits for them.
 
-A buffer's memory may be freed once the client has released it and the last gang that needs it has started: messages to
-a host arrive in order, so a `Free` that is sent then comes after the last use.
+The memory of a buffer may be freed when the client has released it and the last gang that needs it has started.
+Messages to a host arrive in order, so a `Free` that is sent then arrives after the last use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BufferReleases:
         self._on_spilled_freed = on_spilled_freed
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
-        """The client needs the handles no more; with `delete`, nobody may use their memory either."""
+        """Release handles that the client does not need any more. With `delete`, other arrays lose the memory too."""
         for handle in handles:
             if delete:
                 entry = session.directory.entries.get(handle)
@@ -43,12 +43,12 @@ class BufferReleases:
                 self._free(session, handle, entry)
 
     def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
-        """The gang has started, or never will: it keeps none of its buffers from being freed any more."""
+        """Drop a use of each of the gang's buffers. The gang has started, or never will."""
         handles = gang.run.launch.handles
         self.unuse(session, [handles[position] for position in gang.run.spec.handles])
 
     def unuse(self, session: Session, handles: Sequence[int]) -> None:
-        """One use less of each of these."""
+        """Drop one use of each of these handles, and free those without further uses."""
         for handle in handles:
             entry = session.directory.entries.get(handle)
             if entry is None:
@@ -60,7 +60,7 @@ class BufferReleases:
                 self._free(session, handle, entry)
 
     def settle(self, session: Session, handle: int, error: Status | None) -> None:
-        """The buffer is ready, or an error: answers the waits that this ends."""
+        """Answer the waits for a buffer that is ready, or that has failed with `error`."""
         for wait, status in session.directory.settle(handle, error):
             self._outbox.to_session(session.number, m.Awaited(wait, status))
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of each connection."""
+"""The controller's connections and their peers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ from atoll.state.tenants import Tenant
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One connection. `handle(peer, event)` takes what it sends, by what it has turned out to be.
+    """The peer of one connection.
 
-    `speaks` names its row of `protocol.permissions.ROLES`; "" before its Hello. `refuse(peer, status)` takes the reason
-    why a message of it was refused, unhandled.
+    Attributes:
+      handle: called as `handle(peer, event)` for each message of the peer. Depends on the peer's role.
+      refuse: called as `refuse(peer, status)` if a message of the peer was refused and not handled.
+      speaks: its row of `protocol.permissions.ROLES`; "" before its Hello.
+      number: the number of its host or session.
+      lose: called when the connection is lost.
+      role: the role in its certificate, if it has one.
+      tenant: the tenant of a client.
+      leases: the leases in which it has its own, under its number.
     """
 
     connection: int
@@ -27,32 +34,32 @@ class Peer:
     refuse: Callable[[Peer, Status], None]
     speaks: str = ""
     hello: m.Hello | None = None
-    number: int = 0  # of its host or session
-    lose: Callable[[Peer, str], None] | None = None  # to be called when the connection is lost
-    role: str = ""  # that its certificate has, if it has one
+    number: int = 0
+    lose: Callable[[Peer, str], None] | None = None
+    role: str = ""
     address: str = ""
-    tenant: Tenant | None = None  # of a client
-    leases: Leases | None = None  # in which it has one, by its number
+    tenant: Tenant | None = None
+    leases: Leases | None = None
 
 
 class Connections:
-    """Those that are open, and which of them lead to hosts, sessions and the engine."""
+    """The open connections, by number, and those of hosts, sessions and the engine."""
 
     def __init__(self) -> None:
         self.peers: dict[int, Peer] = {}
         self.hosts: dict[int, int] = {}  # connections, by host
-        self.sessions: dict[int, int] = {}
+        self.sessions: dict[int, int] = {}  # connections, by session
         self.engine: int | None = None
-        self.away: set[int] = set()  # those that have no socket now
+        self.away: set[int] = set()  # connections without a socket now
 
     @property
     def deciders(self) -> Collection[int]:
-        """Those who decide which of two controllers goes on: the hosts, or where there are none, the engine."""
+        """The connections that decide which of two controllers continues: of the hosts, or else of the engine."""
         engine = () if self.engine is None else (self.engine,)
         return tuple(self.hosts.values()) or engine
 
     def is_away(self, host: int) -> bool:
-        """Whether the host cannot be heard now, and may be lost or come back."""
+        """Return whether the host's connection has no socket now: the host may be lost, or connect again."""
         return self.hosts.get(host) in self.away
 
     def is_admitted(self, connection: int) -> bool:
@@ -61,7 +68,7 @@ class Connections:
         return peer is not None and peer.hello is not None
 
     def remove(self, connection: int) -> Any:
-        """The connection is closed or lost; nothing is sent to it any more. Returns its peer, if it was known."""
+        """Forget a connection that is closed or lost. Return its peer, or None if it was unknown."""
         peer = self.peers.pop(connection, None)
         self.away.discard(connection)
         if peer is None:

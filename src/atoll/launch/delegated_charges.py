@@ -1,7 +1,7 @@
-"""Charge and count the gangs of delegated runs that have ended, each as if it had ended by itself.
+"""Charge and count the gangs of delegated runs that have ended, as if each had been dispatched separately.
 
-All gangs of an island come in one message, or a few, and their host has counted them: nothing is done here for each.
-Only where they do not all have the same devices, they are counted here, one by one.
+A host reports all gangs of its island in one or a few messages, with counts, so there is no work for each gang here.
+Gangs are counted one by one only if they do not all have the same devices.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
 from atoll.state.tallies import BOUNDS, Tallies, Tally, counts_of
 
-_PAIR = 16  # bytes of a segment's times
+_PAIR = 16  # bytes of a segment's start and end
 
-# Records ends: a gang, those that it stands for, the sequence number of the program's first one, the place of the first
-# that has ended, and the times of this and those behind it.
+# Records ends for traces, as `launcher.Recorder.record_run`: a run's gang on an island, the gangs that it stands for,
+# the sequence number of the program's first gang, the place of the first gang that has ended, and the times from there.
 Record = Callable[[Gang[GangRun], RunGangs, int, int, bytes], None]
 
 
 class DelegatedCharges:
-    """Charges and counts; `record` keeps the ends for traces."""
+    """Charges and counts the gangs of delegated runs."""
 
     def __init__(self, tallies: Tallies, clocks: DeviceClocks, record: Record) -> None:
         self._tallies = tallies
@@ -34,16 +34,16 @@ class DelegatedCharges:
         self._record = record
 
     def charge(self, gang: Gang[GangRun], program: DelegatedProgram, first: int, message: m.RunProgress) -> None:
-        """Gangs that this one stands for have ended.
+        """Charge the ends of gangs that `gang` stands for. Raise INVALID_ARGUMENT if the report is impossible.
 
-        Raises INVALID_ARGUMENT for what no worker reports.
+        `first` is the sequence number of the program's first gang.
         """
         part, place = program.parts[gang.island], message.first
         count, rest = divmod(len(message.times), _PAIR)
         if rest:
-            raise invalid(f"gang {gang.sequence} has times of {len(message.times)} bytes")
+            raise invalid(f"the times of gang {gang.sequence} have {len(message.times)} bytes, not pairs of {_PAIR}")
         if not 0 <= place <= place + count <= len(part.gangs):
-            raise invalid(f"gang {gang.sequence} has no segments {place} to {place + count}")
+            raise invalid(f"segments {place} to {place + count} of gang {gang.sequence} do not exist")
         tally = self._tallies[gang.island, gang.node.tenant.name]
         if message.ended is not None:
             self._ended(gang, part, message.ended, tally)
@@ -61,7 +61,7 @@ class DelegatedCharges:
 
     def _ended(self, gang: Gang[GangRun], part: IslandPart, ended: m.GangsEnded, tally: Tally) -> None:
         if len(ended.counts) != len(BOUNDS) + 1:
-            raise invalid(f"gang {gang.sequence} has {len(ended.counts)} counts")
+            raise invalid(f"gang {gang.sequence} has {len(ended.counts)} counts, not {len(BOUNDS) + 1}")
         host, devices = gang.hosts[0], part.devices
         self._clocks.ended_until(host, ended.ended)
         if devices is not None:
@@ -91,7 +91,7 @@ def _count(
     busy: int,
     samples: Iterable[tuple[int, int]],
 ) -> None:
-    """Gangs of the part have ended, as `Tally.ended_all` has it, which kept devices busy for so long."""
+    """Count gangs of the part that have ended. `busy` is their device time; `Tally.ended_all` explains the others."""
     own = gang.run
     own.device_ns += busy
     account = own.launch.program.account

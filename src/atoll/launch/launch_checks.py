@@ -1,4 +1,4 @@
-"""What is checked before a launch joins the lines, and again before a gang of it starts."""
+"""Checks of a launch before it joins the lines, and of a gang before it starts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Session
 
-# Launches that a session may have in the system; its proxy stops reading from its client beyond.
+# Credits of a session, at least one per launch in flight. Beyond, its proxy stops reading from its client.
 LAUNCH_WINDOW = 512
 _MOST_CREDITS = 2 * LAUNCH_WINDOW
 
 
 def check_window(session: Session, message: m.Launch) -> None:
-    """Raises INVALID_ARGUMENT where the session has launched more than its proxy lets through, or says that it takes
-    less of the window than it does. Control flow is checked by `check_cost`, when its parts are known.
+    """Raise INVALID_ARGUMENT if the session exceeds its window, or if the launch takes too few credits.
+
+    The credits for control flow are checked by `check_cost` when the parts are known.
     """
     check_cost(message, session.costs.get(message.program, 1))
     before = session.credits
-    # It may be ahead by what is on its way; a launch that is larger than the window goes alone.
+    # A launch that is larger than the window is sent when no other one is in flight.
     if before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS:
         raise invalid(f"this session has {before} of {LAUNCH_WINDOW} launches in flight, and launches more")
 
 
 def check_cost(message: m.Launch, cost: int) -> None:
-    """Raises INVALID_ARGUMENT where a launch says that it takes less of its session's window than its programs cost."""
+    """Raise INVALID_ARGUMENT if a launch takes fewer credits of its session's window than its programs cost."""
     if message.credits < cost:
         raise invalid(
             f"a launch of program {message.program} takes {cost} of its session's window, not the "
@@ -43,7 +44,7 @@ def launch_problem(
     quarantine: Quarantine,
     resources: ResourceManager,
 ) -> Status | None:
-    """Why a launch cannot be, as far as that is known now; None where it can."""
+    """Return why a launch is impossible, as far as that is known now; None if it is possible."""
     if isinstance(program, Status):
         return program
     if session.tenant.settings.launches and (exceeded := quota_problem(session)) is not None:
@@ -57,8 +58,8 @@ def launch_problem(
     ):
         return Status(
             Code.INVALID_ARGUMENT,
-            f"{program.name} takes {program.arguments} arguments, {program.feeds} feeds and gives "
-            f"{program.results} results; launched with {len(message.arguments)}, {len(message.feeds)} and "
+            f"{program.name} takes {program.arguments} arguments and {program.feeds} feeds, and returns "
+            f"{program.results} results; it was launched with {len(message.arguments)}, {len(message.feeds)} and "
             f"{len(message.results)}",
         )
     for handle in message.arguments:
@@ -69,12 +70,12 @@ def launch_problem(
 
 
 def quota_problem(session: Session) -> Status | None:
-    """Why one more launch would be too many for the session's tenant."""
+    """Return an error if the session's tenant may not have one more launch in flight."""
     return session.tenant.exceeded("launches", 1, session.tenant.launches, "these are in flight")
 
 
 def island_problem(session: Session, island: Island) -> Status | None:
-    """Why what the session needs the island for fails; None where it works, or where the session waits for it."""
+    """Return why the session cannot use the island; None if it can, or if it waits for the island to restart."""
     is_away = island.state is IslandState.RESTARTING and not session.waits_for_islands
     return island.last_failure if is_away else island.removal
 
@@ -82,7 +83,7 @@ def island_problem(session: Session, island: Island) -> Status | None:
 def program_problem(
     session: Session, program: RegisteredProgram, quarantine: Quarantine, resources: ResourceManager
 ) -> Status | None:
-    """Why no launch of the program can be, whatever it takes."""
+    """Return why the program cannot be launched with any arguments; None if it can."""
     if quarantine.refused:
         for name in program.functions:
             if name in quarantine.refused:
@@ -95,7 +96,7 @@ def program_problem(
 
 
 def gang_problem(session: Session | None, gang: Gang[GangRun]) -> Status | None:
-    """Why a gang that is next cannot run: an input that failed since its launch."""
+    """Return why a gang that is about to start cannot run, for example an input that has failed since its launch."""
     launch = gang.run.launch
     if launch.error is not None:
         return launch.error

@@ -1,7 +1,7 @@
-"""Usage of gangs that take longer than a second, charged while they run: else it would appear all at once.
+"""Charge the usage of long gangs once a second while they run, since otherwise it would appear all at once.
 
-What they took is known once they end. Until then a gang is charged for each device for which it was the first in line
-all the time between two looks.
+The device time of a gang is known when it has ended. Until then, the gang is charged for each device for which it was
+the first in line at two ticks in a row. These charges are settled when the gang ends.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from atoll.state.session import GangRun
 
 
 class LongGangs:
-    """Charges gangs while they run that take longer than a second; what they took is known once they end."""
+    """Charges gangs that run for longer than a second."""
 
     def __init__(self) -> None:
-        self._heads: set[tuple[int, HostDevice]] = set()  # gangs, and the devices that they were the first in line for
-        self._known: set[int] = set()  # that were in flight the last time
+        self._heads: set[tuple[int, HostDevice]] = set()  # at the last tick: gangs, and devices where they were first
+        self._known: set[int] = set()  # gangs in flight at the last tick
         self._last = 0.0
 
     def tick(self, now: float, in_flight: Mapping[int, Gang[GangRun]]) -> None:
-        """These are in flight now, in the order in which they were started."""
+        """Charge the gangs in flight, which are in the order in which they were started."""
         nanoseconds, self._last = round((now - self._last) * 1e9), now
         known, self._known = self._known, set(in_flight)
         heads: set[tuple[int, HostDevice]] = set()
         if not known.isdisjoint(self._known):
             taken: set[HostDevice] = set()
             for sequence, gang in in_flight.items():
-                self._look_at(sequence, gang, taken, heads, nanoseconds)
+                self._charge(sequence, gang, taken, heads, nanoseconds)
         self._heads = heads
 
-    def _look_at(
+    def _charge(
         self,
         sequence: int,
         gang: Gang[GangRun],
@@ -41,14 +41,15 @@ class LongGangs:
         nanoseconds: int,
     ) -> None:
         run = gang.run
-        if run.spec.host_call or gang.node.is_delegated:  # hosts report what of it has ended
+        # A host call uses no device. Hosts report the progress of a delegated run.
+        if run.spec.host_call or gang.node.is_delegated:
             return
         for device in _devices(run.spec.devices, run.hosts_left):
             if device in taken:
                 continue
             taken.add(device)
             heads.add((sequence, device))
-            if (sequence, device) in self._heads:  # it has had the device ever since
+            if (sequence, device) in self._heads:  # it has had the device since the last tick
                 run.advance_ns += nanoseconds
                 account = run.launch.program.account
                 account.device_ns += nanoseconds
@@ -57,7 +58,7 @@ class LongGangs:
 
 
 def settled(run: GangRun, device_ns: int) -> int:
-    """What of a gang's device time on some of its hosts is yet to be charged."""
+    """Return how much of a gang's device time on some of its hosts is still to be charged. Settle the rest."""
     settled = min(run.advance_ns, device_ns)
     run.advance_ns -= settled
     return device_ns - settled

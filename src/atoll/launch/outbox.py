@@ -1,10 +1,11 @@
-"""What the controller has decided to do, in order.
+"""The actions that the controller has decided on, in order.
 
-Memory that goes is named last, once a host: messages to a host arrive in order, so a `Free` comes after the last run
-that uses it. So are credits, once a session; those of a session that has more in flight wait for one another,
-since its proxy needs none while there is room in its window.
+Frees of buffers are collected and sent at the end, in one message per host. Messages to a host arrive in order, so a
+`Free` arrives after the last run that uses the memory. Credits are also collected, per session. If more launches of
+the session are in flight, its credits wait until there are several: its proxy needs none while its window is not full.
 
-Hosts of a group get all but pings by way of their relay: one message for all of the group that get the same.
+The hosts of a group get all messages except those in `DIRECT` through their relay: one message for all hosts of the
+group that get the same.
 """
 
 from __future__ import annotations
@@ -18,24 +19,22 @@ from atoll.protocol import messages as m
 from atoll.protocol.actions import Action, AnyAction, Close, Send
 from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forwards, is_only_for
 
-# Of a session's credits, so many go together. With more, its launches would come in bursts that take the controller
-# longer than hosts have work for.
-_TOGETHER = LAUNCH_WINDOW // 32
+# Credits that are returned to a session together. With more, its launches would arrive in bursts for which the
+# controller needs more time than hosts have work.
+_CREDIT_BATCH = LAUNCH_WINDOW // 32
 
 
-# By hosts: the handles.
-_Handles = dict[tuple[int, ...], list[int]]
+_Handles = dict[tuple[int, ...], list[int]]  # by hosts
 
 
 class Frees:
-    """What each host may forget, by session; with `delete`, memory goes even while others refer to it."""
+    """The buffers that hosts may forget, by session. With `delete`, memory is freed even if others refer to it."""
 
     def __init__(self) -> None:
         self._frees: dict[tuple[int, bool], _Handles] = {}  # by session and delete
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to take."""
         return not self._frees
 
     def add(self, hosts: tuple[int, ...], session: int, handles: Iterable[int], delete: bool) -> None:
@@ -54,18 +53,20 @@ class Frees:
                     frees.setdefault(left, []).extend(handles)
 
     def take(self) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...], bool]]:
-        """(hosts, session, handles, delete) of all. Hosts that may forget the same come together."""
+        """Remove and yield all frees as (hosts, session, handles, delete). Hosts with equal handles are joined."""
         taken, self._frees = self._frees, {}
-        # What is to be deleted first: a handle that is forgotten cannot be deleted any more.
+        # Deletions come first, since a handle that was forgotten cannot be deleted any more.
         for (session, delete), frees in sorted(taken.items(), key=lambda item: not item[0][1]):
             for hosts, handles in (frees if len(frees) == 1 else _by_host(frees)).items():
                 yield hosts, session, tuple(handles), delete
 
 
 class Outbox:
-    """Actions that leave at the next flush. `cause` is the number of the event that is handled, `seconds` its time.
+    """The actions for the next flush. Messages to a host, session or engine without a connection are dropped.
 
-    What is for somebody who has no connection is dropped.
+    Attributes:
+      cause: the number of the event that is being handled.
+      seconds: the time of that event.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -75,21 +76,21 @@ class Outbox:
         self._hosts = connections.hosts
         self._sessions = connections.sessions
         self._actions: list[AnyAction | Forwarded] = []
-        self._last: dict[int, int] = {}  # by host, or relay: the index of the last message to it, or to its group
+        self._last: dict[int, int] = {}  # by host or relay: index of the last message to it or its group
         self._frees = Frees()
-        self._credits: dict[int, int] = {}  # that sessions get
-        self._due: dict[int, None] = {}  # sessions that get theirs now
+        self._credits: dict[int, int] = {}  # to return, by session
+        self._due: dict[int, None] = {}  # sessions whose credits are returned at the next flush
         self._has_forwarded = False
         self._relays = RelayTable()
 
     def time(self) -> float:
-        """When what is handled now has happened."""
+        """Return the time of the event that is being handled."""
         return self.seconds
 
     # ---- hosts
 
     def form_group(self, hosts: tuple[int, ...]) -> None:
-        """The first of these hosts relays messages to the others from now on, until one of them is forgotten."""
+        """Have the first of these hosts relay messages to the others, until one of them is forgotten."""
         for host in hosts:
             self.to_host(host, m.JoinGroup(hosts[0], hosts))
         self._relays.form(hosts)
@@ -110,7 +111,7 @@ class Outbox:
             self._forward(relay, (host,), message)
 
     def to_hosts(self, hosts: tuple[int, ...], message: Any) -> None:
-        """The same message to many: it is made and encoded once."""
+        """Send the same message to several hosts. It is encoded once."""
         if self._relays.is_empty:
             for host in hosts:
                 self.to_host(host, message)
@@ -122,7 +123,7 @@ class Outbox:
                 self.to_host(some[0], message)
 
     def to_hosts_in_pieces(self, hosts: tuple[int, ...], message: Any) -> None:
-        """The same, for a large message: what is sent to these hosts later may overtake it."""
+        """Send a large message to several hosts in pieces. Later messages to these hosts may overtake it."""
         for relay, some in self._relays.partition(hosts):
             connection = self._hosts.get(some[0])
             if relay >= 0:
@@ -132,7 +133,7 @@ class Outbox:
                 self._actions.append(Send(self.cause, connection, message, in_pieces=True))
 
     def dispatch(self, hosts: tuple[int, ...], session: int, run: int, sequence: int, segments: int) -> None:
-        """The hosts may start the next segments of a run: one message for many dispatches in a row."""
+        """Have the hosts start the next segments of a run. Dispatches in a row are joined to one message."""
         units = ((sequence, segments),)
         message = None
         for relay, some in self._relays.partition(hosts):
@@ -157,7 +158,7 @@ class Outbox:
         self._actions.append(Forwarded(self.cause, relay, hosts, message, in_pieces))
         self._has_forwarded = True
 
-    # ---- others
+    # ---- other peers
 
     def to_session(self, session: int, message: Any) -> None:
         connection = self._sessions.get(session)
@@ -175,38 +176,38 @@ class Outbox:
         self._actions.append(action)  # type: ignore[arg-type]
 
     def close(self, connection: int, reason: str = "") -> None:
-        """Closes the connection: nothing that its peer still sends counts."""
+        """Close the connection. Messages of its peer that arrive later are ignored."""
         self._connections.remove(connection)
         self._actions.append(Close(self.cause, connection, reason))
 
     def free(self, hosts: tuple[int, ...], session: int, handles: Iterable[int], *, delete: bool = False) -> None:
-        """The hosts may forget these buffers; with `delete`, their memory goes even while others refer to it."""
+        """Have the hosts forget these buffers. With `delete`, their memory is freed even if others refer to it."""
         self._frees.add(hosts, session, handles, delete)
 
     def return_credits(self, session: int, count: int = 1, may_wait: bool = False) -> None:
-        """So much of the session's window is free again; -1 for a launch that its proxy did not make.
+        """Return credits to the session's window; -1 for a launch that its proxy did not make.
 
-        They `may_wait` for others where more of its launches are in flight, whose credits return later.
+        If `may_wait` is true, the credits wait for those of other launches of the session that are in flight.
         """
         count += self._credits.get(session, 0)
         self._credits[session] = count
-        if not may_wait or count >= _TOGETHER:
+        if not may_wait or count >= _CREDIT_BATCH:
             self._due[session] = None
 
     def return_waiting_credits(self) -> None:
-        """All go now: a large launch may wait for them while what is in flight takes as long as somebody else likes."""
+        """Return all credits at the next flush: a large launch may need them before the launches in flight end."""
         self._due.update(dict.fromkeys(self._credits))
 
-    # ---- losses
+    # ---- ends of sessions and hosts
 
     def forget_session(self, session: int) -> None:
-        """The session is over: nothing more is freed or said to it."""
+        """Drop the frees and credits of a session that has ended."""
         self._credits.pop(session, None)
         self._due.pop(session, None)
         self._frees.forget_session(session)
 
     def forget_host(self, host: int) -> None:
-        """The host's worker is lost: what was for it is dropped, and nothing that it still says counts."""
+        """Drop the messages to a host whose worker is lost, and close its connection."""
         connection = self._hosts.get(host)
         if connection is not None:
             self._actions = [each for each in self._actions if not is_only_for(each, host, connection)]
@@ -215,10 +216,10 @@ class Outbox:
         self._relays.forget(host)
         self._frees.forget_host(host)
 
-    # ---- leaving
+    # ---- flush
 
     def flush_frees(self) -> None:
-        """Names the memory that goes now: what is sent next needs it."""
+        """Add the messages for all frees now, before later messages that need the memory."""
         if self._frees.is_empty:
             return
         by_hosts: dict[tuple[int, ...], list[m.Free]] = {}
@@ -228,7 +229,7 @@ class Outbox:
             self.to_hosts(hosts, frees[0] if len(frees) == 1 else m.FreeMany(tuple(frees)))
 
     def take(self) -> list[AnyAction]:
-        """All that was decided since the last time, but for memory that has not been named yet."""
+        """Return the actions since the last call, and forget them. Frees are included only after `flush_frees`."""
         for session in self._due:
             count = self._credits.pop(session, 0)
             if count:

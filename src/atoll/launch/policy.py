@@ -1,9 +1,9 @@
-"""The seam for scheduling policies: which of an island's ready nodes is committed next.
+"""The interface of scheduling policies, which choose the ready node that an island commits next.
 
-A policy decides fairness; it cannot break the order. Sessions' own lines, the commit order over all islands, and the
-bounds of what is in flight are the scheduler's, whatever a policy returns.
+A policy decides fairness and cannot break the order: the scheduler keeps the lines of sessions, the commit order across
+islands, and the bounds of work in flight, regardless of what a policy returns.
 
-A new policy is one file in `atoll.launch.policies`, and one line in the table there. `first_come` is the simplest
+A new policy is one file in `atoll.launch.policies` and one line in the table there. `first_come` is the simplest
 example, `fair` the default.
 """
 
@@ -18,47 +18,49 @@ from atoll.state.tenants import Tenant
 class Policy(Protocol):
     """Chooses among the ready nodes of one island.
 
-    The scheduler makes one policy for each island, and is the only one that calls it, from the controller's one thread.
-    All methods are pure: no I/O, clock, or randomness, no iteration over unordered sets, so that the event log replays;
-    and they return at once, since they are on the path of each gang. They raise nothing.
+    The scheduler makes one policy per island. Only the scheduler calls it, from the controller's single thread. All
+    methods are pure, so that the event log replays: no I/O, clock, randomness, or iteration over unordered sets. They
+    return at once, since each gang passes through them, and they raise no exceptions.
 
-    To subclass it is to inherit `commit`, `charge`, `compiled` and `forget`, which do nothing here.
+    A subclass inherits `commit`, `charge`, `compiled` and `forget`, which do nothing here.
     """
 
     def add(self, node: QueuedNode[Any]) -> None:
-        """The node is ready: it heads the lines of its session on all of its islands, and waits for no bytes.
+        """Add a ready node, which is at the head of its session's lines on all of its islands and lacks nothing.
 
-        A node with gangs on several islands is added to the policy of each. It may be added a second time, after an
-        island was paused: the scheduler skips the copy that `take` returns later.
+        A node with gangs on several islands is added to the policy of each island. It may be added again after an
+        island was paused; the scheduler skips the copy that `take` returns later.
         """
 
     def take(self) -> QueuedNode[Any] | None:
         """Remove and return the node to commit next on this island, or None.
 
-        The scheduler calls this when the island can take a node, so as late as possible. A node that another island has
-        committed meanwhile, or that was dropped, may be returned: the scheduler skips it and calls again. A policy must
-        return each node that was added, sooner or later: one that keeps a node back keeps back its session on all of
-        its islands.
+        The scheduler calls this when the island can take a node, as late as possible. The node may have been committed
+        by another island meanwhile, or dropped: the scheduler then skips it and calls again. Each node that was added
+        must be returned at some time, since a node that is not returned blocks its session on all of its islands.
         """
 
     def commit(self, gang: Gang[Any]) -> None:
-        """The gang is committed, by this policy or by that of another island of its node.
+        """Handle that a gang was committed, by this policy or that of another island of its node.
 
         It is expected to keep `gang.devices` devices busy for `gang.estimate` nanoseconds.
         """
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        """The gang has ended on all of its hosts here, and took so much: nanoseconds, summed over devices.
+        """Charge a gang that has ended to its session, `gang.node.session`, and tenant, `gang.node.tenant`.
 
-        Called once for each gang that was committed, with 0 where it did not run. `gang.node.session` is who pays, of
-        the tenant `gang.node.tenant`.
+        Called once per committed gang.
+
+        Args:
+          gang: the gang, which has ended on all of its hosts.
+          nanoseconds: the time that it took, summed over devices; 0 if it did not run.
         """
 
     def compiled(self, session: int, tenant: Tenant, nanoseconds: int) -> None:
-        """The island's CPUs, which are its devices, have compiled for the session for so long."""
+        """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices."""
 
     def forget(self, session: int) -> None:
-        """The session has ended: nothing more of it is added, committed or charged, and what is kept of it must go.
+        """Forget a session that has ended. None of its gangs is added, committed or charged later.
 
-        Its nodes that were added and not taken are dropped ones from now on.
+        Its nodes that were added and not taken have been dropped.
         """

@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from atoll.cluster.settings import check_known
 from atoll.launch.policy import Policy
 
-# Where each is: what makes the policy of an island, called without arguments. Imported when chosen.
+# Factories of policies, called without arguments once per island. They are imported when chosen.
 POLICIES = {
     "fair": "atoll.launch.policies.fair:FairShares",
     "first-come": "atoll.launch.policies.first_come:FirstComeFirstServed",
@@ -16,7 +16,7 @@ POLICIES = {
 
 
 def find_policy(name: str) -> Callable[[], Policy]:
-    """What makes policies of that name. Raises SettingsError where there are none."""
+    """Return the factory of policies with this name. Raise SettingsError if there is no such policy."""
     check_known("scheduling policy", name, POLICIES)
     found: Callable[[], Policy] = resolve_name(POLICIES[name])
     return found

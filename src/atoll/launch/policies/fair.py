@@ -1,13 +1,14 @@
-"""Weighted fair shares of device time, tenants first and then the sessions of each, below strict priorities.
+"""Weighted fair shares of device time, for tenants and then for the sessions of each, below strict priorities.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) on two levels. Who is served has a virtual time that grows by the
-device time of its gangs, divided by its share; who has the least goes next. A gang is charged what it is expected to
-take when it is committed, and the rest when it has ended. Who comes, or comes back, starts where those are who are
-being served: nobody saves up for having been idle, and nobody owes for what was free.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) on two levels. The flows are tenants, and the sessions of a
+tenant. The virtual time of a flow grows by the device time of its gangs, divided by its share, and the flow with the
+least virtual time is served next. A gang is charged its estimate when it is committed, and the rest when it has ended.
+A flow that arrives or returns starts at the virtual time of the flows being served: idle time earns nothing, and
+device time that nobody else wanted costs nothing.
 
-Of itself that favours long gangs: who has them is served at the beginning of its turn, and is ahead of its share by
-half a gang on average. So who comes pays half a gang more, once. That is what tells the methods of Webster and of Adams
-apart where seats of a parliament are given by votes (Balinski and Young, 1982): the first favours nobody.
+This rule by itself favors flows with long gangs. Such a flow is served at the beginning of its turn, so it is ahead of
+its share by half a gang on average. Therefore a new flow pays half a gang more, once. The same correction separates
+Webster's method of apportionment, which is unbiased, from Adams's (Balinski and Young, 1982).
 """
 
 from __future__ import annotations
@@ -22,95 +23,99 @@ from atoll.launch.policy import Policy
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.tenants import Tenant
 
-Who = TypeVar("Who", bound="_Served")
-# Who was away for as long as so many gangs of its own in virtual time comes anew; else those who are now and then a
-# little behind would pay for it each time.
+FlowT = TypeVar("FlowT", bound="_Flow")
+# A flow counts as new if it was away for longer than this many of its gangs take in virtual time. With a smaller
+# number, flows that are now and then a little behind would pay for it each time.
 _AWAY_GANGS = 16
 _time = attrgetter("time")
 
 
-class _Served:
-    """Somebody in a `_Line`: `time` is its virtual time, to which what it has `owed` since is added at its turn.
+class _Flow:
+    """A tenant or session that competes for device time.
 
-    `gang` is how much virtual time its newest gang is expected to take; `is_new` until one has ended since it came.
+    Attributes:
+      time: its virtual time.
+      owed: virtual time charged since then, which is added to `time` at the flow's turn.
+      gang_time: virtual time that its newest gang is expected to take.
+      is_new: true until a gang has ended since the flow arrived.
     """
 
-    __slots__ = ("gang", "is_new", "is_waiting", "owed", "time")
+    __slots__ = ("gang_time", "is_new", "is_waiting", "owed", "time")
 
     def __init__(self) -> None:
-        self.time = self.owed = self.gang = 0.0
+        self.time = self.owed = self.gang_time = 0.0
         self.is_waiting = False
         self.is_new = True
 
     def take(self) -> QueuedNode[Any] | None:
-        """What it wants to run next; None where it has nothing."""
+        """Return the flow's next node, or None if it has no ready one."""
         raise NotImplementedError
 
 
-class _Line(Generic[Who]):
-    """Those who have something ready, the one with the least virtual time first; of equals, who came first.
+class _Line(Generic[FlowT]):
+    """The flows that have ready nodes, by virtual time; among equals, the earliest first.
 
-    What somebody owes is looked at when its turn has come: once for many charges. It mostly goes to the end then.
+    The debt of a flow is added only when it is first in line, once for many charges. It usually moves to the end then.
     """
 
     __slots__ = ("now", "waiting")
 
     def __init__(self) -> None:
-        self.now = 0.0  # the virtual time of who was served last
-        self.waiting: list[Who] = []
+        self.now = 0.0  # the virtual time of the flow that was served last
+        self.waiting: list[FlowT] = []
 
-    def join(self, who: Who) -> None:
-        time = who.time + who.owed
-        who.owed = 0.0
+    def join(self, flow: FlowT) -> None:
+        time = flow.time + flow.owed
+        flow.owed = 0.0
         behind = self.now - time
-        if behind > _AWAY_GANGS * who.gang:
-            time, who.is_new = self.now, True
-        elif behind > who.gang:
-            time = self.now - who.gang
-        who.time = time
-        who.is_waiting = True
-        insort_right(self.waiting, who, key=_time)
+        if behind > _AWAY_GANGS * flow.gang_time:
+            time, flow.is_new = self.now, True
+        elif behind > flow.gang_time:
+            time = self.now - flow.gang_time
+        flow.time = time
+        flow.is_waiting = True
+        insort_right(self.waiting, flow, key=_time)
 
-    def remove(self, who: Who) -> None:
-        if who.is_waiting:
-            who.is_waiting = False
-            self.waiting.remove(who)
+    def remove(self, flow: FlowT) -> None:
+        if flow.is_waiting:
+            flow.is_waiting = False
+            self.waiting.remove(flow)
 
     def take(self) -> QueuedNode[Any] | None:
-        """Of who goes next. Who joins from now on starts where that one is."""
+        """Return the next node of the first flow. Flows that join later start at its virtual time."""
         waiting = self.waiting
         while waiting:
-            who = waiting[0]
-            if who.owed > 0:
-                who.time += who.owed
-                who.owed = 0.0
-                if who.time >= waiting[-1].time:
-                    waiting.append(who)
+            flow = waiting[0]
+            if flow.owed > 0:
+                flow.time += flow.owed
+                flow.owed = 0.0
+                if flow.time >= waiting[-1].time:
+                    waiting.append(flow)
                 else:
-                    insort_right(waiting, who, 1, key=_time)
+                    insort_right(waiting, flow, 1, key=_time)
                 del waiting[0]
-            elif (node := who.take()) is not None:
-                if self.now < who.time:
-                    self.now = who.time
+            elif (node := flow.take()) is not None:
+                if self.now < flow.time:
+                    self.now = flow.time
                 return node
-            else:  # it leaves only now: until its turn has come it may have something again
-                who.is_waiting = False
+            else:  # an empty flow leaves only at its turn, since it may get a node before that
+                flow.is_waiting = False
                 del waiting[0]
         return None
 
-    def correct(self, who: Who, least: float, took: float) -> None:
-        """A gang of its has ended, which took so much. It moves forward in line for no less than `least`."""
-        if who.is_new and took:
-            who.is_new = False
-            who.owed += took / 2
-        if who.owed < -least and who.is_waiting:
-            self.waiting.remove(who)
-            who.time += who.owed
-            who.owed = 0.0
-            insort_right(self.waiting, who, key=_time)
+    def correct(self, flow: FlowT, least: float, took: float) -> None:
+        """Handle that a gang of the flow took `took`. Move the flow forward in line by no less than `least`."""
+        if flow.is_new and took:
+            flow.is_new = False
+            flow.owed += took / 2
+        if flow.owed < -least and flow.is_waiting:
+            self.waiting.remove(flow)
+            flow.time += flow.owed
+            flow.owed = 0.0
+            insort_right(self.waiting, flow, key=_time)
 
 
-class _Session(_Served):
+class _Session(_Flow):
     __slots__ = ("ready", "tenant")
 
     def __init__(self, tenant: _Tenant) -> None:
@@ -122,14 +127,14 @@ class _Session(_Served):
         return self.ready.popleft() if self.ready else None
 
 
-class _Tenant(_Served):
+class _Tenant(_Flow):
     __slots__ = ("due", "line", "priority", "reserve", "sessions")
 
     def __init__(self, priority: int) -> None:
         super().__init__()
         self.priority = priority
-        self.reserve = 0.0  # part of the device time that it gets while higher priorities have work
-        self.due = 0.0  # device time that it should have had of that, and has not
+        self.reserve = 0.0  # fraction of the device time that it gets while higher priorities have work
+        self.due = 0.0  # nanoseconds of its reserve that it has not had
         self.sessions: dict[int, _Session] = {}
         self.line: _Line[_Session] = _Line()
 
@@ -138,43 +143,42 @@ class _Tenant(_Served):
 
 
 class FairShares(Policy):
-    """Of the tenants of the highest priority that have something ready, the one that is furthest behind its share.
+    """Serves the tenant that is furthest behind its share, among ready tenants of the highest priority.
 
-    Who has nobody to share with stands in no line and is charged nothing: a session that is alone, and a tenant whose
-    sessions are all there are.
+    A flow without competitors is in no line and is charged nothing: the only session, or the only tenant with sessions.
     """
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
         self._sessions: dict[int, _Session] = {}
-        self._alone: _Session | None = None
-        self._only: _Tenant | None = None
-        self._served = 0  # tenants that have sessions
+        self._only_session: _Session | None = None
+        self._only_tenant: _Tenant | None = None
+        self._active_tenants = 0  # tenants that have sessions
         self._lines: dict[int, _Line[_Tenant]] = {}  # by priority
-        self._priorities: list[int] = []  # of these, the highest first
-        self._reserved: dict[str, _Tenant] = {}  # that have a reserve
+        self._priorities: list[int] = []  # keys of `_lines`, the highest first
+        self._reserved: dict[str, _Tenant] = {}  # tenants that have a reserve, by name
 
     def add(self, node: QueuedNode[Any]) -> None:
         session = self._sessions.get(node.session)
         if session is None:
             session = self._join(node)
         session.ready.append(node)
-        if session is self._alone:
+        if session is self._only_session:
             return
-        if not session.is_waiting or self._only is None:
+        if not session.is_waiting or self._only_tenant is None:
             self._wait(session)
 
     def take(self) -> QueuedNode[Any] | None:
-        if self._alone is not None:
-            return self._alone.take()
-        if self._only is not None:
-            return self._only.line.take()
+        if self._only_session is not None:
+            return self._only_session.take()
+        if self._only_tenant is not None:
+            return self._only_tenant.line.take()
         for tenant in self._reserved.values():
             if tenant.due > 0 and tenant.is_waiting:
                 node = tenant.take()
                 if node is not None:
                     return node
-                tenant.due = 0.0  # it has nothing, and saves nothing up
+                tenant.due = 0.0  # a reserve is not saved up
         for priority in self._priorities:
             node = self._lines[priority].take()
             if node is not None:
@@ -182,35 +186,35 @@ class FairShares(Policy):
         return None
 
     def commit(self, gang: Gang[Any]) -> None:
-        if self._alone is None and gang.weight:
+        if self._only_session is None and gang.weight:
             session = self._sessions.get(gang.node.session)
             if session is not None:
-                gang.charged = session.gang = expected = gang.estimate * gang.devices
+                gang.charged = session.gang_time = expected = gang.estimate * gang.devices
                 session.owed += expected
-                if self._only is None:
+                if self._only_tenant is None:
                     tenant = session.tenant
-                    tenant.gang = expected / gang.node.tenant.settings.share
-                    tenant.owed += tenant.gang
+                    tenant.gang_time = expected / gang.node.tenant.settings.share
+                    tenant.owed += tenant.gang_time
                     if self._reserved:
                         self._note_reserves(tenant, expected)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        if self._alone is None and gang.weight:
+        if self._only_session is None and gang.weight:
             session = self._sessions.get(gang.node.session)
             if session is not None:
-                charged = gang.charged  # nothing, where it was alone then: of what runs on, a newcomer has its share
+                charged = gang.charged  # 0 if the session had no competitors then
                 session.owed += nanoseconds - charged
-                # A place in line is worth a gang: for less it stays as it is.
+                # The session moves forward in line only if it gets back more than a gang.
                 if session.is_new or session.owed < -charged:
                     session.tenant.line.correct(session, charged, nanoseconds)
-                if self._only is None:
+                if self._only_tenant is None:
                     self._charge_tenant(session.tenant, gang, nanoseconds)
 
     def compiled(self, session: int, tenant: Tenant, nanoseconds: int) -> None:
         served = self._sessions.get(session)
-        if served is not None and self._alone is None:
+        if served is not None and self._only_session is None:
             served.owed += nanoseconds
-            if self._only is None:
+            if self._only_tenant is None:
                 served.tenant.owed += nanoseconds / tenant.settings.share
 
     def _charge_tenant(self, tenant: _Tenant, gang: Gang[Any], nanoseconds: int) -> None:
@@ -223,12 +227,12 @@ class FairShares(Policy):
             self._lines[tenant.priority].correct(tenant, charged, nanoseconds / share)
 
     def _note_reserves(self, served: _Tenant, nanoseconds: float) -> None:
-        """Note that a tenant has had device time: tenants of lower priorities that wait are due a part of it."""
+        """Note device time of a tenant. Waiting tenants of lower priorities are due their reserves of it."""
         for tenant in self._reserved.values():
             if tenant is served:
                 tenant.due -= nanoseconds * (1 - tenant.reserve)
             elif not tenant.is_waiting:
-                tenant.due = min(tenant.due, 0.0)  # nothing is saved up
+                tenant.due = min(tenant.due, 0.0)  # a reserve is not saved up
             elif served.priority > tenant.priority:
                 tenant.due += nanoseconds * tenant.reserve
 
@@ -245,38 +249,38 @@ class FairShares(Policy):
             return
         ended.tenant.line.remove(ended)
         del ended.tenant.sessions[session]
-        self._served -= not ended.tenant.sessions
-        self._find_who_is_alone()
+        self._active_tenants -= not ended.tenant.sessions
+        self._update_only()
 
     def _join(self, node: QueuedNode[Any]) -> _Session:
-        """The session is one of its tenant's from now on."""
+        """Add the session of the node to its tenant."""
         tenant = self._tenant(node)
-        self._served += not tenant.sessions
+        self._active_tenants += not tenant.sessions
         session = self._sessions[node.session] = tenant.sessions[node.session] = _Session(tenant)
-        self._find_who_is_alone()
+        self._update_only()
         return session
 
-    def _find_who_is_alone(self) -> None:
-        """A session has come or gone. Who was alone, and is not any more, stands in line from now on."""
-        before = self._alone, self._only
+    def _update_only(self) -> None:
+        """Update the only session and tenant after a change. A flow that has got a competitor joins its line."""
+        before = self._only_session, self._only_tenant
         first = next(iter(self._sessions.values()), None)
-        self._alone = first if len(self._sessions) == 1 else None
-        self._only = first.tenant if first is not None and self._served == 1 else None
-        if self._alone is not None:
-            self._alone.tenant.line.remove(self._alone)
-        if self._only is not None:
-            self._lines[self._only.priority].remove(self._only)
-        if before != (self._alone, self._only):
+        self._only_session = first if len(self._sessions) == 1 else None
+        self._only_tenant = first.tenant if first is not None and self._active_tenants == 1 else None
+        if self._only_session is not None:
+            self._only_session.tenant.line.remove(self._only_session)
+        if self._only_tenant is not None:
+            self._lines[self._only_tenant.priority].remove(self._only_tenant)
+        if before != (self._only_session, self._only_tenant):
             for session in self._sessions.values():
-                if session.ready and session is not self._alone:
+                if session.ready and session is not self._only_session:
                     self._wait(session)
 
     def _wait(self, session: _Session) -> None:
-        """It has something ready: it is in line, and its tenant in that of its priority."""
+        """Add a session with a ready node to its line, and its tenant to the line of its priority."""
         tenant = session.tenant
         if not session.is_waiting:
             tenant.line.join(session)
-        if self._only is None:
+        if self._only_tenant is None:
             priority = session.ready[-1].tenant.settings.priority
             if tenant.priority != priority:
                 tenant = self._move(tenant, priority)
@@ -293,7 +297,7 @@ class FairShares(Policy):
         return tenant
 
     def _move(self, old: _Tenant, priority: int) -> _Tenant:
-        """Its priority was changed: what it has in line goes along, and it starts with those who are there."""
+        """Move a tenant to the line of its new priority, with its sessions. It starts there as a new flow."""
         self._add_line(priority)
         self._lines[old.priority].remove(old)
         tenant = _Tenant(priority)

@@ -14,7 +14,7 @@ from atoll.state.queued_nodes import QueuedNode
 
 
 class FirstComeFirstServed(Policy):
-    """The node that has been ready for longest goes first."""
+    """Commits the node that has been ready for the longest time."""
 
     def __init__(self) -> None:
         self._ready: deque[QueuedNode[Any]] = deque()
