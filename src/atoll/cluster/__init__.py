@@ -1,1 +1,1 @@
-"""Settings, topology, lifecycle and slices of a cluster, and the processes and sandboxes of all its parts."""
+"""Settings, topology, lifecycle, slices, processes, sandboxes and usage records of a cluster."""

@@ -11,7 +11,7 @@ KEY_VARIABLE = "ATOLL_KEY_FILE"
 
 
 def default_cache_directory(wanted: str = "") -> str:
-    """Return the directory for compiled programs: $ATOLL_CACHE_DIR ("off" for none), `wanted`, or the user's own."""
+    """Return the directory for compiled programs: $ATOLL_CACHE_DIR ("off" for ""), `wanted`, or one of the user."""
     chosen = os.environ.get("ATOLL_CACHE_DIR", "")
     if chosen == OFF:
         return ""
@@ -20,7 +20,7 @@ def default_cache_directory(wanted: str = "") -> str:
 
 
 def usage_file(cluster: str) -> str:
-    """Return the file for the usage of a cluster, in $ATOLL_STATE_DIR or a directory of the user's.
+    """Return the file for the usage of a cluster, in `state_directory`.
 
     Return "" if $ATOLL_STATE_DIR is "off": then no usage is stored.
     """
@@ -30,22 +30,17 @@ def usage_file(cluster: str) -> str:
 
 
 def suspended_directory() -> str:
-    """Return the directory for arrays of sessions that are suspended to disk, unless the cluster's settings name one.
-
-    It is in $ATOLL_STATE_DIR, or a directory of the user's.
-    """
+    """Return the default directory for arrays of sessions that are suspended to disk, in `state_directory`."""
     return str(state_directory() / "suspended")
 
 
 def key_file() -> str:
-    """Return the file with the user's key: $ATOLL_KEY_FILE, or a file in $ATOLL_STATE_DIR, or in a directory of the
-    user's. See `security.user_key`.
-    """
+    """Return the file with the user's key: $ATOLL_KEY_FILE, or one in `state_directory`. See `security.user_key`."""
     return os.environ.get(KEY_VARIABLE, "") or str(state_directory() / "key")
 
 
 def state_directory() -> Path:
-    """Return $ATOLL_STATE_DIR, or a directory of the user's if that is not set or "off"."""
+    """Return $ATOLL_STATE_DIR, or a directory in the user's home directory if that is not set or "off"."""
     chosen = os.environ.get("ATOLL_STATE_DIR", "")
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return Path(chosen if chosen and chosen != OFF else base / "atoll")

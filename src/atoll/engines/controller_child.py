@@ -136,7 +136,7 @@ class ControllerChild:
         self._on_end(text)
 
     async def end(self) -> None:
-        """End the controller, by force after a second. It first asks its workers to end, so that none looks lost."""
+        """End the controller, by force after a second. The controller ends its workers, so that none looks lost."""
         self._is_ending = True
         if self._process is None:
             return

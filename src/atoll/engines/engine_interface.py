@@ -26,8 +26,8 @@ from atoll.wire.address import Address
 class HostStart:
     """The description of a worker process to start.
 
-    One process serves a host, or all hosts of an island for some kinds of devices
-    (`atoll.devices.device_kinds`); `host` is then the first of them.
+    One process serves a host, or all hosts of an island for some kinds of devices (`atoll.devices.device_kinds`);
+    `host` is then the first of them.
     """
 
     island: int
