@@ -47,8 +47,6 @@ REMAINING: frozenset[tuple[str, str]] = frozenset(
         ("controller_process/standby_replication.py", "connection.on_lost"),
         ("engines/agent/agent.py", "link.on_link"),
         ("engines/hosts/hosts_engine.py", "self._loop"),
-        ("engines/null_hosts/host.py", "self._dispatcher.await_feeds"),
-        ("engines/null_hosts/host.py", "self._dispatcher.execute"),
         ("engines/ray/actors.py", "self._directory"),
         ("engines/ray/actors.py", "self._engine"),
         ("engines/ray/actors.py", "self._messages"),
@@ -79,7 +77,6 @@ REMAINING: frozenset[tuple[str, str]] = frozenset(
         ("session/session_opening.py", "self._connection"),
         ("session/session_opening.py", "self._connection.on_lost"),
         ("session/session_opening.py", "self._connection.on_message"),
-        ("transfers/channel.py", "channel._streams.dial_streams"),
         ("virtual/cluster.py", "session.on_lost"),
         ("virtual/virtual_time.py", "self._result"),
         ("wire/resumption/dialed_connection.py", "self._transport.on_message"),
@@ -93,15 +90,6 @@ REMAINING: frozenset[tuple[str, str]] = frozenset(
         ("wire/resumption/resumable_connection.py", "transport.on_read"),
         ("wire/tls/layer.py", "self._deadline"),
         ("wire/tls/layer.py", "self._transport"),
-        ("worker/completion_reporter.py", "steps.on_report"),
-        ("worker/delegated_run_dispatcher.py", "self.await_feeds"),
-        ("worker/delegated_run_dispatcher.py", "self.execute"),
-        ("worker/executor_thread.py", "self._delegated_runs.await_feeds"),
-        ("worker/executor_thread.py", "self._delegated_runs.execute"),
-        ("worker/executor_thread.py", "steps.on_outcome"),
-        ("worker/worker_main.py", "data_port.on_control"),
-        ("worker/worker_main.py", "data_port.on_lost"),
-        ("worker/worker_main.py", "data_port.on_silent"),
     )
 )
 

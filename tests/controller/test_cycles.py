@@ -176,7 +176,7 @@ def keeping(kind: type[World]) -> type[World]:
             super().__init__(*arguments, **settings)
 
         def end(self, island: int) -> None:
-            self.kept += [dict(self.hosts), dict(self.groups), dict(self.dispatchers)]
+            self.kept += [dict(self.hosts), dict(self.groups), dict(self.delegated)]
             super().end(island)
 
     return Keeping

@@ -22,7 +22,7 @@ from atoll.protocol import messages as m
 from atoll.state.compiled_functions import hosts_of
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
-from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits
 from atoll.worker.host_group import HostGroup
 from tests.controller.model_host import ModelHost
 from tests.controller.play import joined, joining
@@ -282,7 +282,7 @@ class World:
         self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
         self.links: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # between hosts of a group
-        self.dispatchers: dict[int, DelegatedRunDispatcher] = {}  # the worker's own, by host
+        self.delegated: dict[int, DelegatedUnits] = {}  # the worker's own, by host
         self.groups = {number: self.group_of(number) for number in self.hosts}
         for kind, number, message in joining(self.cluster):
             assert kind == "host"
@@ -300,9 +300,9 @@ class World:
                 self.cluster.worker(number, message)
 
         group = HostGroup(number, handle, lambda to, content: self.links[number, to].append(content), report)
-        dispatcher = DelegatedRunDispatcher(group.report, lambda ended: dispatcher.handle(ended))
-        self.dispatchers[number] = dispatcher
-        dispatcher.execute, dispatcher.await_feeds = self.hosts[number].take, self.hosts[number].await_feeds
+        host = self.hosts[number]
+        delegated = self.delegated[number] = DelegatedUnits(group.report, lambda ended: dispatcher.handle(ended))
+        dispatcher = DelegatedRunDispatcher(delegated, host.take, host.await_feeds)
         return group
 
     def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
@@ -439,7 +439,7 @@ class World:
             self.hosts[to].arrive(session, feed)
         else:
             message = host.finish(self.rng.choice(ended[host.number]))
-            self.dispatchers[host.number].report(message)
+            self.delegated[host.number].report(message)
         self.deliver()
         return True
 

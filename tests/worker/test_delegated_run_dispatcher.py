@@ -13,7 +13,7 @@ from atoll.ir.exchange import Exchange, spread
 from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
 from atoll.state.tallies import counts_of
-from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits
 
 SESSION, PLAN, FIRST = 7, 3, 100
 MS = 1_000_000
@@ -28,13 +28,12 @@ class Host:
         self.executed: list[Any] = []
         self.said: list[Any] = []
         self.now = 0
-        self.dispatcher = DelegatedRunDispatcher(
-            lambda *messages: self.said.extend(messages),
-            lambda ended: self.dispatcher.handle(ended),
-            lambda: self.now,
+        self.delegated = DelegatedUnits(
+            lambda *messages: self.said.extend(messages), lambda ended: self.dispatcher.handle(ended)
         )
-        self.dispatcher.execute = self.executed.append
-        self.dispatcher.await_feeds = self.await_feeds
+        self.dispatcher = DelegatedRunDispatcher(
+            self.delegated, self.executed.append, self.await_feeds, lambda: self.now
+        )
         self.here: set[int] = set()
         self.wakes: list[Any] = []
         # Every other gang of the program is on another island.
@@ -64,7 +63,7 @@ class Host:
     def end(self, *sequences: int, took: int = MS) -> None:
         for sequence in sequences:
             self.now += took
-            self.dispatcher.report(m.Done(((sequence, self.now - took, self.now),)))
+            self.delegated.report(m.Done(((sequence, self.now - took, self.now),)))
 
     def told(self) -> list[Any]:
         said, self.said[:] = list(self.said), []
@@ -96,11 +95,11 @@ def test_the_controller_knows_units_by_the_number_of_their_run():
     host = Host(segments=5)
     host.run()
     started = host.units()
-    assert host.dispatcher.units_of(FIRST) == started == [100, 102, 104], "each is stopped if the run is"
-    assert {host.dispatcher.gang_of(unit) for unit in started} == {FIRST}
+    assert host.delegated.units_of(FIRST) == started == [100, 102, 104], "each is stopped if the run is"
+    assert {host.delegated.gang_of(unit) for unit in started} == {FIRST}
     host.end(100)
-    assert 100 not in host.dispatcher.units_of(FIRST)
-    assert (host.dispatcher.gang_of(55), host.dispatcher.units_of(55)) == (55, [55]), "a unit of no delegated run"
+    assert 100 not in host.delegated.units_of(FIRST)
+    assert (host.delegated.gang_of(55), host.delegated.units_of(55)) == (55, [55]), "a unit of no delegated run"
 
 
 def test_what_is_in_flight_is_bounded_by_time_and_by_what_memory_was_reserved_for():
@@ -187,7 +186,7 @@ def test_a_failure_is_told_at_once_and_ends_the_run_when_all_that_was_started_ha
     host = Host()
     host.run()
     host.units()
-    host.dispatcher.report(m.Failed(100, BROKEN))
+    host.delegated.report(m.Failed(100, BROKEN))
     assert host.told() == [m.Failed(FIRST, BROKEN)]
     assert host.executed == [m.DropRun(SESSION, FIRST)]
     host.executed.clear()
@@ -205,7 +204,7 @@ def test_what_stands_behind_a_failure_begins_when_the_controller_has_said_so(is_
     drop, limit = m.DropRun(SESSION, FIRST), m.SetRunLimit(SESSION, ((200, 8),))
     if is_told_first:
         host.dispatcher.handle(drop)
-    host.dispatcher.report(m.Failed(100, BROKEN))
+    host.delegated.report(m.Failed(100, BROKEN))
     host.end(102, 104)
     assert host.units() == [], "it may need what was not made"
     if not is_told_first:
@@ -261,7 +260,7 @@ def test_a_gang_has_its_devices_from_the_end_of_the_one_before_it():
     host = Host(segments=3)
     host.dispatcher.handle(m.Run(FIRST, SESSION, PLAN, (), (), (), segments=3, ahead=12, sampled=(1,)))
     for sequence, now in ((100, 4), (102, 5), (104, 9)):
-        host.dispatcher.report(m.Done(((sequence, 0, now * MS),)))
+        host.delegated.report(m.Done(((sequence, 0, now * MS),)))
     (told,) = host.told()
     counts = tuple(counts_of([4 * MS, MS, 4 * MS]))
     assert told.ended == m.GangsEnded(9 * MS, 0, 0, 9 * MS, counts, ((1, MS),))
@@ -272,7 +271,7 @@ def test_others_pass_and_long_runs_are_told_of_each_second():
     dispatch = m.Dispatch(SESSION, 50, ((51, 1),))
     host.dispatcher.handle(dispatch)
     assert host.executed == [dispatch]
-    host.dispatcher.report(m.Done(((51, 0, 1),)))
+    host.delegated.report(m.Done(((51, 0, 1),)))
     assert host.told() == [m.Done(((51, 0, 1),))]
     host.run()
     host.end(100, took=1001 * MS)

@@ -27,15 +27,18 @@ class Host:
     """A data port, its links, and what has come."""
 
     def __init__(self, number: int, address: Address) -> None:
-        self.port = DataPort(address, Inbox(lambda session, feed: None))
+        self.port = DataPort(
+            address,
+            Inbox(lambda session, feed: None),
+            on_lost=lambda host, lost, why: self.links.lose(host, "the connection broke"),
+            on_control=self._take,
+        )
         self.is_closed = False
         self.changed = threading.Condition()
         self.came: list[bytes] = []
         self.lost: list[tuple[int, str]] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
-        self.port.on_control = self._take
-        self.port.on_lost = lambda host, lost, why: self.links.lose(host, "the connection broke")
         self.links = HostLinks(self.port, self._lose)
 
     def _take(self, content: Any) -> None:

@@ -69,9 +69,10 @@ class Rig:
         compilers = compilers_of(self.backend) if tenant else None
         self.functions = Functions(self.backend, self.inbox, keys, self.report, compilers=compilers)
         network = DataPortNetwork(self.backend, self.port, 0)
-        steps = StepRunner(self.backend, self.functions, self.port, network, keys)
+        messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        steps = StepRunner(self.backend, self.functions, self.port, network, keys, self.report, messages.put)
         self.spill_store = SpillStore(self.backend, self.inbox, self.port, 0, steps.readers, self.report)
-        self.executor = ExecutorThread(steps, self.inbox, self.report, self.spill_store)
+        self.executor = ExecutorThread(steps, self.inbox, self.report, self.spill_store, messages)
         self.session = 0
         self._next = 0
 

@@ -54,8 +54,17 @@ class Answers(Protocol):
 class DataPort:
     """A listener for proxies and other hosts that holds the channel of each session. Safe to use from any thread.
 
-    `identity` is for addresses with TLS, this host's and others'. Peers send using the `kinds` of transfer. If this
-    host calls its clients, set `answers` before they connect.
+    If this host calls its clients, set `answers` before they connect.
+
+    Args:
+        kinds: The kinds of transfer that peers use.
+        identity: For addresses with TLS, this host's and others'.
+        neighbors: The hosts that are always watched.
+        on_lost: Called if the channel to a host breaks; see `HostChannels`.
+        on_silent: Called if a host is silent; see `HostWatch`.
+        on_control: Receives other hosts' messages, each on its connection's thread. FrameError ends the connection.
+
+    Hosts connect after `set_peers`, so no callback is called before it.
     """
 
     def __init__(
@@ -64,21 +73,21 @@ class DataPort:
         inbox: Inbox,
         kinds: Sequence[type[TransferEngine]] = KINDS,
         identity: Identity | None = None,
+        neighbors: frozenset[int] = frozenset(),
+        on_lost: OnLost = lambda host, lost, why: None,
+        on_silent: OnSilent = lambda host, seconds: None,
+        on_control: Callable[[Any], None] = lambda content: None,
     ) -> None:
         self.inbox = inbox
         self.answers: Answers | None = None
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._named: dict[tuple[int, str], DataChannel] = {}  # by session and the name that the dialer chose
-        self._hosts = HostChannels(lambda *lost: self.on_lost(*lost), identity, lambda host: self._watch.add(host))
-        self._watch = HostWatch(self._hosts, lambda host, seconds: self.on_silent(host, seconds))
+        self._hosts = HostChannels(on_lost, identity, lambda host: self._watch.add(host))
+        self._watch = HostWatch(self._hosts, on_silent)
         self._lease = SILENCE_SECONDS
-        # Set these before `set_peers`. `neighbors` are always watched.
-        self.neighbors: frozenset[int] = frozenset()
-        self.on_lost: OnLost = lambda host, lost, why: None
-        self.on_silent: OnSilent = lambda host, seconds: None
-        # Receives other hosts' messages, each on its connection's thread. FrameError ends the connection.
-        self.on_control: Callable[[Any], None] = lambda content: None
+        self._neighbors = neighbors
+        self._on_control = on_control
         self._admitted: frozenset[str] = frozenset()  # secrets of hosts
         self._from_hosts: dict[DataChannel, str] = {}  # channels that hosts have opened, with the secret they showed
         self._opened = threading.Condition()
@@ -127,7 +136,7 @@ class DataPort:
         self._hosts.set_hosts(hosts, secret)
         # The kernel reports the end of hosts on this machine.
         far = frozenset(host for host, address in hosts if not parse_address(address).is_unix)
-        self._watch.set_hosts(far, self.neighbors & far, lease)
+        self._watch.set_hosts(far, self._neighbors & far, lease)
         with self._opened:
             self._admitted = frozenset({secret}) if admitted is None else admitted
             stale = [channel for channel, shown in self._from_hosts.items() if shown not in self._admitted]
@@ -158,7 +167,7 @@ class DataPort:
 
             def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
                 if piece.feed == CONTROL and not session:
-                    self.on_control(content)
+                    self._on_control(content)
                     done()
                 elif self.takes_call(session, piece.feed):
                     assert self.answers is not None

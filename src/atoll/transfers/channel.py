@@ -94,6 +94,15 @@ class ChannelStatistics:
     engines: dict[str, Any]  # statistics of each kind of transfer, by the name of its class
 
 
+@dataclass(frozen=True)
+class _Dialed:
+    """How a channel was dialed, so that its streams can be dialed as well."""
+
+    address: Address
+    identity: Identity | None
+    opening: Open
+
+
 class DataChannel:
     """A connection between data ports, with its streams. Any thread may send, and one thread calls `receive`.
 
@@ -103,9 +112,19 @@ class DataChannel:
     and StatusError if the contents fail.
     """
 
-    def __init__(self, stream: Stream | socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
+    def __init__(
+        self,
+        stream: Stream | socket.socket,
+        kinds: Sequence[type[TransferEngine]] = KINDS,
+        dialed: _Dialed | None = None,
+    ) -> None:
         self._socket = FrameSocket(stream)
-        self._engines = [kind(self._socket) for kind in kinds if kind.reaches(self._socket)]
+        dial_streams = None if dialed is None else partial(self._dial_streams, dialed)
+        self._engines = [
+            StreamEngine(self._socket, dial_streams) if kind is StreamEngine else kind(self._socket)
+            for kind in kinds
+            if kind.reaches(self._socket)
+        ]
         ways = [(type(engine), (engine.takes, engine.send)) for engine in self._engines]
         self._between_hosts = [way for _, way in ways]
         self._choices = [way for kind, way in ways if kind is not SharedChunksEngine]
@@ -151,25 +170,21 @@ class DataChannel:
         cls, address: Address, session: int, secret: str, identity: Identity | None = None, timeout: float = 10.0
     ) -> DataChannel:
         """Return a channel to the data port at `address`, opened for the session. Raise ConnectError or OSError."""
-        channel = cls.dial(address, timeout=timeout, identity=identity)
-        name = os.urandom(16).hex() if channel._streams is not None else ""
+        dialed = _Dialed(address, identity, Open(session, secret, os.urandom(16).hex()))
+        channel = cls(dial_stream(address, "host", identity, what="a data port", timeout=timeout), KINDS, dialed)
         try:
-            channel.open(session, secret, name)
+            channel.open(session, secret, dialed.opening.channel if channel._streams is not None else "")
         except OSError:
             channel.close()
             raise
-        if channel._streams is not None:
-            opening = Open(session, secret, name)
-            channel._streams.dial_streams = partial(channel._dial_streams, address, identity, opening)
         return channel
 
-    def _dial_streams(self, address: Address, identity: Identity | None, opening: Open, sends: bool) -> None:
+    def _dial_streams(self, dialed: _Dialed, sends: bool) -> None:
         """Open as many streams as possible. Without any, bulk data uses the channel's own connection."""
-        assert self._streams is not None
-        opening = msgspec.structs.replace(opening, stream="sends" if sends else "receives")
+        opening = msgspec.structs.replace(dialed.opening, stream="sends" if sends else "receives")
         for _ in range(STREAMS):
             try:
-                stream = DataChannel.dial(address, identity=identity, one_way=sends)
+                stream = DataChannel.dial(dialed.address, identity=dialed.identity, one_way=sends)
             except ConnectError as error:
                 _log.warning("a stream of a data channel cannot be opened: %s", error)
                 return

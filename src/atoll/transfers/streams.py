@@ -64,7 +64,7 @@ class StreamStatistics:
 class StreamEngine(TransferEngine):
     """Sends and receives pieces in chunks on one TCP channel.
 
-    `dial_streams(sends)` is set on the side that dials. It opens streams on which that side sends, or receives.
+    The side that dials passes `dial_streams(sends)`, which opens streams on which that side sends, or receives.
     """
 
     frames: ClassVar[tuple[type[msgspec.Struct], ...]] = (
@@ -78,7 +78,7 @@ class StreamEngine(TransferEngine):
     )
     chunk_bytes: ClassVar[int] = CHUNK_BYTES
 
-    def __init__(self, socket: FrameSocket) -> None:
+    def __init__(self, socket: FrameSocket, dial_streams: Callable[[bool], None] | None = None) -> None:
         self._socket = socket
         self._outgoing = SendQueue(self.chunk_bytes)
         self._receive_buffers = ReceiveBuffers(
@@ -95,7 +95,7 @@ class StreamEngine(TransferEngine):
         self._closed = False
         self._delayed: queue.SimpleQueue[msgspec.Struct | None] | None = None  # frames for a thread that sends them
         RECEIVE_BUFFERS.open()
-        self.dial_streams: Callable[[bool], None] | None = None
+        self._dial_streams = dial_streams
         self.liveness: Liveness | None = None
 
     @classmethod
@@ -191,14 +191,14 @@ class StreamEngine(TransferEngine):
             if self._asked_for_streams:
                 return
             self._asked_for_streams = True
-        if self.dial_streams is not None:
+        if self._dial_streams is not None:
             self._dial(sends=True)
         else:
             self._send_nowait(MoreStreams())
 
     def _dial(self, sends: bool) -> None:
-        assert self.dial_streams is not None
-        threading.Thread(target=self.dial_streams, args=(sends,), name="atoll-stream-dial", daemon=True).start()
+        assert self._dial_streams is not None
+        threading.Thread(target=self._dial_streams, args=(sends,), name="atoll-stream-dial", daemon=True).start()
 
     def run_stream(self, stream: FrameSocket, sends: bool) -> None:
         """Use a further connection to the same peer, on which this side only `sends` or only receives.
@@ -248,7 +248,7 @@ class StreamEngine(TransferEngine):
                 self._peer_gave_up(transfer, Status(_code(code), message))
             case NoRoom(transfer, code, message):
                 self._outgoing.fail(transfer, StatusError(_code(code), message))
-            case MoreStreams() if self.dial_streams is not None and not self._peer_asked:
+            case MoreStreams() if self._dial_streams is not None and not self._peer_asked:
                 self._peer_asked = True
                 self._dial(sends=False)
         return None

@@ -116,6 +116,7 @@ class TransferEngine(Protocol):
 
     def trim(self) -> None:
         """Free memory that is kept for later pieces, because the channel is idle. Called on the receiving thread."""
+        return
 
     def statistics(self) -> Any:
         """Return a record of the memory that is kept, for operators and tests, or None."""

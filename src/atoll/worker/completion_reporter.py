@@ -91,14 +91,13 @@ class CompletionReporter:
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._occupancy = occupancy
-        self._report = report = occupancy.report
+        self._report = occupancy.report
         self._now = now
         self._steps = steps
         self._watcher = watcher
         self._readers = readers
         # Each unit that waits for its client has a thread.
         self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
-        steps.on_report = lambda sequence, value: report(m.ValueReported(sequence, value))
         self.completed: deque[_Span] = deque()  # units that completed at once: see `report_completed`
         self._rows: deque[m.RowsMoved] = deque()  # of these units
         self._reporting = threading.Lock()  # keeps reports of rows before the ends of their units

@@ -87,68 +87,80 @@ class UnitsEnded(msgspec.Struct, frozen=True):
     messages: tuple[Any, ...]
 
 
-class DelegatedRunDispatcher:
-    """Dispatches the segments of delegated runs.
+class DelegatedUnits:
+    """The units of delegated runs that are in flight. Safe to use from any thread.
 
-    `handle` is called on the executor's thread with all its messages, and forwards those that are not for delegated
-    runs. `report` is called on any thread with the reports of the executor and its watchers. Reports about units of
-    delegated runs return to `handle` through `submit`, and others are sent to the controller. `now` is the clock of
-    `Done`.
+    `report` receives the reports of the executor and its watchers. Reports about units of delegated runs are passed to
+    `DelegatedRunDispatcher.handle` through `submit`, and others are sent to the controller.
     """
 
-    def __init__(
-        self,
-        to_controller: Callable[..., None],
-        submit: Callable[[UnitsEnded], None],
-        now: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        # The owner has to set these two: `PlanExecutor.handle` and `Inbox.await_all`.
-        self.execute: Callable[[Any], None]
-        self.await_feeds: Callable[[int, list[int], Callable[[], None], int], bool]
-        self._to_controller = to_controller
-        self._submit = submit
-        self._now = now
-        self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # plan, computing and expected of `_Run`
-        self._runs: dict[int, _Run] = {}  # by sequence, in order
-        self._units: dict[int, tuple[_Run, int]] = {}  # units in flight with their segments, by sequence
-        self._busy_ns = 0  # expected duration of all units in flight
-        self._computing = 0  # number of computing units in flight
-        self._last_end = 0  # time at which a unit ended last
-        self._clocks = DeviceClocks()  # of one device, which stands for all devices of the units
-
-    # ---- any thread
+    def __init__(self, to_controller: Callable[..., None], submit: Callable[[UnitsEnded], None]) -> None:
+        # With their segments, by sequence. Only the executor's thread changes it.
+        self.in_flight: dict[int, tuple[_Run, int]] = {}
+        self.to_controller = to_controller
+        self.submit = submit
 
     def report(self, *messages: Any) -> None:
         own: list[Any] = []
         for message in messages:
             if type(message) is m.Done:
-                runs = [each for each in message.runs if each[0] in self._units]
+                runs = [each for each in message.runs if each[0] in self.in_flight]
                 if runs:
                     own.append(m.Done(tuple(runs)))
-                    left = tuple(each for each in message.runs if each[0] not in self._units)
+                    left = tuple(each for each in message.runs if each[0] not in self.in_flight)
                     if left:
-                        self._to_controller(m.Done(left))
+                        self.to_controller(m.Done(left))
                     continue
-            elif type(message) is m.Failed and message.sequence in self._units:
+            elif type(message) is m.Failed and message.sequence in self.in_flight:
                 own.append(message)
                 continue
-            self._to_controller(message)
+            self.to_controller(message)
         if own:
-            self._submit(UnitsEnded(tuple(own)))
+            self.submit(UnitsEnded(tuple(own)))
 
     def gang_of(self, sequence: int) -> int:
         """Return the sequence number by which the controller knows the unit."""
-        found = self._units.get(sequence)
+        found = self.in_flight.get(sequence)
         return sequence if found is None else found[0].message.sequence
 
     def units_of(self, gang: int) -> list[int]:
         """Return the units in flight that belong to this gang of the controller."""
-        own = [sequence for sequence, (run, _) in list(self._units.items()) if run.message.sequence == gang]
+        own = [sequence for sequence, (run, _) in list(self.in_flight.items()) if run.message.sequence == gang]
         return own or [gang]
 
-    # ---- the executor's thread
+
+class DelegatedRunDispatcher:
+    """Dispatches the segments of delegated runs. Used on the executor's thread.
+
+    Args:
+        units: Records the units in flight, and receives their reports.
+        execute: Handles the messages that remain, as `PlanExecutor.handle` does.
+        await_feeds: Waits for bytes, as `Inbox.await_all` does.
+        now: The clock of `Done`.
+    """
+
+    def __init__(
+        self,
+        units: DelegatedUnits,
+        execute: Callable[[Any], None],
+        await_feeds: Callable[[int, list[int], Callable[[], None], int], bool],
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._execute = execute
+        self._await_feeds = await_feeds
+        self._to_controller = units.to_controller
+        self._submit = units.submit
+        self._now = now
+        self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # plan, computing and expected of `_Run`
+        self._runs: dict[int, _Run] = {}  # by sequence, in order
+        self._units = units.in_flight
+        self._busy_ns = 0  # expected duration of all units in flight
+        self._computing = 0  # number of computing units in flight
+        self._last_end = 0  # time at which a unit ended last
+        self._clocks = DeviceClocks()  # of one device, which stands for all devices of the units
 
     def handle(self, message: Any) -> None:
+        """Handle a message of the executor's thread, and forward it unless it is for a delegated run."""
         kind = type(message)
         if kind is UnitsEnded:
             for each in message.messages:
@@ -174,16 +186,16 @@ class DelegatedRunDispatcher:
                 list(accumulate(map(_computes, segments), initial=0)),
                 [NEW_NS] * len(segments),
             )
-            self.execute(message)
+            self._execute(message)
         elif kind is m.DropPlan:
             self._plans.pop(message.plan, None)
-            self.execute(message)
+            self._execute(message)
         elif kind is m.DropRun:
             self._drop([self._runs[message.run]] if message.run in self._runs else [], message)
         elif kind is m.CloseStore:
             self._drop(self._of(message.session), message)
         else:
-            self.execute(message)
+            self._execute(message)
 
     def _drop(self, runs: list[_Run], message: Any) -> None:
         """Drop runs. Hold the later runs of the session until the controller decides, since they may need results."""
@@ -192,7 +204,7 @@ class DelegatedRunDispatcher:
                 run.limit, run.is_held, run.is_dropped = run.started, False, True
             elif not (run.started or run.is_dropped):
                 run.limit, run.is_held = 0, True
-        self.execute(message)
+        self._execute(message)
         self._continue(message.session)
 
     def _of(self, session: int) -> list[_Run]:
@@ -245,7 +257,7 @@ class DelegatedRunDispatcher:
             return True
         message, sequence = run.message, run.sequence(run.started)
         feeds = [message.host_feeds + feed for feed in steps[0].feeds]
-        return self.await_feeds(message.session, feeds, self._wake, sequence)
+        return self._await_feeds(message.session, feeds, self._wake, sequence)
 
     def _wake(self) -> None:
         self._submit(UnitsEnded(()))
@@ -266,10 +278,10 @@ class DelegatedRunDispatcher:
         self._units[sequence] = run, segment
         run.started += 1
         if segment:
-            self.execute(m.Dispatch(message.session, message.sequence, ((sequence, 1),)))
+            self._execute(m.Dispatch(message.session, message.sequence, ((sequence, 1),)))
         else:
             run.reported = self._now()  # not at its arrival, because it may have waited long for an earlier run
-            self.execute(msgspec.structs.replace(message, segments=1, ahead=0))
+            self._execute(msgspec.structs.replace(message, segments=1, ahead=0))
 
     def _take(self, sequence: int) -> tuple[_Run, int]:
         """Remove a unit that was in flight, and return its run and segment."""

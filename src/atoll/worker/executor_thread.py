@@ -16,7 +16,7 @@ from typing import Any
 from atoll.transfers.inbox import Inbox
 from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import CompletionWatcher
-from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
@@ -32,20 +32,30 @@ class _Wake:
 
 
 class ExecutorThread:
-    """A thread that runs the plan executor. `report` sends messages to the controller, from any thread."""
+    """A thread that runs the plan executor.
 
-    def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None], spill_store: SpillStore) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    `report` sends messages to the controller, from any thread. `messages` holds the messages for the thread, among them
+    the outcomes of `steps`.
+    """
+
+    def __init__(
+        self,
+        steps: StepRunner,
+        inbox: Inbox,
+        report: Callable[..., None],
+        spill_store: SpillStore,
+        messages: queue.SimpleQueue[Any],
+    ) -> None:
+        self._queue = messages
         readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
-        self._delegated_runs = DelegatedRunDispatcher(report, self._queue.put)
-        occupancy = Occupancy(self._delegated_runs.report, steps.devices_of)
+        delegated = DelegatedUnits(report, messages.put)
+        occupancy = Occupancy(delegated.report, steps.devices_of)
         watcher = CompletionWatcher(occupancy.report)
         self.plan_executor = PlanExecutor(
-            steps, inbox, occupancy, watcher, readers, lambda: self._queue.put(_Wake()), spill_store
+            steps, inbox, occupancy, watcher, readers, lambda: messages.put(_Wake()), spill_store
         )
-        self.units = Units(self.plan_executor.reporter, occupancy, self._delegated_runs)
-        self._delegated_runs.execute, self._delegated_runs.await_feeds = self.plan_executor.handle, inbox.await_all
-        steps.on_outcome = self.submit
+        self.units = Units(self.plan_executor.reporter, occupancy, delegated)
+        self._delegated_runs = DelegatedRunDispatcher(delegated, self.plan_executor.handle, inbox.await_all)
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
     def submit(self, message: Any) -> None:
@@ -68,17 +78,15 @@ class ExecutorThread:
 class Units:
     """The units of a host. Safe to use from any thread, even while the executor's thread is inside a long unit."""
 
-    def __init__(
-        self, reporter: CompletionReporter, occupancy: Occupancy, delegated_runs: DelegatedRunDispatcher
-    ) -> None:
+    def __init__(self, reporter: CompletionReporter, occupancy: Occupancy, delegated: DelegatedUnits) -> None:
         self._occupancy = occupancy
-        self._delegated_runs = delegated_runs
+        self._delegated = delegated
         self.report_completed = reporter.report_completed
 
     def running(self) -> tuple[int, ...]:
         """Return the gangs that keep this host's devices busy."""
-        return tuple(dict.fromkeys(map(self._delegated_runs.gang_of, self._occupancy.running())))
+        return tuple(dict.fromkeys(map(self._delegated.gang_of, self._occupancy.running())))
 
     def of_gang(self, sequence: int) -> list[int]:
         """Return the units of the gang that are in flight. Only a delegated run has several units."""
-        return self._delegated_runs.units_of(sequence)
+        return self._delegated.units_of(sequence)

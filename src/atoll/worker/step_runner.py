@@ -30,19 +30,29 @@ from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, TypeKeys, sh
 
 
 class StepRunner:
-    """Runs steps, on the executor's thread."""
+    """Runs steps, on the executor's thread.
+
+    `report` sends messages to the controller. `on_outcome` receives the ends of calls of Python and of runs that have
+    threads. Both are called on any thread.
+    """
 
     def __init__(
-        self, backend: DeviceBackend, functions: Functions, data_port: DataPort, network: HostNetwork, keys: TypeKeys
+        self,
+        backend: DeviceBackend,
+        functions: Functions,
+        data_port: DataPort,
+        network: HostNetwork,
+        keys: TypeKeys,
+        report: Callable[..., None],
+        on_outcome: Callable[[Outcome], None],
     ) -> None:
         self._backend, self._functions = backend, functions
         self._data_port, self._network = data_port, network
         self._inbox = data_port.inbox
         self._keys = keys
         self._python = functions.python
-        # Both are called on any thread.
-        self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
-        self.on_report: Callable[[int, int], None] = lambda sequence, value: None
+        self._report = report
+        self._on_outcome = on_outcome
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
         self.readers = Readers()
@@ -62,7 +72,7 @@ class StepRunner:
         elif type(step) is p.Get:
             unit.reads.append(self._get(step, run, values))
         elif type(step) is p.Report:
-            unit.reads.append(self._report(step, unit, values))
+            unit.reads.append(self._read_value(step, unit, values))
         elif type(step) is p.Move:
             for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
                 values[target] = self._move(values[source], array, step.donate)
@@ -132,7 +142,7 @@ class StepRunner:
         stream = stream_of(unit, function.loaded)
         if has_thread(step, unit, function.loaded):
             holds = [self.readers.hold(buffer, 1) for buffer in set(buffers)]
-            self._client_runs.start(step, unit, values, function, arguments, stream, holds, self.on_outcome)
+            self._client_runs.start(step, unit, values, function, arguments, stream, holds, self._on_outcome)
             return
         if step.donated:
             copied = self._copy_shared_memory(step.donated, buffers, arguments)
@@ -202,7 +212,7 @@ class StepRunner:
                 step.stream,
                 inputs,
                 results,
-                lambda contents: self.on_outcome(Outcome(unit, futures, contents)),
+                lambda contents: self._on_outcome(Outcome(unit, futures, contents)),
             )
         except BaseException:
             for each in inputs:
@@ -337,7 +347,7 @@ class StepRunner:
 
         return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, at_once)
 
-    def _report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
+    def _read_value(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
         array = live_array(buffer)
         shards = self._backend.shards(array)
@@ -345,7 +355,7 @@ class StepRunner:
 
         def read() -> None:
             try:
-                self.on_report(unit.sequence, int(np.asarray(shards[0]).reshape(())))
+                self._report(m.ValueReported(unit.sequence, int(np.asarray(shards[0]).reshape(()))))
             finally:
                 release()
 

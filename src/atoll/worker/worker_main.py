@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import sys
 import time
 from collections.abc import Callable
@@ -83,14 +84,19 @@ class Worker:
         address = parse_address(options.data_address)
         token = token_for(parse_address(options.controller), Role.HOST)
         check_may_listen(address, token)
-        data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS, identity)
+        data_port = DataPort(
+            address,
+            inbox,
+            ONE_CLIENT_KINDS if options.has_one_client else KINDS,
+            identity,
+            neighbors_of(options),
+            on_lost=lambda host, lost, why: report_lost(options.host, host, lost, why, links, report),
+            on_silent=lambda host, seconds: connection.send(m.PeerSilent(host, seconds)),
+            on_control=lambda content: self._group.receive(content),
+        )
         links = HostLinks(data_port, lambda host, text: connection.send(m.LinkLost(host, text)))
         self._group = HostGroup(options.host, self._handle, links.send, connection.send)
         report = self._group.report
-        data_port.on_control = self._group.receive
-        data_port.on_lost = lambda host, lost, why: report_lost(options.host, host, lost, why, links, report)
-        data_port.on_silent = lambda host, seconds: connection.send(m.PeerSilent(host, seconds))
-        data_port.neighbors = neighbors_of(options)
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
         rank = rank_of(options)
         python = PythonSessions(
@@ -108,9 +114,10 @@ class Worker:
         )
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend))
         network = DataPortNetwork(backend, data_port, options.host)
-        steps = StepRunner(backend, functions, data_port, network, keys)
+        messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        steps = StepRunner(backend, functions, data_port, network, keys, report, messages.put)
         spill_store = SpillStore(backend, inbox, data_port, options.host, steps.readers, report)
-        executor = ExecutorThread(steps, inbox, report, spill_store)
+        executor = ExecutorThread(steps, inbox, report, spill_store, messages)
         lease = Lease(self._lapsed)
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(

@@ -24,7 +24,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.transfers.piece_contents import Buffers
 from atoll.worker.completion_reporter import Occupancy
 from atoll.worker.completions import ArrayCompletion, Completion, DeletionGuard, ReadCompletion, RunCompletion
-from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, UnitsEnded
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits, UnitsEnded
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.executor_thread import Units
 from atoll.worker.host_functions import Functions
@@ -132,11 +132,11 @@ class NullHost:
         self.port = make_port(inbox)
         functions = Functions(self.backend, inbox, keys, report, AtOnce())
         soon = dispatch_soon or call_soon
-        self._dispatcher = DelegatedRunDispatcher(report, lambda ended: soon(partial(self._units_ended, ended)), now)
+        delegated = DelegatedUnits(report, lambda ended: soon(partial(self._units_ended, ended)))
         network = NullNetwork(self.backend, self.port, host, neighbors)
-        steps = StepRunner(self.backend, functions, self.port, network, keys)
+        steps = StepRunner(self.backend, functions, self.port, network, keys, report, lambda outcome: None)
         spill_store = SpillStore(self.backend, inbox, self.port, host, steps.readers, report, readers)
-        occupancy = Occupancy(self._dispatcher.report, steps.devices_of)
+        occupancy = Occupancy(delegated.report, steps.devices_of)
         self._executor = PlanExecutor(
             steps,
             inbox,
@@ -147,7 +147,7 @@ class NullHost:
             spill_store,
             now,
         )
-        self._dispatcher.execute, self._dispatcher.await_feeds = self._executor.handle, inbox.await_all
+        self._dispatcher = DelegatedRunDispatcher(delegated, self._executor.handle, inbox.await_all, now)
         self._reporter = self._executor.reporter
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
@@ -156,7 +156,7 @@ class NullHost:
             self.port,
             self._dispatcher.handle,
             renew,
-            Units(self._reporter, occupancy, self._dispatcher),
+            Units(self._reporter, occupancy, delegated),
             report,
             recorder,
             spill_store,
