@@ -159,7 +159,7 @@ class Directory:
         """Return the reason why the handle cannot be used as an argument, or None."""
         entry = self.entries.get(handle)
         if entry is None or entry.released:
-            return Status(Code.NOT_FOUND, f"array {handle} does not exist in this session")
+            return _unknown(handle)
         if entry.error is not None:
             return entry.error
         if entry.consumed:
@@ -206,26 +206,19 @@ class Directory:
 
         The outcome is the error that was known first, if there is one.
         """
-        pending = 0
         status = OK
-        waiting: list[Entry] = []
+        pending: list[Entry] = []
         for handle in handles:
             entry = self.entries.get(handle)
-            if entry is None:
-                status = (
-                    status
-                    if not status.ok
-                    else Status(Code.NOT_FOUND, f"array {handle} does not exist in this session")
-                )
-            elif entry.error is not None:
-                status = status if not status.ok else entry.error
-            elif not entry.ready:
-                pending += 1
-                waiting.append(entry)
+            error = _unknown(handle) if entry is None else entry.error
+            if error is not None:
+                status = error if status.ok else status
+            elif entry is not None and not entry.ready:
+                pending.append(entry)
         if not pending:
             return status
-        self.waits[number] = _Wait(pending, status)
-        for entry in waiting:
+        self.waits[number] = _Wait(len(pending), status)
+        for entry in pending:
             if entry.waits is None:
                 entry.waits = []
             entry.waits.append(number)
@@ -257,3 +250,7 @@ class Directory:
     def _forget(self, handle: int, entry: Entry) -> None:
         if self.entries.pop(handle, None) is not None:
             self.nbytes -= entry.nbytes
+
+
+def _unknown(handle: int) -> Status:
+    return Status(Code.NOT_FOUND, f"array {handle} does not exist in this session")

@@ -19,7 +19,7 @@ class GangState(enum.IntEnum):
     """The state of a gang. The members are in the order of a gang's life, so states can be compared."""
 
     NEW = 0  # not in line yet
-    DEFERRED = 1  # not in line: the launches on which its launch depends have to make progress first
+    DEFERRED = 1  # not in line yet: its launch depends on other launches, or is large and put in line in steps
     WAITING = 2  # in line, but blocked for the node's `reason`
     READY = 3  # nothing is missing: an island that is not full may commit the node
     COMMITTED = 4  # has its place in the order of its island

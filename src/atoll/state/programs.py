@@ -205,22 +205,22 @@ def register_in_steps(
         segments_left = list(own.popitem()[1].segments)
         yield from freed(segments_left)
     return RegisteredProgram(
-        program.name,
-        number,
-        count,
-        result_count,
-        program.feeds,
-        host_feeds,
-        gangs,
-        plans,
-        tuple(values),
-        result_specs,
-        donated,
-        tuple(called),
-        tuple(sorted(islands)),
-        UnitBuilder(gangs),
-        is_unbounded,
-        account or Account(),
+        name=program.name,
+        number=number,
+        arguments=count,
+        results=result_count,
+        feeds=program.feeds,
+        host_feeds=host_feeds,
+        nodes=gangs,
+        plans=plans,
+        values=tuple(values),
+        result_specs=result_specs,
+        donated=donated,
+        functions=tuple(called),
+        islands=tuple(sorted(islands)),
+        units=UnitBuilder(gangs),
+        is_unbounded=is_unbounded,
+        account=account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,
         reports=reports,
         fed=frozenset(fed),
@@ -300,26 +300,26 @@ def _spec(
     steps = [step for segment in segments.values() for step in segment.steps]
     uses = {value for step in steps for value in p.uses(step)}
     return GangSpec(
-        gang.island,
-        gang.hosts,
-        p.STEP_KINDS[type(steps[-1])],
-        (gang.function,) if gang.function else (),
-        tuple(ClientFeed(host, feed) for host, segment in segments.items() for feed in segment.awaited),
-        tuple(
+        island=gang.island,
+        hosts=gang.hosts,
+        kind=p.STEP_KINDS[type(steps[-1])],
+        functions=(gang.function,) if gang.function else (),
+        awaited=tuple(ClientFeed(host, feed) for host, segment in segments.items() for feed in segment.awaited),
+        incoming=tuple(
             HostFeeds(host, feeds)
             for host, segment in segments.items()
             if (feeds := tuple(each for step in segment.steps for each in _received(step)))
         ),
-        tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
-        tuple(
+        handles=tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
+        makes=tuple(
             MadeValue(value, on(gang.hosts, memory.get(value, values[value].memory)), values[value].views)
             for value in gang.makes
         ),
-        tuple({value: None for step in steps for value in p.consumes(step)}),
-        gang.drops,
-        on(gang.hosts, report.scratch),
-        gang.collective,
-        _devices(gang.hosts, uses.union(gang.makes), values),
+        consumes=tuple({value: None for step in steps for value in p.consumes(step)}),
+        drops=gang.drops,
+        scratch=on(gang.hosts, report.scratch),
+        collective=gang.collective,
+        devices=_devices(gang.hosts, uses.union(gang.makes), values),
         duration_estimate=DurationEstimate(0 if host_call else UNKNOWN_NS),
         host_call=host_call,
         moved=sum(bytes_moved(step, program.arguments) for step in steps),

@@ -104,7 +104,7 @@ class Tenants:
         return PythonRules(View.GRANTED, read, write, network, cluster.insecure_sandbox)
 
     def put(self, settings: TenantSettings, is_new: bool) -> Tenant:
-        """Add or change a tenant. Raise StatusError if the settings contradict those of the other tenants."""
+        """Add or change a tenant. Raise StatusError if that is not possible."""
         tenant = self.by_name.get(settings.name)
         if tenant is None and not is_new:
             raise not_found(f"tenant {settings.name} does not exist")
