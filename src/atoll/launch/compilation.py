@@ -1,6 +1,7 @@
-"""Compiling: a session's request for a function, its source on its way to the hosts, their answers, and its release.
+"""Compile functions for sessions: requests, the transfer of sources to the hosts, answers, and releases.
 
-The source travels from the proxy to each host as a feed; a host is asked to compile once it has arrived there.
+The proxy sends the source to each host as a feed. The controller asks a host to compile when the source has arrived
+there.
 """
 
 from __future__ import annotations
@@ -33,12 +34,18 @@ from atoll.state.stepped_work import Remains
 from atoll.state.tenants import Tenant
 from atoll.state.usage import Meter
 
-# Of one function and session, on one host.
+# Limit for the pending compilations of one function and session on one host.
 MAX_RECOMPILES = 64
 
 
 class Compilation:
-    """Functions on their way to the workers, and those that are there."""
+    """The functions that are being compiled, and that are compiled, on all hosts.
+
+    Args:
+      location_of: returns the location of a session's device.
+      on_reported: called with the name of a function when the first host has compiled it.
+      on_failed: called with the session, name and error of a function that cannot be compiled.
+    """
 
     def __init__(
         self,
@@ -68,9 +75,9 @@ class Compilation:
         self._location_of = location_of
         self._on_reported = on_reported
         self._on_failed = on_failed
-        self._deferred: set[int] = set()  # sessions with releases that wait
-        self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
-        # Until a time, by (session, host, feed): compilations of their tenants crashed, or took long.
+        self._deferred: set[int] = set()  # sessions with deferred releases
+        self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # without a source yet, by (session, host, feed)
+        # By (session, host, feed), with the due time: earlier compilations of the tenant crashed, or took long.
         self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
 
     # ---- a session's requests
@@ -110,9 +117,9 @@ class Compilation:
             (tenant.exceeded("compiles", 1, own, "these are being compiled") or OK).raise_if_error()
 
     def recompile(self, session: Session, message: m.Recompile) -> None:
-        """Compile a function again: its island was restarted with nothing compiled, or the session migrates."""
+        """Compile a function again, because its island was restarted or the session migrates."""
         name = session.migrating.get(message.function) or session.functions.get(message.function)
-        if name is not None:  # else it was released meanwhile
+        if name is not None:  # None if it was released meanwhile
             for host in hosts_of(self.functions.locations[name]):
                 waiting = self.functions.waiting.get((name, host), ())
                 if sum(each.session == session.number for each in waiting) >= MAX_RECOMPILES:
@@ -121,7 +128,7 @@ class Compilation:
             self._compile(session, message.function, name, message.feed, recompile=True)
 
     def _compile(self, session: Session, function: int, name: str, feed: int, recompile: bool = False) -> None:
-        """Has the function's hosts compile what arrives, or has arrived, as `feed`."""
+        """Have the function's hosts compile the source that arrives, or has arrived, as `feed`."""
         locations = self.functions.locations[name]
         hosts = hosts_of(locations)
         base = self._resources.topology.first_host(locations[0][0].island)
@@ -143,7 +150,7 @@ class Compilation:
                 self._send(session, host, compile_)
 
     def _send(self, session: Session, host: int, compile_: m.Compile) -> None:
-        """Have a host compile once the source has arrived there."""
+        """Have a host compile when the source has arrived there."""
         if session.feeds.claim((host, compile_.feed)):
             self._outbox.to_host(host, compile_)
         else:
@@ -153,7 +160,7 @@ class Compilation:
         """Once a second: send the delayed compilations that are due, or refuse them if their tenant is suspended."""
         for key, (due, compile_) in list(self._delayed.items()):
             session, host = self._sessions.get(key[0]), key[1]
-            if self._delayed.get(key) is None or due > now:  # a refusal may have ended it
+            if self._delayed.get(key) is None or due > now:  # a refusal in this loop may have ended it
                 continue
             del self._delayed[key]
             if session is None or (compile_.function, host) not in self.functions.waiting:
@@ -166,8 +173,9 @@ class Compilation:
                 self._send(session, host, compile_)
 
     def release(self, session: Session, function: int) -> None:
-        """The session needs the function no more, once all that it has launched before has started: a Python function
-        may hold objects that calls of others, in line already, are for.
+        """Release a function of the session after all earlier Python gangs of the session have started.
+
+        A Python function may hold objects that are used by calls of other functions that are in line.
         """
         if session.python_gangs:
             session.deferred_releases.append((max(session.python_gangs), function))
@@ -176,7 +184,7 @@ class Compilation:
             self._release(session, function)
 
     def release_late(self) -> None:
-        """Does the releases that need not wait any more."""
+        """Do the deferred releases that need not wait any more."""
         for number in sorted(self._deferred):
             session = self._sessions.get(number)
             if session is not None:
@@ -194,9 +202,9 @@ class Compilation:
             self._recompiled(session.number, name)
 
     def drop_reference(self, name: str) -> None:
-        """A session or program refers to the function no more; with the last reference the hosts drop it.
+        """Drop a reference of a session or program to the function. The hosts drop it with the last reference.
 
-        A host that compiles it may stop, and then answers nothing. So nobody waits for its answer.
+        A host that is compiling it may stop and not answer, so the answers are not awaited any more.
         """
         if self.functions.release(name):
             for host in self._resources.hosts:
@@ -207,11 +215,11 @@ class Compilation:
                     self._outbox.to_session(each.session, m.FunctionReady(each.function, status, b""))
 
     def is_waiting(self, session: int) -> bool:
-        """Whether something is being compiled for the session."""
+        """Return whether a function is being compiled for the session."""
         return any(each.session == session for waiting in self.functions.waiting.values() for each in waiting)
 
     def forget(self, session: Session, name: str) -> None:
-        """The session does not wait for it any more."""
+        """Stop waiting for the function on behalf of the session."""
         for number, host, feed in [key for key, each in self._awaiting.items() if each.function == name]:
             if number == session.number:
                 del self._awaiting[number, host, feed]
@@ -236,7 +244,7 @@ class Compilation:
     # ---- the hosts' answers
 
     def source_arrived(self, session: int, host: int, feed: int) -> bool:
-        """A feed is complete at a host; True where that is a function's source."""
+        """Note that a feed is complete at a host. Return whether it is the source of a function."""
         compile_ = self._awaiting.pop((session, host, feed), None)
         if compile_ is None:
             return False
@@ -249,14 +257,14 @@ class Compilation:
             self.functions.cached += message.cached
             self.functions.seconds += message.seconds
             waiting = self.functions.waiting.get((message.function, host), ())
-            first = self._sessions.get(waiting[0].session) if waiting else None  # who asked first pays
+            first = self._sessions.get(waiting[0].session) if waiting else None  # it is charged
             if first is not None:
                 self._meter.account(first.tenant.name, first.number, first.label, message.name).compiled(
                     message.seconds
                 )
                 self._charge_seconds(first, host, message)
             reports = self.functions.reports
-            # It may have been released meanwhile; the hosts of an island all report the same.
+            # It may have been released meanwhile. All hosts of an island send the same report.
             if message.function in self.functions.users and message.function not in reports:
                 reports[message.function] = _report(message, self.functions.locations[message.function])
                 self._on_reported(message.function)
@@ -290,7 +298,7 @@ class Compilation:
             failure = done.failure
             session = self._sessions.get(done.session)
             if session is not None and session.migrating.get(done.function) == name:
-                del session.migrating[done.function]  # its migration goes on, or fails, at the next flush
+                del session.migrating[done.function]  # its migration continues, or fails, at the next flush
                 session.migration_failure = session.migration_failure or failure
                 continue
             if failure is not None:
@@ -302,20 +310,20 @@ class Compilation:
             self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
             self._recompiled(done.session, name)
 
-    # ---- islands that go and come back
+    # ---- islands that fail and restart
 
     def under_way(self, host: int) -> set[str]:
-        """What the host compiles."""
-        return {name for name, where in self.functions.waiting if where == host}
+        """Return the functions that the host compiles."""
+        return {name for name, each in self.functions.waiting if each == host}
 
     def refuse(self, refused: dict[str, Status]) -> None:
-        """These will not be compiled any more, on any host."""
+        """Fail the compilation of these functions on all hosts."""
         for name, host in list(self.functions.waiting):
             if name in refused:
                 self._settle(name, host, refused[name], b"")
 
     def give_up(self, hosts: set[int], status: Status, of: Container[int] | None = None) -> None:
-        """These hosts will not be back; or only the sessions `of` which this is do not wait for them."""
+        """Fail compilations on hosts that are lost. With `of`, fail only those for these sessions and no others."""
         for (name, host), registrations in list(self.functions.waiting.items()):
             if host in hosts and (of is None or all(each.session in of for each in registrations)):
                 self._settle(name, host, status, b"")
@@ -329,7 +337,7 @@ class Compilation:
             self._scheduler.exclude(island, session.number)
 
     def _recompiled(self, number: int, name: str) -> None:
-        """Note that a function was compiled again, or is not needed. Admit the session after the last one."""
+        """Note that a function was compiled again, or is not needed. After the last one, admit the session."""
         session = self._sessions.get(number)
         if session is None:
             return
@@ -352,7 +360,7 @@ def _report(message: m.Compiled, locations: DeviceAssignment) -> FunctionReport:
     try:
         info = _read_outputs(message.info)
     except msgspec.MsgspecError as error:
-        raise invalid(f"Compiled.info cannot be read: {error}") from None
+        raise invalid(f"invalid Compiled.info: {error}") from None
     outputs = tuple((each.dtype, each.shape) for each in info.outputs)
     sizes = output_sizes(outputs, info.memory_stats.get("output_size_in_bytes", 0))
     return FunctionReport(devices, *of_run, outputs, sizes, frozenset(info.donated))

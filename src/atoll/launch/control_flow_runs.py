@@ -1,28 +1,32 @@
-"""Control flow nodes: which programs a launch of one runs is known when a device has computed it.
+"""Launch control flow nodes, whose programs are known only when a device has computed which of them to run.
 
-The paper calls such a node *irregular* (section 4.5): only what depends on it is dispatched after it is known. A switch
-has a program that reports a number, and a branch for each number; a loop has one that reports whether to begin, one
-that makes the next carried arrays and reports whether to go on, and one that makes the results of the last ones. All of
-them are ordinary programs, and their launches, the *parts* of the node's launch, ordinary launches: in the islands'
-order, with memory reserved in that order.
+The Pathways paper calls such a node *irregular* (section 4.5): only launches that depend on it wait until the programs
+are known. The programs of a node are ordinary programs:
 
-The results have their handles and a dependency from the start (`launch.dependency_tracker`), so launches that use
-them are deferred and everything else continues. The part that makes the results gets the dependency when it is decided,
-and the age of the whole, so that it comes before all that was launched later. A part waits for nothing but what was
-launched before the whole. So nothing deadlocks by it, and one part at a time is under way for each node: a loop takes
-its turns as any other launch does.
+- A switch has a program that reports a number, and a branch for each number.
+- A loop has a program that reports whether to begin, programs for the first and the following iterations, and a last
+  one that makes the results. Each iteration makes the next carried arrays and reports whether to continue.
 
-Pure. Invariant: until it is over, a launch of such a node keeps its arrays and its programs from going.
+The launches of these programs are the *parts* of the node's launch. They are also ordinary: they run in the order of
+the islands, and memory is reserved for them in that order.
+
+The results have their handles and a dependency from the start (`launch.dependency_tracker`), so launches that use them
+are deferred and everything else continues. The part that makes the results gets this dependency when it is known. It
+also gets the age of the node's launch, so that it precedes all later launches. A part waits only for earlier launches,
+so there are no deadlocks. Each node has one part in flight at a time, so a loop competes like other launches.
+
+Pure. Invariant: a launch of such a node keeps its arrays and programs alive until it is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
 from atoll.ir.program import credits_of
+from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.dependency_tracker import DependencyTracker
 from atoll.launch.launch_checks import check_cost, program_problem, quota_problem
 from atoll.protocol import messages as m
@@ -34,30 +38,24 @@ from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
 
 
 class PartLauncher(Protocol):
-    """What launches parts and ends launches: the controller."""
+    """Launches parts, and ends launches. `Launcher` implements this."""
 
     def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
-        """Launch a part whose arguments exist or have a dependency. With credits it is the last one: it gives the
-        whole's results, and its nodes are in no line yet. `part_ended` is called at its end.
+        """Launch a part of a control flow node, whose arguments exist or have a dependency.
+
+        A part with credits is the last one: its results are those of the node, and its nodes are in no line yet.
+        `part_ended` is called at its end.
         """
 
     def end_credits(self, session: Session, credits: int) -> None:
-        """Return the credits of a launch that has ended."""
+        """Return the credits of a client's launch that has ended."""
 
     def drop_if_idle(self, program: RegisteredProgram) -> None:
         """Drop a released program if no gang waits that needs it."""
 
 
-class Buffers(Protocol):
-    """What frees and settles the buffers of sessions."""
-
-    def settle(self, session: Session, handle: int, error: Status | None) -> None: ...
-    def unuse(self, session: Session, handles: Sequence[int]) -> None: ...
-    def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None: ...
-
-
 class ControlFlowRuns:
-    """The launches of control flow nodes, until they are over."""
+    """The launches of control flow nodes that are not over."""
 
     def __init__(
         self,
@@ -65,8 +63,8 @@ class ControlFlowRuns:
         resources: ResourceManager,
         quarantine: Quarantine,
         dependencies: DependencyTracker[GangRun],
-        buffers: Buffers,
-        parts: PartLauncher,
+        buffers: BufferReleases,
+        launcher: PartLauncher,
         next_age: Callable[[], int],
     ) -> None:
         self._sessions = sessions
@@ -74,11 +72,11 @@ class ControlFlowRuns:
         self._quarantine = quarantine
         self._dependencies = dependencies
         self._buffers = buffers
-        self._parts = parts
+        self._launcher = launcher
         self._next_age = next_age
-        self._next_handle = LOOP_HANDLES.start  # of what a loop carries
-        self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by the host that is to report, and its gang
-        self._ended: dict[tuple[int, int], None] = {}  # of those the ones whose gang has ended
+        self._next_handle = LOOP_HANDLES.start  # of an array that a loop carries
+        self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by host and gang of the report
+        self._ended: dict[tuple[int, int], None] = {}  # keys of `_awaited` whose gang has ended
 
     def statistics(self) -> dict[str, int]:
         return {"awaited": len(self._awaited)}
@@ -86,8 +84,9 @@ class ControlFlowRuns:
     # ---- events
 
     def launch(self, session: Session, message: m.Launch) -> Status | None:
-        """A client launches such a node. Returns why that cannot be. Raises INVALID_ARGUMENT where its proxy says that
-        this takes less of the session's window than it does.
+        """Launch a control flow node. Return an error if that is impossible.
+
+        Raise INVALID_ARGUMENT if the launch takes too few credits of the session's window.
         """
         node = session.control_flow[message.program]
         known = [session.definitions[each] for each in _numbers(node) if each in session.definitions]
@@ -136,7 +135,7 @@ class ControlFlowRuns:
         return None
 
     def reported(self, host: int, sequence: int, value: int) -> None:
-        """A host reports the number that a gang was to report."""
+        """Handle the number that a host has reported for a gang, and launch the next part."""
         whole = self._awaited.pop((host, sequence), None)
         self._ended.pop((host, sequence), None)
         session = None if whole is None else self._sessions.get(whole.session)
@@ -152,13 +151,13 @@ class ControlFlowRuns:
             self._end(session, whole, parts[3], whole.carried)
             return
         before, begins = whole.carried, whole.arguments[node.constants :]
-        whole.carried = tuple([self._mint() for _ in before])
-        around = parts[1] if before == begins else parts[2]
-        self._begin(session, whole, around, whole.arguments[: node.constants] + before, whole.carried)
+        whole.carried = tuple([self._new_handle() for _ in before])
+        iteration = parts[1] if before == begins else parts[2]
+        self._begin(session, whole, iteration, whole.arguments[: node.constants] + before, whole.carried)
         self._drop_carried(session, whole, before)
 
     def part_ended(self, launch: Launch) -> None:
-        """A part of such a launch is done, or has failed."""
+        """Handle that a part is done, or has failed."""
         whole = launch.part_of
         session = None if whole is None else self._sessions.get(whole.session)
         if whole is None or session is None or whole.is_over:
@@ -169,7 +168,7 @@ class ControlFlowRuns:
             self._ended[whole.awaited] = None
 
     def island_failed(self, island: int, status: Status) -> None:
-        """What its hosts have not reported, though the gang has ended, is lost on its way."""
+        """Fail the launches that await a report of the island's hosts whose gang has ended: the report is lost."""
         hosts = set(self._resources.hosts_of(island))
         for awaited in [each for each in self._ended if each[0] in hosts]:
             whole = self._awaited[awaited]
@@ -189,13 +188,13 @@ class ControlFlowRuns:
         arguments: tuple[int, ...],
         results: tuple[int, ...],
     ) -> None:
-        """Launches a part that reports something."""
+        """Launch a part that reports a number."""
         problem = self._problem(session, program, arguments)
         if problem is not None:
             self._fail(session, whole, problem)
             return
         message = m.Launch(0, arguments, results, (), whole.traceback_id, 0)
-        launch = self._parts.launch_part(whole, program, message)
+        launch = self._launcher.launch_part(whole, program, message)
         for handle in results:
             session.directory.entries[handle].uses += 1
         (reporter,) = [gang for node in launch.nodes for gang in node.gangs if gang.run.spec.kind == "report"]
@@ -206,15 +205,15 @@ class ControlFlowRuns:
     def _end(
         self, session: Session, whole: ControlFlowRun, program: RegisteredProgram, arguments: tuple[int, ...]
     ) -> None:
-        """Launches the last part: its results are those of the whole."""
+        """Launch the last part, which makes the results of the node."""
         problem = self._problem(session, program, arguments)
         if problem is not None:
             self._fail(session, whole, problem)
             return
         message = m.Launch(0, arguments, whole.results, (), whole.traceback_id, whole.credits)
-        launch = self._parts.launch_part(whole, program, message)
+        launch = self._launcher.launch_part(whole, program, message)
         self._over(whole)
-        self._forget(session, whole)
+        self._drop_arrays(session, whole)
         self._dependencies.decided(whole.dependency, launch.nodes)
 
     def _problem(self, session: Session, program: RegisteredProgram, arguments: tuple[int, ...]) -> Status | None:
@@ -230,9 +229,9 @@ class ControlFlowRuns:
         session.directory.fail(whole.results, status)
         for handle in whole.results:
             self._buffers.settle(session, handle, status)
-        self._forget(session, whole)
+        self._drop_arrays(session, whole)
         self._dependencies.resolve(whole.dependency)
-        self._parts.end_credits(session, whole.credits)
+        self._launcher.end_credits(session, whole.credits)
 
     def _over(self, whole: ControlFlowRun) -> None:
         whole.is_over = True
@@ -240,26 +239,26 @@ class ControlFlowRuns:
         self._ended.pop(whole.awaited, None)
         for program in whole.parts:
             program.waiting -= 1
-            self._parts.drop_if_idle(program)
+            self._launcher.drop_if_idle(program)
 
-    def _forget(self, session: Session, whole: ControlFlowRun) -> None:
-        """Its arrays are its no more."""
+    def _drop_arrays(self, session: Session, whole: ControlFlowRun) -> None:
+        """Drop the uses of the arrays that the launch has kept alive."""
         self._buffers.unuse(session, whole.arguments + whole.results)
         self._drop_carried(session, whole, whole.carried)
 
     def _drop_carried(self, session: Session, whole: ControlFlowRun, handles: tuple[int, ...]) -> None:
-        """The loop needs these no more, unless they are what it began with."""
+        """Release arrays that a loop has carried, unless they are its arguments."""
         if isinstance(whole.node, m.RegisterLoop) and handles != whole.arguments[whole.node.constants :]:
             self._buffers.release(session, handles, delete=False)
             self._buffers.unuse(session, handles)
 
-    def _mint(self) -> int:
+    def _new_handle(self) -> int:
         self._next_handle += 1
         return self._next_handle - 1
 
 
 def _numbers(node: m.RegisterSwitch | m.RegisterLoop) -> tuple[int, ...]:
-    """Those of its programs."""
+    """Return the numbers of the node's programs."""
     if isinstance(node, m.RegisterSwitch):
         return node.index, *node.branches
     return node.first, node.begins, node.following, node.last
@@ -268,9 +267,9 @@ def _numbers(node: m.RegisterSwitch | m.RegisterLoop) -> tuple[int, ...]:
 def _parts(
     session: Session, node: m.RegisterSwitch | m.RegisterLoop, message: m.Launch
 ) -> tuple[RegisteredProgram, ...]:
-    """The programs of a node, checked: a client is not believed in how they fit together. Raises StatusError."""
+    """Return the programs of a node. Raise StatusError if they do not fit together."""
     taken, given = len(message.arguments), len(message.results)
-    may_consume = range(0)  # a loop's following ones
+    may_consume = range(0)  # arguments that a loop's following iterations may donate
     if isinstance(node, m.RegisterSwitch):
         shapes = [(1, 0, 1), *((taken - 1, given, 0) for _ in node.branches)]
     else:

@@ -1,7 +1,7 @@
-"""What is known of a program's runs before any of them: on each of its islands the gangs, in order, the memory that
-they need at most, and what of it is left at the end. Runs of such a program may be delegated: see `delegated_runs`.
+"""Programs whose runs may be delegated (see `delegated_runs`), with the data that is known before any run.
 
-The memory is found by letting the gangs reserve theirs, on devices that have no limit.
+On each island these are the gangs in order, the most memory that they need, and the memory that is in use at the end.
+The memory is found by letting the gangs reserve theirs on devices without limits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from atoll.state.tallies import TRANSFERS
 from atoll.state.tenants import Tenant
 from atoll.state.usage import Account
 
-# Programs of fewer nodes are as well off with gangs of their own.
+# Delegation gains nothing for programs with fewer nodes.
 LEAST_NODES = 4
 _SHORT_NS = 1_000_000
-# Steps of gangs that may be part of a delegated run: they need nothing but devices and other hosts, and tell nothing
-# but their ends.
+# Kinds of gangs that a delegated run may have. They need only devices and other hosts, and report only their ends.
 _KINDS = frozenset({"call", "move", "send", "receive"})
 
 
@@ -42,8 +41,13 @@ class PartResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartMemory:
-    """What a part needs on devices beside arguments: at most; while its first calls run; when its last gangs have
-    started; and at its end.
+    """The memory that a part needs on devices in addition to its arguments, in bytes.
+
+    Attributes:
+      most: at most.
+      head: at most, while its first calls run.
+      tail: when its last gangs have started.
+      left: at its end.
     """
 
     most: dict[HostDevice, int]
@@ -52,7 +56,7 @@ class PartMemory:
     left: dict[HostDevice, int]
 
     def behind(self, before: PartMemory) -> MemoryRequirement:
-        """What a run needs that starts where one `before` it is about to end, beside what that one has."""
+        """Return the memory that a run needs in addition to that of the run `before` it, which is about to end."""
         found = {}
         for device in sorted({*self.most, *before.tail}):
             has = before.most.get(device, 0)
@@ -64,7 +68,12 @@ class PartMemory:
 
 
 class Transfers(NamedTuple):
-    """Of the gangs of one kind before each place, and of all of them: how many there are, and the bytes they move."""
+    """The transfers of one kind in a part, as sums over the gangs before each place, and over all gangs at the end.
+
+    Attributes:
+      counts: the number of transfers.
+      nbytes: the bytes that they move.
+    """
 
     kind: str
     counts: tuple[int, ...]
@@ -73,20 +82,28 @@ class Transfers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IslandPart:
-    """A program's part on one island: `each` of its gangs, in order. `whole` is what they need together: as scratch
-    memory, the most that they ever need beside arguments.
+    """A program's part on one island.
+
+    Attributes:
+      each: its gangs, in order.
+      whole: one gang for all of them. Its scratch memory is the most that they need in addition to arguments.
+      successor: `whole`, with only the memory that it needs in addition to that of an equal run before it.
+      lost: arguments that have lost their memory to other values at the end.
+      devices: the host's devices, if all gangs have the same; otherwise None.
+      written: bytes to charge, summed over the gangs before each place, and over all gangs at the end.
+      samples: places whose durations are observed, and the number of gangs that do the same as each.
     """
 
     each: RunGangs
     whole: GangSpec
-    successor: GangSpec  # the same of a run behind another one: the memory is what it needs beside that one's
+    successor: GangSpec
     memory: PartMemory
     results: tuple[PartResult, ...]
-    lost: tuple[int, ...]  # arguments that have no memory of their own any more at the end
-    devices: tuple[int, ...] | None  # of the host, where all its gangs have the same
+    lost: tuple[int, ...]
+    devices: tuple[int, ...] | None
     transfers: tuple[Transfers, ...]
-    written: tuple[int, ...]  # bytes that are charged of the gangs before each place, and of all of them
-    samples: dict[int, int]  # places whose durations are observed, and how many gangs do the same
+    written: tuple[int, ...]
+    samples: dict[int, int]
     sample_places: tuple[int, ...]
 
     @property
@@ -96,17 +113,25 @@ class IslandPart:
 
 @dataclass(frozen=True, slots=True)
 class DelegatedProgram:
-    """`nodes` has for each node its gangs on several islands, as (island, place in that part); none for others."""
+    """A program whose runs may be delegated.
 
-    parts: dict[int, IslandPart]  # by island
+    Attributes:
+      parts: its part on each island.
+      nodes: the nodes with gangs on several islands, each as (island, place in the island's part) of its gangs.
+      gangs: the number of its gangs.
+      ahead: the limit for calls on a host from the first gang that has not ended to the newest.
+      weight: the part of an island's window that a run takes, in gangs.
+    """
+
+    parts: dict[int, IslandPart]
     nodes: tuple[tuple[tuple[int, int], ...], ...]
     gangs: int
-    ahead: int  # calls on a host from the first gang that has not ended to the newest, at most
-    weight: int  # how much of an island's window a run takes
+    ahead: int
+    weight: int
 
     @property
     def is_short(self) -> bool:
-        """Whether its functions are known to take little time, on average."""
+        """Return whether the durations of its functions are known, and less than 1 ms on average."""
         known = [
             (part.gangs[place].duration_estimate, count)
             for part in self.parts.values()
@@ -116,9 +141,9 @@ class DelegatedProgram:
         return all(each.runs for each, _ in known) and took < _SHORT_NS * sum(count for _, count in known)
 
     def close(self, limits: dict[int, int]) -> None:
-        """Raises the segments up to which islands are to run, so that none waits for what another does not run.
+        """Raise the number of segments that each island runs, so that no gang waits for one that is not run.
 
-        Of a node either all gangs are run or none; and of an island's gangs all that are before one that is.
+        Either all gangs of a node are run or none, and on each island all gangs before one that is run.
         """
         for node in reversed(self.nodes):
             if any(limits[island] > place for island, place in node):
@@ -206,7 +231,7 @@ def _whole(gangs: tuple[GangSpec, ...], peak: MemoryRequirement) -> GangSpec:
 
 
 def _moved(program: RegisteredProgram, spec: GangSpec) -> int:
-    """As `Launch.moved_by`."""
+    """Return the bytes that a gang moves, as `Launch.moved_by` does."""
     count = program.arguments
     made = sum(program.values[each.value - count].nbytes for each in spec.makes)
     read = (program.argument_memory[each] for each in spec.handles if each < count)
@@ -214,7 +239,7 @@ def _moved(program: RegisteredProgram, spec: GangSpec) -> int:
 
 
 class _Memory:
-    """A run of a program in which only memory is reserved."""
+    """A simulated run of a program, which only reserves memory."""
 
     def __init__(self, program: RegisteredProgram) -> None:
         self._tenant = Tenant(DEFAULT_TENANT)
@@ -229,7 +254,7 @@ class _Memory:
     def run(
         self, gangs: tuple[GangSpec, ...], ahead: int
     ) -> tuple[PartMemory, tuple[PartResult, ...], tuple[int, ...]]:
-        """The gangs of an island, on one host: what they need, what is left, which arguments have lost their memory."""
+        """Simulate the gangs of an island with one host. Return their memory, their results, and the lost arguments."""
         reservations, entries = self._reservations, self._launch.entries
         ledger = reservations.ledger
         (host,) = gangs[0].hosts
@@ -275,7 +300,7 @@ class _Memory:
         ]
         held = {id(block) for number in donors.values() for block in entries[number].blocks}
         lost = tuple(number for block, number in donors.items() if block not in held)
-        left = beside(ledger.used)  # also what nobody drops until the launch is over
+        left = beside(ledger.used)  # includes values that no gang drops before the end of the launch
         for device, nbytes in total([each.requirement for each in results if each.donor < 0]):
             left[device] = max(nbytes, left.get(device, 0))
         return PartMemory(most, head if calls > ahead else most, tail, left), tuple(results), lost

@@ -1,15 +1,18 @@
 """Delegate launches to hosts: all gangs of a delegated run are granted at once, in one message per host.
 
-If no other session uses the islands of a launch, the controller has nothing to decide between its gangs: their order is
-that of the plan. So the launch is one queued node, with a gang on each island that stands for all of its gangs there,
-and reserves the most memory that they ever need. The hosts start one gang after another by themselves
-(`worker.delegated_run_dispatcher`). As soon as another session has a ready node on one of the islands, the run is
-*revoked*: its hosts report how many segments they have started, and the rest of the launch is enqueued, node by node,
-as any other launch.
+If no other session uses the islands of a launch, its gangs run in the order of the plan, and the controller has nothing
+to decide between them. So the launch is one queued node. Its gang on each island stands for all gangs of the launch
+there, and reserves the most memory that they ever need. The hosts start one gang after another by themselves
+(`worker.delegated_run_dispatcher`). When another session has a ready node on one of the islands, the run is *revoked*:
+its hosts report how many segments they have started. The rest of the launch is then enqueued node by node, like any
+other launch.
 
-Invariants. Hosts start either all gangs of a node or none, and the first gangs of an island: so gangs that hosts have
-started wait for nothing that is still in line. Later launches of the session wait until the run is over on their
-island, or its rest is in line, so the order of the session stays.
+Invariants:
+
+- Hosts start either all gangs of a node or none, and on each island a prefix of its gangs. So a started gang waits for
+  nothing that is still in line.
+- Later launches of the session wait until the run is over on their island, or until its rest is in line. So the order
+  of the session is kept.
 
 Pure.
 """
@@ -22,9 +25,11 @@ from typing import Any, Protocol
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Status, invalid
+from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_charges import DelegatedCharges
 from atoll.launch.delegated_programs import DelegatedProgram, IslandPart, delegated_program
 from atoll.launch.large_plans import LargePlans
+from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
@@ -36,22 +41,30 @@ from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Launch, Session
 
-# How many calls may be in flight on a host, and have memory: as for long gangs that are dispatched one by one, or of
-# short ones as many as keep it busy.
+# Calls that may be in flight on a host, with memory: as many as if long gangs were dispatched one by one, and for short
+# gangs as many as keep the host busy.
 _AHEAD, _AHEAD_OF_SHORT = 2, 12
 
 
 @dataclass(slots=True, eq=False)
 class DelegatedRun:
-    """A launch that is, or may become, a delegated run. `first` is the sequence number of the program's first gang."""
+    """A launch that is delegated, or is in line to be delegated.
+
+    Attributes:
+      first: the sequence number of the program's first gang, and the number of the run's node.
+      gangs: its gang on each island.
+      ending: the number of gangs that have not ended.
+      limits: after a revocation, the number of segments that its host runs, by island.
+      exclusive_ns: device time that it took without competitors, by island, in nanoseconds.
+    """
 
     launch: Launch
     program: DelegatedProgram
     first: int
-    gangs: dict[int, Gang[GangRun]]  # by island
-    ending: int  # those of them that have not ended
-    limits: dict[int, int] | None = None  # by island: the segments that run, once it was revoked
-    exclusive_ns: dict[int, int] = field(default_factory=dict)  # by island: of devices, before it was revoked there
+    gangs: dict[int, Gang[GangRun]]
+    ending: int
+    limits: dict[int, int] | None = None
+    exclusive_ns: dict[int, int] = field(default_factory=dict)
 
     def has_ended(self, island: int) -> bool:
         return not self.gangs[island].run.hosts_left
@@ -61,23 +74,23 @@ class DelegatedRun:
         return [gang for _, gang in sorted(self.gangs.items()) if gang.state is state]
 
     def share(self, islands: Iterable[int]) -> None:
-        """Others want what it has: what it takes of devices from now on is charged to its session."""
+        """Note that other sessions want these islands: device time from now on is charged to the run's session."""
         self.exclusive_ns |= {island: self.gangs[island].run.device_ns for island in islands}
 
     def shared_ns(self, gang: Gang[GangRun]) -> int:
-        """What is charged for a gang that has ended: nothing where there was nobody to share with."""
+        """Return the device time to charge for a gang that has ended: 0 if it never had competitors."""
         taken = gang.run.device_ns
         return taken - self.exclusive_ns.get(gang.island, taken)
 
     def make_entries(self) -> None:
-        """Of the values between nodes: the launch becomes one like others."""
+        """Make the entries of values between nodes, which a launch needs that is not delegated."""
         program, entries = self.launch.program, self.launch.entries
         for number, made in enumerate(program.values, start=program.arguments):
             if made.result < 0:
                 entries[number] = Entry(made.hosts, made.nbytes, producer=program.name)
 
     def rest(self, limits: dict[int, int]) -> list[tuple[int, Unit]]:
-        """The nodes beyond so many segments of each island, with their first sequence numbers."""
+        """Return the nodes beyond the limit of segments on each island, with their first sequence numbers."""
         places = dict.fromkeys(limits, 0)
         found, number = [], self.first
         for node in self.launch.program.nodes:
@@ -93,8 +106,11 @@ class DelegatedRun:
 class Revocation:
     """The revocation of a session's runs, whose hosts were asked how many segments of each they have started.
 
-    `started` holds the answers, by sequence number of the gang. `lost` are runs that one island has lost before it had
-    started them, by number, with the reason.
+    Attributes:
+      runs: the runs, in the order in which they were launched.
+      asked: hosts that have not answered.
+      started: the answers, by sequence number of the gang.
+      lost: the reason of each run, by its number, that an island has lost before it was started there.
     """
 
     runs: list[DelegatedRun]
@@ -103,15 +119,16 @@ class Revocation:
     lost: dict[int, Status] = field(default_factory=dict)
 
 
-class Launching(Protocol):
-    """What launches and ends gangs: the controller."""
+class GangLauncher(Protocol):
+    """Enqueues nodes, and ends gangs and launches. `Launcher` implements this."""
 
     scheduler: Scheduler[GangRun]
     memory: Reservations
     in_flight: dict[int, Gang[GangRun]]  # by sequence
     large_plans: LargePlans
 
-    def enqueue(self, node: QueuedNode[GangRun]) -> None: ...
+    def enqueue(self, node: QueuedNode[GangRun]) -> None:
+        """Have a node join its lines."""
 
     def gang_left(self, gang: Gang[GangRun]) -> None:
         """Note that a gang has started, or was dropped."""
@@ -123,26 +140,6 @@ class Launching(Protocol):
         """Count a gang of the launch that has ended, or that was dropped."""
 
 
-class Builder(Protocol):
-    """What makes the records of launches."""
-
-    def reserve_numbers(self, count: int = 1) -> int:
-        """Reserve sequence numbers for gangs. Return the first."""
-
-    def reserve_feeds(self, program: RegisteredProgram) -> int:
-        """Reserve numbers for the program's feeds between hosts. Return the first."""
-
-    def make_node(self, session: Session, launch: Launch, unit: Unit, age: int, first: int) -> None:
-        """Make the node of a dispatch unit. Its gangs have the numbers from `first` on."""
-
-
-class Buffers(Protocol):
-    """What frees the buffers of sessions."""
-
-    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
-        """Note that a gang keeps none of its buffers from being freed any more."""
-
-
 class DelegatedRuns:
     """Delegates launches, revokes them, and handles their ends.
 
@@ -152,9 +149,9 @@ class DelegatedRuns:
 
     def __init__(
         self,
-        launching: Launching,
-        builder: Builder,
-        buffers: Buffers,
+        launcher: GangLauncher,
+        builder: LaunchBuilder,
+        buffers: BufferReleases,
         resources: ResourceManager,
         sessions: Mapping[int, Session],
         to_host: Callable[[int, Any], None],
@@ -162,7 +159,7 @@ class DelegatedRuns:
         charges: DelegatedCharges,
         exclusive_after: float | None,
     ) -> None:
-        self._launching = launching
+        self._launcher = launcher
         self._builder = builder
         self._buffers = buffers
         self._resources = resources
@@ -170,13 +167,13 @@ class DelegatedRuns:
         self._to_host = to_host
         self._quarantine = quarantine
         self._charges = charges
-        self._scheduler, self._memory, self._in_flight = launching.scheduler, launching.memory, launching.in_flight
+        self._scheduler, self._memory, self._in_flight = launcher.scheduler, launcher.memory, launcher.in_flight
         self._exclusive_after = exclusive_after
-        self._runs: dict[int, DelegatedRun] = {}  # by the number of their node
+        self._runs: dict[int, DelegatedRun] = {}  # by number
         self._revocations: dict[int, Revocation] = {}  # by session
         self._scheduler.use_delegation(self._may_be_committed)
 
-    # ---- beginning
+    # ---- start
 
     def program_of(self, session: Session, program: RegisteredProgram) -> DelegatedProgram | None:
         """Return the delegated program to launch now, or None if the launch is to be enqueued node by node."""
@@ -194,13 +191,14 @@ class DelegatedRuns:
         return program.delegated or None
 
     def _delegated_program(self, program: RegisteredProgram, ahead: int) -> DelegatedProgram | bool:
+        """Return the delegated program, or False if the program's runs cannot be delegated."""
         weight = max(1, min(self._scheduler.statistics(island).window for island in program.islands) // 2)
         return (
             delegated_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight) or False
         )
 
     def line_up(self, session: Session, launch: Launch, program: DelegatedProgram) -> None:
-        """Enqueue one node for all of the launch, and note the buffers that it needs."""
+        """Enqueue one node for the whole launch, and note the buffers that it needs."""
         first = self._builder.reserve_numbers(program.gangs)
         node: QueuedNode[GangRun] = QueuedNode(
             first, session.number, tenant=session.tenant, since=launch.seconds, is_delegated=True
@@ -223,11 +221,14 @@ class DelegatedRuns:
         launch.program.waiting += len(gangs)
         self._runs[first] = DelegatedRun(launch, program, first, gangs, len(gangs))
         if launch.program.is_large:
-            self._launching.large_plans.hold(launch.program.number, node)
-        self._launching.enqueue(node)
+            self._launcher.large_plans.hold(launch.program.number, node)
+        self._launcher.enqueue(node)
 
     def _may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
-        """Where others want an island, or there is not enough memory, its nodes join the lines instead."""
+        """Return whether a run may be committed: no other session wants an island, and there is enough memory.
+
+        If not, enqueue the nodes of its launch instead.
+        """
         run = self._runs[node.number]
         session = node.session
         for island, gang in run.gangs.items():
@@ -253,16 +254,16 @@ class DelegatedRuns:
         return may
 
     def _before(self, run: DelegatedRun, island: int) -> IslandPart | None:
-        """Of the session's last run that is committed there, and has not ended."""
+        """Return the island's part of the session's last committed run that has not ended there."""
         found = None
         for other in self._runs.values():
-            is_there = other.launch.session == run.launch.session and island in other.gangs
-            if is_there and other is not run and other.gangs[island].keeps_order and not other.has_ended(island):
+            is_on_island = other.launch.session == run.launch.session and island in other.gangs
+            if is_on_island and other is not run and other.gangs[island].keeps_order and not other.has_ended(island):
                 found = other.program.parts[island]
         return found
 
     def _grow(self, island: int, session: int) -> None:
-        """A run there has ended: the one behind it has all of its memory for itself."""
+        """Reserve all of the memory for the session's next run on the island, after the end of the run before it."""
         for run in self._runs.values():
             gang = run.gangs.get(island)
             if gang is None:
@@ -283,7 +284,7 @@ class DelegatedRuns:
         )
 
     def start(self, gang: Gang[GangRun]) -> None:
-        """The gang's island has room."""
+        """Grant the run on the gang's island, which can take it, unless a revocation decides that first."""
         run = self._runs[gang.node.number]
         if gang.state is GangState.COMMITTED:
             gang.enter(GangState.HELD)
@@ -319,7 +320,7 @@ class DelegatedRuns:
         """Revoke the runs on islands for which another session has a ready node."""
         contended = self._scheduler.contended
         for session in sorted(contended):
-            if session not in self._revocations and session in self._sessions:  # else its hosts drop all of it
+            if session not in self._revocations and session in self._sessions:
                 self._decide(session, self._revoke(session))
         contended.clear()
 
@@ -339,7 +340,7 @@ class DelegatedRuns:
         return revocation
 
     def _under_way(self, gang: Gang[GangRun]) -> set[int]:
-        """Its hosts that have been sent it, and have not ended it."""
+        """Return the hosts to which the gang was granted, and that have not ended it."""
         return gang.run.hosts_left if gang.state is GangState.GRANTED else set()
 
     def runs_revoked(self, host: int, message: m.RunsRevoked) -> None:
@@ -379,13 +380,13 @@ class DelegatedRuns:
                 gang.enter(GangState.REVOKED)
 
     def hosts_failed(self, hosts: set[int]) -> None:
-        """They answer no more."""
+        """Stop waiting for the answers of failed hosts."""
         for session, revocation in list(self._revocations.items()):
             revocation.asked -= hosts
             self._decide(session, revocation)
 
     def _decide(self, session: int, revocation: Revocation) -> None:
-        """Once all have answered: up to where each island runs by itself after all."""
+        """Limit the runs after all hosts have answered, and fail those that were lost after other hosts had begun."""
         if revocation.asked:
             return
         while True:
@@ -397,7 +398,7 @@ class DelegatedRuns:
                 break
             why = revocation.lost[begun.first]
             text = f"{why.message} (hosts of other islands had begun it)"
-            self._launching.fail(begun.launch, Status(why.code, text, why.payloads).within(begun.launch.program.name))
+            self._launcher.fail(begun.launch, Status(why.code, text, why.payloads).within(begun.launch.program.name))
         del self._revocations[session]
         for run in runs:
             run.limits = limits[run.first]
@@ -410,9 +411,9 @@ class DelegatedRuns:
                 self.start(gang)
 
     def _limits_of(self, runs: Sequence[DelegatedRun], revocation: Revocation) -> dict[int, dict[int, int]]:
-        """Return up to where each island runs by itself, for each run by its number."""
+        """Return how many segments the host of each island runs by itself, for each run by its number."""
         found = {}
-        begun: set[int] = set()  # islands on which a later run has begun: those before it run to their ends
+        begun: set[int] = set()  # islands on which a later run has begun: earlier runs continue to their ends
         for run in reversed(runs):
             limits = found[run.first] = dict[int, int]()
             for island, gang in run.gangs.items():
@@ -424,14 +425,14 @@ class DelegatedRuns:
         return found
 
     def _renew_feeds(self, run: DelegatedRun, status: Status) -> None:
-        """Hosts have no use for what a failed island may have sent them of the run: it sends all of that once more."""
+        """Fail the feeds of the run, which a failed island may have sent in part. It sends all of them again."""
         for gang in run.gangs.values():
             for host, feeds in gang.run.incoming():
                 self._to_host(host, m.FailFeeds(run.launch.session, feeds, status))
         run.launch.host_feeds = self._builder.reserve_feeds(run.launch.program)
 
     def _limit(self, runs: list[DelegatedRun], session: int) -> None:
-        """Tells hosts that wait for it up to which segments they go on by themselves."""
+        """Send the hosts that wait for it the number of segments that they run by themselves."""
         by_host: dict[int, list[tuple[int, int]]] = {}
         for run in runs:
             for island, gang in run.gangs.items():
@@ -442,7 +443,7 @@ class DelegatedRuns:
             self._to_host(host, m.SetRunLimit(session, tuple(limited)))
 
     def _launch_rest(self, run: DelegatedRun, limits: dict[int, int]) -> None:
-        """The nodes beyond these segments join the lines."""
+        """Enqueue the nodes beyond these segments."""
         units = run.rest(limits)
         for island, gang in run.gangs.items():
             if not limits[island]:
@@ -452,18 +453,18 @@ class DelegatedRuns:
         for first, unit in units:
             self._builder.make_node(session, launch, unit, run.first, first)
         for node in launch.nodes:
-            self._launching.enqueue(node)
+            self._launcher.enqueue(node)
 
     # ---- ends
 
     def progressed(self, host: int, message: m.RunProgress) -> None:
-        """Gangs of a run have ended on a host. Raises INVALID_ARGUMENT for what no worker reports."""
+        """Charge gangs of a run that have ended on a host. Raise INVALID_ARGUMENT if the report is impossible."""
         gang = self._in_flight.get(message.sequence)
         if gang is None or host not in gang.run.hosts_left:
             return
         run = self._runs.get(gang.node.number) if gang.node.is_delegated else None
         if run is None:
-            raise invalid(f"gang {message.sequence} is of no delegated run")
+            raise invalid(f"gang {message.sequence} does not belong to a delegated run")
         self._charges.charge(gang, run.program, run.first, message)
         if message.is_over:
             gang.run.hosts_left.clear()
@@ -472,12 +473,12 @@ class DelegatedRuns:
     def _is_over(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
         gang.run.hosts_left.clear()
         if gang.run.failure is not None and run.launch.error is None:
-            return  # it is settled soon whose fault that is
+            return  # `Failures` decides soon whether it has failed by itself
         if run.limits is None or run.launch.error is not None or run.launch.session not in self._sessions:
             self._leave(run, gang)
             if run.launch.error is None:
                 self._hold_results(run, gang)
-            self._end(gang)  # which lets the one behind it grow
+            self._end(gang)  # also lets the next run grow
             return
         self._leave(run, gang)
         part = run.program.parts[gang.island]
@@ -486,10 +487,10 @@ class DelegatedRuns:
         gang.enter(GangState.REVOKED)
         if len(run.gangs_in(GangState.REVOKED)) == run.ending:
             self._launch_rest(run, run.limits)
-            self.give_up(run)
+            self._end_revoked(run)
 
     def _leave(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
-        """Its hosts have ended it: what it took of its island goes."""
+        """Release the gang's place and memory on its island, after its hosts have ended it."""
         del self._in_flight[gang.sequence]
         self._scheduler.finished(gang, run.shared_ns(gang))
         self._memory.ended(gang)
@@ -498,13 +499,13 @@ class DelegatedRuns:
         part = run.program.parts[gang.island]
         self._memory.hold_results(gang, part.results, part.lost)
 
-    def give_up(self, run: DelegatedRun) -> None:
-        """What has been returned is over, without anything else."""
+    def _end_revoked(self, run: DelegatedRun) -> None:
+        """End the gangs that were revoked."""
         for gang in run.gangs_in(GangState.REVOKED):
             self._end(gang)
 
     def finish(self, gang: Gang[GangRun]) -> None:
-        """The gang was started, and its launch has failed: nothing more is heard of it."""
+        """End a gang of a failed launch. Its hosts report nothing more about it."""
         if gang.sequence in self._in_flight:
             self._is_over(self._runs[gang.node.number], gang)
 
@@ -513,14 +514,14 @@ class DelegatedRuns:
             gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
             self._scheduler.delegated_run_ended(gang)
         session = self._sessions.get(gang.run.launch.session)
-        self._launching.gang_left(gang)
+        self._launcher.gang_left(gang)
         if session is not None:
             self._buffers.drop_uses(session, gang)
         self.over(gang)
-        self._launching.gang_ended(gang.run.launch)
+        self._launcher.gang_ended(gang.run.launch)
 
     def over(self, gang: Gang[GangRun]) -> None:
-        """The gang has ended, or never starts, or its rest is in line."""
+        """Count a gang that has ended, that never starts, or whose rest is in line. Forget the run after the last."""
         run = self._runs[gang.node.number]
         run.ending -= 1
         self._grow(gang.island, run.launch.session)
@@ -529,9 +530,10 @@ class DelegatedRuns:
             gang.node.end()
 
     def failed(self, launch: Launch) -> None:
-        """The launch has failed: its hosts start nothing more of it, and what was to be launched anew is not.
+        """Have hosts drop a failed launch, and do not enqueue the rest of it.
 
-        Nor do they begin what its session has launched later, until they are told that it does not need this.
+        Later runs of the session fail if they need its results. The hosts do not begin the other runs until
+        they have received the limits of these.
         """
         run = self._runs.get(launch.nodes[0].number) if launch.nodes else None
         if run is None or run.launch is not launch:
@@ -542,7 +544,7 @@ class DelegatedRuns:
                 (entry.error for entry in other.launch.entries[: len(other.launch.arguments)] if entry.error), None
             )
             if problem is not None:
-                self._launching.fail(other.launch, problem)
+                self._launcher.fail(other.launch, problem)
         for gang in run.gangs.values():
             for host in self._under_way(gang):
                 if not self._resources.has_failed(host):
@@ -551,13 +553,13 @@ class DelegatedRuns:
             self._limit([each for each in others if each.launch.error is None], launch.session)
         for gang in run.gangs_in(GangState.HELD):
             self._is_over(run, gang)
-        self.give_up(run)
+        self._end_revoked(run)
 
     def session_closed(self, session: int) -> list[Gang[GangRun]]:
-        """Its hosts drop what they have not started of it. Returns what is in flight."""
+        """End the gangs of a closed session's runs that are not in flight. Return the others, which hosts drop."""
         runs = [run for run in self._runs.values() if run.launch.session == session]
         for run in runs:
             for gang in run.gangs_in(GangState.HELD):
                 self._is_over(run, gang)
-            self.give_up(run)
+            self._end_revoked(run)
         return [gang for run in runs for gang in run.gangs.values() if gang.sequence in self._in_flight]

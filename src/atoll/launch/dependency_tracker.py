@@ -1,17 +1,18 @@
 """Order launches of unbounded duration, and defer the launches that depend on them.
 
-A call of colocated Python takes as long as the user's function takes, and so does a compiled function that calls its
-client's Python: such a gang is *unbounded*. A launch that waited for an unbounded gang on its host would take a place
-there from all sessions. So a launch that needs the results of one is *deferred* in the controller: its nodes are in no
-line, and later launches of its session overtake it. The unbounded gang may even need these: a callback that computes on
-the cluster returns when that computation is done. Invariant: nothing in line waits for an unbounded gang.
+A call of colocated Python takes as long as the user's function, and so does a compiled function that calls its client's
+Python. The gang of such a call is *unbounded*. If another launch waited on a host for an unbounded gang, it would take
+a place there from all sessions. So a launch that needs the results of an unbounded gang is *deferred* in the
+controller: its nodes are in no line, and later launches of its session overtake it. The unbounded gang may even need
+these launches, since a callback that computes on the cluster returns only when that computation is done. Invariant:
+nothing in line waits for an unbounded gang.
 
-A deferred launch joins its lines, by its age, when its inputs are available; others depend on its results in turn.
-Order is kept where it matters:
+A deferred launch joins its lines, at its age, when its inputs are available. Other launches may depend on its results
+in turn. These orders are kept:
 
 - a launch that consumes an array waits for those that read the array and are deferred or unbounded;
 - calls of Python run in the order of their launches, and follow the launches that make their arguments;
-- nodes of a launch follow one another.
+- the nodes of a launch follow one another.
 
 Launches that need the results of a control flow node (`launch.control_flow_runs`) are deferred in the same way:
 they depend on the node before it is known what the node will run.
@@ -37,11 +38,11 @@ class DependencyTracker(Generic[Payload]):
         self._scheduler = scheduler
         self._enqueue = enqueue
         self._unresolved: Counter[int] = Counter()  # by session
-        self._last_python: dict[int, Dependency[Payload]] = {}  # the last call of Python that was deferred, by session
+        self._last_python: dict[int, Dependency[Payload]] = {}  # last call of Python that was deferred, by session
         self._client_runs: ClientRunLimits[Payload] = ClientRunLimits()
 
     def has_some(self, session: int) -> bool:
-        """Return whether the session has an unresolved dependency. Otherwise only unbounded launches need `order`."""
+        """Return whether the session has an unresolved dependency. If not, only unbounded launches need `order`."""
         return session in self._unresolved
 
     def order(
@@ -51,10 +52,10 @@ class DependencyTracker(Generic[Payload]):
         arguments: Sequence[Entry],
         donated: Sequence[Entry],
     ) -> Dependency[Payload] | None:
-        """Order the nodes of a new launch, whose units say what each of them does. Enqueue those that need not wait.
+        """Order the nodes of a new launch, one per unit, and enqueue those that need not wait.
 
-        Returns the dependency for its results, the last of the launch's to be resolved. Returns None if the launch
-        needs none; its nodes are in no line then.
+        Returns the dependency for its results, which is resolved last. Returns None if the launch needs no dependency;
+        none of its nodes was enqueued then.
         """
         session = nodes[0].session
         kinds = [unit[0].host_call for unit in units]
@@ -64,11 +65,11 @@ class DependencyTracker(Generic[Payload]):
                 dependency.alone = frozenset(name for gang in unit if gang.spans_devices for name in gang.functions)
             dependencies[0].has_thread = (
                 len(dependencies) == 1 and not dependencies[0].alone and not donated
-            )  # as workers have it
+            )  # the same rule as in workers
         else:
             dependencies = [Dependency(session, tuple(nodes), None)]
         first, last = dependencies[0], dependencies[-1]
-        self._find_what_it_awaits(first, arguments, donated)
+        self._await_inputs(first, arguments, donated)
         if first.host_call is None and last is first and not first.awaited:
             return None
         for before, after in pairwise(dependencies):
@@ -86,9 +87,9 @@ class DependencyTracker(Generic[Payload]):
         return last
 
     def of_control_flow(self, session: int, arguments: Sequence[Entry]) -> Dependency[Payload]:
-        """Return the dependency for a launch that reads `arguments`, and whose nodes are unknown until `decided`."""
+        """Return the dependency for a launch that reads `arguments`, whose nodes are unknown until `decided`."""
         dependency: Dependency[Payload] = Dependency(session, (), None, awaited=1)
-        self._find_what_it_awaits(dependency, arguments, ())
+        self._await_inputs(dependency, arguments, ())
         self._unresolved[session] += 1
         for entry in arguments:
             entry.readers = [*(each for each in entry.readers or () if not each.is_resolved), dependency]
@@ -104,9 +105,8 @@ class DependencyTracker(Generic[Payload]):
         if not dependency.awaited:
             self._start(deque([dependency]))
 
-    def _find_what_it_awaits(
-        self, first: Dependency[Payload], arguments: Sequence[Entry], donated: Sequence[Entry]
-    ) -> None:
+    def _await_inputs(self, first: Dependency[Payload], arguments: Sequence[Entry], donated: Sequence[Entry]) -> None:
+        """Have the first dependency of a launch await those of its inputs, and their readers if they are donated."""
         is_python = first.host_call is HostCallKind.PYTHON
         for dependency in {id(entry.dependency): entry.dependency for entry in arguments}.values():
             if dependency is None or dependency.is_resolved:
@@ -117,7 +117,7 @@ class DependencyTracker(Generic[Payload]):
                 _await(first, dependency.on_enqueued)
         for reader in {id(reader): reader for entry in donated for reader in entry.readers or ()}.values():
             if reader.host_call is HostCallKind.PYTHON and not reader.is_enqueued:
-                _await(first, reader.on_enqueued)  # from then on its host keeps what it reads
+                _await(first, reader.on_enqueued)  # from then on its host keeps the arrays that it reads
             elif reader.host_call is not HostCallKind.PYTHON and not reader.is_resolved:
                 _await(first, reader.on_resolved)
         if is_python:
@@ -153,8 +153,9 @@ class DependencyTracker(Generic[Payload]):
             _release(dependency.on_enqueued, ready)
 
     def _start(self, ready: deque[Dependency[Payload]]) -> None:
-        """Enqueue the nodes whose dependencies are resolved, and then those that waited for these. A chain of them may
-        be as long as the window of a session.
+        """Enqueue the nodes of these dependencies, and then of dependencies that awaited these.
+
+        The chain may be as long as the window of a session.
         """
         while ready:
             dependency = ready.popleft()
@@ -184,17 +185,17 @@ def _release(event: list[Dependency[Payload]], ready: deque[Dependency[Payload]]
     event.clear()
 
 
-# On each host of an island. XLA's CPU client takes 32 runs on a device, and lets more wait: the rest is for all others.
+# Limits for runs on each host of an island. XLA's CPU client takes 32 runs on a device; the rest is for other runs.
 MOST_OF_AN_ISLAND = 24
 MOST_OF_A_SESSION = 20
 
-# Of these, those that keep threads of XLA's.
+# Limits for the runs among these that occupy threads of XLA.
 MOST_IN_XLA_OF_AN_ISLAND = 8
 MOST_IN_XLA_OF_A_SESSION = 4
 
 
 class Places(Generic[Payload]):
-    """Counts the runs under way of each session and on each island, up to two limits."""
+    """Counts the runs in flight of each session and on each island, up to two limits."""
 
     def __init__(self, of_a_session: int, of_an_island: int) -> None:
         self._most_of_a_session = of_a_session
@@ -218,13 +219,13 @@ class Places(Generic[Payload]):
 
 
 class ClientRunLimits(Generic[Payload]):
-    """Bounds how many runs wait for the Python of their clients at a time, on each island and of each session.
+    """Bounds the runs in flight that wait for their clients' Python, on each island and of each session.
 
-    Such a run occupies the queue of a device for as long as its client likes. A callback may start such runs itself, as
-    many as stock JAX takes on a device, and wait for them: the bounds are as wide as they can be for runs that have a
-    thread of their own on their host (`worker/future_arrays.py`). Other runs keep threads of XLA's, which are few.
-    Of a function over several devices one run is under way at a time: the error of a callback is known when the run has
-    ended.
+    Such a run occupies the queue of a device for as long as its client likes. A callback may itself start such runs, as
+    many as stock JAX takes on a device, and wait for them. Therefore the bounds are as wide as possible for runs that
+    have their own thread on their host (`worker/future_arrays.py`). Other runs occupy threads of XLA, which are few. A
+    function on several devices has one run in flight at a time, since the error of a callback is known only when the
+    run has ended.
     """
 
     def __init__(self) -> None:
@@ -232,7 +233,7 @@ class ClientRunLimits(Generic[Payload]):
         self._waiting: list[Dependency[Payload]] = []
         self._all: Places[Payload] = Places(MOST_OF_A_SESSION, MOST_OF_AN_ISLAND)
         self._in_xla: Places[Payload] = Places(MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)
-        self._alone: set[str] = set()  # functions of which one run at a time is under way
+        self._alone: set[str] = set()  # functions in flight that have one run at a time
 
     def begin(self, run: Dependency[Payload]) -> bool:
         """Return whether the run may begin. If not, a later call of `end` returns it."""

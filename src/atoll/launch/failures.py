@@ -1,18 +1,19 @@
-"""Fail the launches that cannot end: after the failure of an island or host, or if memory is never free.
+"""Fail the launches that cannot end, after the failure of an island or host, or if they wait for memory in vain.
 
-A launch outlives the failure of an island if everything that it needs still exists, and if it had not started:
+A launch survives the failure of an island if everything that it needs still exists, and if it had not started:
 
-- No argument was stored on the island, except results of other launches that outlive it, which are made again.
-- Bytes that the client sends to the island's hosts come again: its proxy confirms that when it acknowledges the loss.
-- It waits in line; or all of it was sent to this island, and none of its gangs had ended or could have been running.
-  Of the gangs in flight on a device, the first could have been running; the others waited behind it.
+- No argument was stored on the island, except results of other surviving launches, which are made again.
+- Bytes that the client sends to the island's hosts are sent again. The proxy confirms that when it acknowledges the
+  failure.
+- The launch is in line, or all of it was sent to this island, and none of its gangs had ended or could have been
+  running. The first gang in flight on a device could have been running; the others waited behind it.
 
-A launch that waits in line stays there. A launch that was sent joins the lines again, at the place that it had, before
-its session's later launches. It takes part in no transfer to another island, so no other host knows of it. Of what was
-sent, launches that call Python or are part of control flow do not outlive the failure.
+A launch in line stays there. A launch that was sent joins the lines again, at its former place before its session's
+later launches. It takes part in no transfer to another island, so no other host knows it. Launches that were sent do
+not survive if they call Python or are part of control flow.
 
-A delegated run was sent to several islands at once. It may outlive the failure if it stood behind another one on the
-island. `delegated_runs` asks the hosts of its other islands, and it joins the lines if none of them has begun it.
+A delegated run was sent to several islands at once. It may survive if it was behind another run on the island.
+`delegated_runs` asks the hosts of its other islands, and the run joins the lines if none of them has begun it.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from atoll.state.queued_nodes import Gang, HostCallKind, QueuedNode
 from atoll.state.session import GangRun, Key, Launch, Session
 from atoll.state.tenants import Tenant
 
-# Seconds after which the end of a worker is surely known, or that its connection is away.
+# Seconds until the end of a worker, or the loss of its connection, has certainly been detected.
 LOSS_KNOWN_SECONDS = 0.5
 
 
 class Failures:
-    """Finds what a loss has broken among the launches of all sessions, and fails it."""
+    """Finds the launches of all sessions that cannot end after a failure, and fails them."""
 
     def __init__(
         self,
@@ -52,10 +53,10 @@ class Failures:
         self._scheduler = launcher.scheduler
         self._resources = resources
         self._sessions = sessions
-        self._failed_for: Durations[int] = Durations()  # gangs, by sequence
+        self._failed_for: Durations[int] = Durations()  # how long gangs have failed, by sequence
 
     def running(self, island: int) -> dict[str, Running]:
-        """The functions in flight on the island's devices: colocated Python runs in processes of its own."""
+        """Return the functions in flight on the island's devices, without colocated Python, which has own processes."""
         found: dict[str, Running] = {}
         for gang in self._launcher.in_flight.values():
             spec = gang.run.spec
@@ -65,7 +66,7 @@ class Failures:
         return found
 
     def half_failed(self) -> list[Gang[GangRun]]:
-        """What failed on one host while others of its island still compute it: they may wait for it in vain."""
+        """Return the collective gangs that failed on one host while other hosts still run them, perhaps forever."""
         return [
             gang
             for gang in self._launcher.in_flight.values()
@@ -73,7 +74,7 @@ class Failures:
         ]
 
     def island_failed(self, island: int, status: Status) -> Survivors:
-        """Fail the launches that have lost something with the island. The others wait for it."""
+        """Fail the launches that do not survive the failure of the island. Return the survivors, which wait for it."""
         self._scheduler.pause(island)
         self._launcher.control_flow.island_failed(island, status)
         hosts = set(self._resources.hosts_of(island))
@@ -86,7 +87,7 @@ class Failures:
         for launch in survivors.waiting:
             self._launcher.await_again(launch, hosts)
         for launch, reason in survivors.lost:
-            # An argument of it may be what another launch was to make: the loss of that one is the cause.
+            # If an argument was to be made by another launch that failed, the error of that launch is the cause.
             failed = (each.error for each in launch.entries[: launch.program.arguments] if each.error is not None)
             why = Status(status.code, f"{status.message} ({reason})", status.payloads)
             self._launcher.fail(launch, next(failed, None) or why.within(launch.program.name))
@@ -97,7 +98,7 @@ class Failures:
         for gang in [*self._launcher.in_flight.values(), *self._committed()]:
             if id(gang.run.launch) in granted:
                 continue
-            # What was sent may be lost on its way, though the sender had done its part; or it could not be sent.
+            # Data may be lost on the way although the sender had ended its part, or the sending failed.
             depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
             if depends_on_it and any(other.island == island for other in gang.node.gangs):
                 self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
@@ -105,14 +106,14 @@ class Failures:
         return survivors
 
     def feeds_lost(self, session: Session, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:
-        """Fail the launches that await bytes of a session's client which will not come."""
+        """Fail the launches that await bytes of a session's client that will not arrive."""
         hosts = {id(node): (node.gangs[0].run.launch, host) for (host, _), node in lost}
         for launch, host in hosts.values():
             text = f"{status.message} (bytes of its client were on their way to host {host}, and are not kept)"
             self._launcher.fail(launch, Status(status.code, text, status.payloads).within(launch.program.name))
 
     def _launches_of(self, island: int) -> list[Launch]:
-        """Return the launches that wait for the island or were sent there, in the order in which they came."""
+        """Return the launches that wait for the island or were sent there, in the order of their arrival."""
         nodes = {each.number: each for each in self._scheduler.nodes(island)}
         found = {
             gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.island == island
@@ -122,12 +123,12 @@ class Failures:
         return [launch for launch in launches.values() if launch.error is None]
 
     def _committed(self) -> list[Gang[GangRun]]:
-        """Gangs that have their places in the order, and have not started."""
+        """Return the gangs that are committed and have not started."""
         nodes = (node for island in self._resources.islands for node in self._scheduler.nodes(island))
         return [gang for node in nodes for gang in node.gangs if gang.state is GangState.COMMITTED]
 
     def fail_doomed(self) -> None:
-        """Launches in line fail now where an input of theirs is lost."""
+        """Fail the launches in line that have lost an input."""
         for node in self._waiting():
             session = self._sessions.get(node.session)
             for gang in node.gangs:
@@ -157,24 +158,24 @@ class Failures:
                 self._launcher.fail(node.gangs[0].run.launch, status)
 
     def _waiting(self) -> list[QueuedNode[GangRun]]:
-        """Return the nodes of which some gang has not started, in the order of their launches."""
+        """Return the nodes with gangs that have not started, in the order of their launches."""
         nodes = {each.number: each for island in self._resources.islands for each in self._scheduler.nodes(island)}
         return [node for _, node in sorted(nodes.items())]
 
     def fail_waiting(self, island: int, status: Status) -> None:
-        """Launches in line that need the island fail."""
+        """Fail the launches in line that need an island that was removed."""
         for node in self._scheduler.nodes(island):
             if node.gangs:
                 self._launcher.fail(node.gangs[0].run.launch, status)
         self._scheduler.remove_island(island)
 
     def tick(self, now: float) -> None:
-        """Once a second: finds what has failed by itself, or waited in vain."""
+        """Once a second: fail launches whose gangs have failed by themselves, or wait for memory in vain."""
         self._settle(now)
         self._fail_hopeless()
 
     def _settle(self, now: float) -> None:
-        """Gangs that failed on hosts of an island that is still there a while later have failed by themselves."""
+        """Report a gang's failure as its own if its island is still alive `LOSS_KNOWN_SECONDS` later."""
         failed = {
             gang.sequence: gang
             for gang in self._launcher.in_flight.values()
@@ -190,13 +191,13 @@ class Failures:
                     self._launcher.finish(gang)
 
     def _has_hosts_away(self, gang: Gang[GangRun]) -> bool:
-        """Whether a host of its launch's islands may be lost: it comes back, or its loss is said in the end."""
+        """Return whether a host of the gang's islands has lost its connection, and may still connect again."""
         islands = {other.island for other in gang.node.gangs}
         return any(self._connections.is_away(host) for each in islands for host in self._resources.hosts_of(each))
 
     def _fail_hopeless(self) -> None:
-        """What has waited for memory in vain fails; the error names who holds it."""
-        if self._launcher.remains.waiting:  # some of which is memory
+        """Fail the launches that wait for memory in vain. The errors name the holders of the memory."""
+        if self._launcher.remains.waiting:  # memory of closed sessions is still being released
             return
         for gang, status in self._launcher.memory.waits.hopeless():
             self._launcher.fail(gang.run.launch, status)
@@ -208,14 +209,14 @@ def _age(launch: Launch) -> int:
 
 
 class Survivors:
-    """The launches that outlive the failure of one island.
+    """The launches that survive the failure of one island.
 
     Args:
       island: the island.
       hosts: its hosts.
-      in_flight: all gangs that are in flight, in the order in which they were started.
+      in_flight: all gangs in flight, in the order in which they were started.
       sessions: all sessions, by number.
-      has_begun: whether hosts of an island may have begun a launch that they run by themselves.
+      has_begun: returns whether the host of an island may have begun a delegated launch.
     """
 
     def __init__(
@@ -226,10 +227,10 @@ class Survivors:
         sessions: Mapping[int, Session],
         has_begun: Callable[[Launch, int], bool],
     ) -> None:
-        self.waiting: list[Launch] = []  # in line
-        self.sent: list[Launch] = []  # to the island
-        self.granted: list[Launch] = []  # to hosts that run them by themselves, and may not have begun
-        self.lost: list[tuple[Launch, str]] = []  # with the reason
+        self.waiting: list[Launch] = []  # survive in line
+        self.sent: list[Launch] = []  # survive, and were sent to the island
+        self.granted: list[Launch] = []  # delegated, and survive if no host has begun them
+        self.lost: list[tuple[Launch, str]] = []  # do not survive, with the reason
         self._island = island
         self._hosts = hosts
         self._in_flight = in_flight
@@ -309,7 +310,7 @@ class Survivors:
 
 
 def _described(entry: Entry) -> str:
-    """Return what the array is, and the program that has made it, as far as that is known."""
+    """Return text about the shape of an array and the program that has made it, as far as these are known."""
     if entry.spec is None:
         return ""
     shape = ",".join(map(str, entry.spec.shape))

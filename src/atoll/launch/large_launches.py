@@ -1,9 +1,9 @@
 """Launches of large programs, which are put in line, and cleared away, over several flushes.
 
-A launch has one queued node for each node of its program, or for a few short ones. To make 65,536 queued nodes takes
-hundreds of milliseconds, so each flush does only some of the work for one launch, in three stages: it makes the entries
-of the values, then the queued nodes, which are deferred, and then it enqueues them in order. Meanwhile later messages
-of the session wait, in order.
+A launch has one queued node for each node of its program, or for a few short ones. Making 65,536 queued nodes takes
+hundreds of milliseconds, so each flush does only a part of the work for one launch. There are three stages: make the
+entries of the values, make the queued nodes, which are deferred, and enqueue these in order. Meanwhile, later messages
+of the session wait in order.
 
 Pure: all state is plain data, so a snapshot has it.
 """
@@ -26,20 +26,20 @@ from atoll.state.stepped_work import Turns
 LARGE_NODES = 256
 
 
-class Parts(Protocol):
-    """The parts of a launch's beginning and end; `Launcher` has them."""
+class LargeLauncher(Protocol):
+    """Enqueues and clears the records of large launches. `Launcher` implements this."""
 
     def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
-        """Note that all nodes are made. Return whether they join their lines now."""
+        """Note that all nodes of a large launch are made. Return whether they join their lines now."""
 
     def enqueue(self, node: QueuedNode[GangRun]) -> None:
         """Have a node join its lines."""
 
     def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
-        """Note that a large launch is in line, or has failed; the client needs the `released` handles no more."""
+        """Note that a large launch is in line, or has failed, and release the `released` handles."""
 
     def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
-        """Free the memory of these inner values, and what these nodes refer to, after the end of the launch."""
+        """Free the memory of inner values, and the records of nodes, after the end of a large launch."""
 
 
 @dataclass(eq=False)
@@ -47,47 +47,47 @@ class _Beginning:
     session: Session
     launch: Launch
     message: m.Launch
-    values: int = 0  # whose entries are made
+    values: int = 0  # number of values whose entries are made
     units: Sequence[Unit] | None = None
-    joined: int | None = None  # nodes; None until all are made
+    joined: int | None = None  # number of nodes that were enqueued; None until all are made
 
 
 @dataclass(eq=False)
 class _End:
     launch: Launch
-    values: int = 0  # inner values that are cleared
+    values: int = 0  # number of inner values that are cleared
 
 
 class LargeLaunches:
-    """Large launches that begin, and that have ended."""
+    """The large launches that are being put in line, or cleared away after their end."""
 
     def __init__(
         self,
         sessions: Mapping[int, Session],
         scheduler: Scheduler[GangRun],
         builder: LaunchBuilder,
-        parts: Parts,
+        launcher: LargeLauncher,
     ) -> None:
         self._sessions = sessions
         self._scheduler = scheduler
         self._builder = builder
-        self._parts = parts
-        self._beginning: Turns[_Beginning] = Turns()  # at most one of each session
+        self._launcher = launcher
+        self._beginning: Turns[_Beginning] = Turns()  # at most one per session
         self._ended: Turns[_End] = Turns()
         self.beginning, self.ended = self._beginning.waiting, self._ended.waiting
 
     def begin(self, session: Session, launch: Launch, message: m.Launch) -> None:
-        """Put the launch in line over the next flushes. Later messages of the session wait until it is there."""
+        """Put the launch in line over the next flushes. Later messages of the session wait until it is in line."""
         session.in_steps += 1
         launch.program.units.begin_launch()
         self._beginning.add(session.number, session.tenant.name, _Beginning(session, launch, message))
 
     def end(self, launch: Launch) -> None:
-        """Clear away over the next flushes what a launch without error has kept until its end."""
+        """Clear the inner values and nodes of a launch that has ended, over the next flushes."""
         self._ended.add(launch.session, launch.nodes[0].tenant.name, _End(launch))
 
     def proceed(self, steps: int) -> None:
-        """Do so many steps for one launch that begins, and for one that has ended."""
+        """Do `steps` steps for one launch that begins, and for one that has ended."""
         number = self._beginning.next()
         if number is not None:
             beginning = self.beginning[number][0]
@@ -97,14 +97,14 @@ class LargeLaunches:
                 self._beginning.take(number)
                 if is_open:
                     session.in_steps -= 1
-                    self._parts.is_in_line(session, beginning.launch, beginning.message.released)
+                    self._launcher.is_in_line(session, beginning.launch, beginning.message.released)
         number = self._ended.next()
         if number is not None and self._is_cleared(self.ended[number][0], steps):
             self._ended.take(number)
 
     def _is_in_line(self, each: _Beginning, steps: int) -> bool:
         session, launch, builder = each.session, each.launch, self._builder
-        if launch.error is not None:  # meanwhile, and its nodes were dropped
+        if launch.error is not None:  # its nodes were dropped
             return True
         if each.values < len(launch.program.values):
             first = launch.program.arguments + each.values
@@ -124,13 +124,13 @@ class LargeLaunches:
                 self._scheduler.defer(launch.nodes[-1], own=True)
             if len(launch.nodes) == len(each.units):
                 each.joined = 0
-                return not self._parts.begin_lines(session, launch, each.units)
+                return not self._launcher.begin_lines(session, launch, each.units)
             return False
         some = launch.nodes[each.joined : each.joined + steps]
         each.joined += len(some)
         for node in some:
             if node.is_pending:
-                self._parts.enqueue(node)
+                self._launcher.enqueue(node)
         return each.joined >= len(launch.nodes)
 
     def _is_cleared(self, each: _End, steps: int) -> bool:
@@ -138,5 +138,5 @@ class LargeLaunches:
         values, nodes = inner[each.values : each.values + steps], launch.nodes[-steps:]
         each.values += len(values)
         del launch.nodes[-steps:]
-        self._parts.clear(launch, values, nodes)
+        self._launcher.clear(launch, values, nodes)
         return each.values >= len(inner) and not launch.nodes

@@ -1,8 +1,8 @@
-"""Plans that go to their hosts in pieces, behind everything else: which hosts do not have them yet, and who waits.
+"""Large plans, which are sent to their hosts in pieces: the hosts that lack them, and the nodes that wait for them.
 
-What is sent to a host later may overtake a large plan. A gang must not: were it to wait at one of its hosts, what is
-behind it would, too, and elsewhere not. So its node waits here, and is not committed before all hosts of its program
-have said that they have their plans. Meanwhile the islands run what others have launched.
+Later messages to a host may overtake a large plan. If a gang overtook its plan, it would block the gangs behind it on
+that host, but not on others. So a node is not committed before all hosts of its program have acknowledged their plans.
+Meanwhile the islands run the launches of other sessions.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from atoll.state.session import GangRun
 
 
 class LargePlans:
-    """By the numbers of the plans."""
+    """The large plans that are on their way or in use, by number."""
 
     def __init__(self, resources: ResourceManager, scheduler: Scheduler[GangRun]) -> None:
         self._resources = resources
         self._scheduler = scheduler
-        self._missing: dict[int, set[int]] = {}  # hosts that do not have them
-        self._held: dict[int, dict[QueuedNode[GangRun], None]] = {}
+        self._missing: dict[int, set[int]] = {}  # hosts that lack the plan, by plan
+        self._held: dict[int, dict[QueuedNode[GangRun], None]] = {}  # nodes that wait for it, by plan
 
     def __contains__(self, plan: int) -> bool:
         return plan in self._missing
 
     def sent(self, plan: int, hosts: Collection[int]) -> None:
-        """The plan is on its way to these hosts."""
+        """Note that the plan is on its way to these hosts."""
         self._missing.setdefault(plan, set()).update(hosts)
 
     def hold(self, plan: int, node: QueuedNode[GangRun]) -> None:
-        """The node waits while a host lacks the plan."""
+        """Have the node wait while a host lacks the plan."""
         if self._missing.get(plan):
             held = self._held.setdefault(plan, {})
             if node not in held:
@@ -41,7 +41,7 @@ class LargePlans:
                 self._scheduler.lacks(node, Reason.PLAN)
 
     def arrived(self, host: int, plan: int) -> bool:
-        """Whether the host has said so for the first time."""
+        """Note that a host has acknowledged the plan. Return whether it lacked the plan until now."""
         missing = self._missing.get(plan, set())
         if host not in missing:
             return False
@@ -52,14 +52,14 @@ class LargePlans:
         return True
 
     def dropped(self, plan: int) -> set[int]:
-        """Nobody needs the plan any more. Returns the hosts that it has yet to reach: they drop it once it is there."""
+        """Forget a plan that is not needed any more. Return the hosts that lack it, which drop it when it arrives."""
         missing = self._missing.get(plan, set())
         if not missing:
             self._missing.pop(plan, None)
         return set(missing)
 
     def lost(self, island: int, plans: Mapping[int, Collection[int]]) -> None:
-        """The island's hosts have no plans any more. `plans` are those in use, with their hosts."""
+        """Handle that the island's hosts have lost all plans. `plans` has the plans in use, with their hosts."""
         hosts = set(self._resources.hosts_of(island))
         for plan, missing in list(self._missing.items()):
             if plan in plans:

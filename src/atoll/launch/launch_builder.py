@@ -1,6 +1,6 @@
-"""Make the records of launches: their buffers' entries, their nodes, and the gangs of these.
+"""Make the records of launches: the entries of their buffers, their nodes, and the gangs of the nodes.
 
-Nothing is put in line here and nothing is sent: see `launcher`.
+This module enqueues and sends nothing; `launcher` does that.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LaunchBuilder:
         *,
         is_delegated: bool = False,
     ) -> Launch:
-        """Make a launch without the entries of what it makes."""
+        """Make a launch without the entries of the values that it makes."""
         entries = [session.directory.entries[handle] for handle in message.arguments]
         entries += [NO_ENTRY] * len(program.values)
         return Launch(
@@ -88,7 +88,7 @@ class LaunchBuilder:
                 directory.add(launch.results[made.result], entry)
 
     def use_result_entries(self, session: Session, launch: Launch, traceback_id: int) -> None:
-        """Use the entries that the handles of the results have already. Make those of other values."""
+        """Use the existing entries of the results' handles. Make the entries of other values."""
         program, entries = launch.program, launch.entries
         for value in program.result_values:
             handle = launch.results[program.values[value - program.arguments].result]
@@ -129,7 +129,7 @@ class LaunchBuilder:
                 if not session.feeds.claim(key):
                     session.feeds.awaited[key] = node
                     node.missing += 1
-            # A result that is released before its gang starts must not be freed before: it is counted as well.
+            # Results are also counted, so that a result that is released early is not freed before its gang starts.
             for position in spec.handles:
                 entries[handles[position]].uses += 1
             # An unbounded gang never runs exclusively: it may need results of other gangs.
@@ -142,7 +142,7 @@ class LaunchBuilder:
             )
         node.gangs = tuple(gangs)
         program = launch.program
-        # On one island, all others are behind the first.
+        # On one island, all other nodes are behind the first.
         if program.is_large and (len(launch.nodes) == 1 or len(program.islands) > 1 or program.is_unbounded):
             self._large_plans.hold(program.number, node)
         launch.pending += len(gangs)

@@ -5,10 +5,10 @@ arrive, a host has ended its part of a gang or reports an error, an island or a 
 are checked when it is launched, and again before it starts.
 
 A gang leaves its island when all of its hosts have ended their parts, and a launch is done when all of its gangs have
-left. If a gang fails, those of its launch that have not started are dropped.
+left. If a gang fails, the gangs of its launch that have not started are dropped.
 
-Dispatch is parallel: the gangs of a node are started before anything that they need has run, and workers wait for what
-comes from other hosts. `launch.sequential` has the other way.
+Dispatch is parallel: the gangs of a node are started before their inputs have been computed, and workers wait for data
+from other hosts. `launch.sequential` has the alternative.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from atoll.state.session import ControlFlowRun, GangRun, Key, Launch, Session
 from atoll.state.stepped_work import Remains
 from atoll.state.tallies import TRANSFERS, Tallies
 
-# Until an island's hosts have reported how many runs may be in flight on them.
+# Gangs in flight on a host, until the hosts of its island have reported their own limit.
 GANG_WINDOW = 24
 # Buffers of a closed session that are released in one step of a flush.
 _ENTRIES_PER_STEP = 4
@@ -64,7 +64,15 @@ class Recorder(Protocol):
         """Record the end of a gang on some of its hosts, with its start and its end on each."""
 
     def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
-        """Record ends of gangs of a delegated run."""
+        """Record the ends of gangs of a delegated run.
+
+        Args:
+          gang: the run's gang on an island.
+          gangs: the gangs that it stands for.
+          first: the sequence number of the program's first gang.
+          place: the place of the first gang that has ended.
+          packed: the start and the end of each gang from there.
+        """
 
     def clock_began(self, host: int) -> None:
         """Note that the host has restarted, and its clock with it."""
@@ -75,11 +83,11 @@ class Launcher:
 
     Args:
       on_program_idle: called with a released program when the last of its gangs has started or was dropped.
-      restore: makes the arrays with these handles that were spilled available to launches.
+      restore: makes the spilled arrays with these handles available to launches.
       on_spilled_freed: called when a spilled array is not needed any more.
       reclaim: frees memory of a device for a node that waits for it.
       trace: records the ends of gangs.
-      sequential: dispatch the gangs of a session one after another.
+      sequential: whether the nodes of a session are dispatched one after another.
       policy: makes the scheduling policy of an island.
       delegate_after_seconds: `exclusive_after` of `DelegatedRuns`.
     """
@@ -143,17 +151,17 @@ class Launcher:
             delegate_after_seconds,
         )
 
-        # ---- launches
+    # ---- launches
 
     def launch_within_window(self, session: Session, message: m.Launch) -> None:
-        """Launch a program as `launch` does. Raise INVALID_ARGUMENT if the proxy does not keep to its window."""
+        """Launch a program as `launch` does. Raise INVALID_ARGUMENT if the proxy exceeds its session's window."""
         check_window(session, message)
         self.launch(session, message)
         if message.released and not session.in_steps:
             self.buffers.release(session, message.released, delete=False)
 
     def launch(self, session: Session, message: m.Launch) -> None:
-        """Launch a program. The handles of its results are new. If it cannot run, the results are errors."""
+        """Launch a program with new handles for its results. If it cannot run, the results are errors."""
         session.credits += message.credits
         program = session.programs.get(message.program)
         has_control_flow = program is None and message.program in session.control_flow
@@ -179,7 +187,7 @@ class Launcher:
         self.start_ready()
 
     def _launch_program(self, session: Session, program: RegisteredProgram, message: m.Launch) -> bool:
-        """Put the gangs of a program in line. Return whether they are there: those of a large one follow in steps."""
+        """Put the gangs of a program in line. Return False if the program is large: its gangs follow in steps."""
         self._restore_spilled(session, message)
         is_plain = self._sequential is None and not self._dependencies.has_some(session.number)
         delegated = self.delegated_runs.program_of(session, program) if is_plain else None
@@ -199,7 +207,7 @@ class Launcher:
         return True
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
-        """Launch a program that makes arrays whose handles exist and that were spilled. Call `then` at its end."""
+        """Launch a program that makes spilled arrays again, under their existing handles. Call `then` at its end."""
         program = session.programs[message.program]
         assert isinstance(program, RegisteredProgram)
         session.credits += message.credits
@@ -291,25 +299,25 @@ class Launcher:
         return launch.dependency is None
 
     def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
-        """Note that a large launch is in line, or has failed; the client needs the `released` handles no more."""
+        """Note that a large launch is in line, or has failed, and release the `released` handles."""
         self.buffers.unuse(session, launch.arguments)
         self.buffers.release(session, released, delete=False)
 
     def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
-        """Free the memory of inner values, and what nodes refer to, after the end of a large launch."""
+        """Free the memory of inner values, and the records of nodes, after the end of a large launch."""
         for value in values:
             self.memory.release(launch.entries[value])
             launch.entries[value] = NO_ENTRY
         for node in nodes:
             node.end()
 
-    # ---- launches that outlive the failure of an island
+    # ---- launches that survive the failure of an island
 
     def run_again(self, launches: Sequence[Launch]) -> None:
         """Put launches in line again that were sent to hosts that failed, and that had not started there.
 
-        The memory of all of them is released before the first of them asks for some: later ones may have taken it over
-        from earlier ones.
+        The memory of all launches is released before the first one is enqueued, since later launches may have inherited
+        memory from earlier ones.
         """
         places = [min(node.age for node in launch.nodes) for launch in launches]
         unsent = [self._withdraw(launch) for launch in launches]
@@ -332,7 +340,7 @@ class Launcher:
             self.scheduler.enqueue(node)
 
     def _withdraw(self, launch: Launch) -> list[Gang[GangRun]]:
-        """Take a launch back that was sent to hosts that failed, as if none of it had started.
+        """Withdraw a launch that was sent to hosts that failed, as if none of it had started.
 
         Return the gangs that had not been sent: they still count as waiting, and as users of their buffers.
         """
@@ -377,17 +385,17 @@ class Launcher:
         return True
 
     def release_delayed(self) -> None:
-        """Let the launches compete for devices that were delayed by the limits of their tenants, and are due."""
+        """Make the launches ready that were delayed by the limits of their tenants, and that are due."""
         if self._rates.delayed:
             for node in self._rates.due(self._outbox.seconds):
                 self.scheduler.arrived(node)
 
     def start_ready(self) -> None:
-        """Start the gangs for which the islands have room."""
+        """Start the gangs that islands can take now."""
         self.delegated_runs.revoke_contended()
         touched = self.scheduler.touched
         while touched:
-            island = min(touched)  # any would do; but decisions replay
+            island = min(touched)  # any order is correct, but the event log must replay
             touched.discard(island)
             while (gang := self.scheduler.next(island)) is not None:
                 self._start(gang)
@@ -418,15 +426,15 @@ class Launcher:
         self.buffers.drop_uses(session, gang)
 
     def publish_frees(self) -> None:
-        """Send the hosts the frees that wait, before anything that is sent to them later."""
+        """Send the pending frees to the hosts, before later messages."""
         self._outbox.flush_frees()
         self.memory.ledger.frees_published()
 
     def _dispatch(self, launch: Launch, hosts: tuple[int, ...], sequence: int, segments: int) -> None:
         """Send a gang to its hosts.
 
-        The first message to a host names all that the launch will need there, and later ones only what starts. Hosts
-        that do the same get the same message: it is made and encoded once.
+        The first message to a host has all handles and feeds that the launch needs there. Later messages only name the
+        gang that starts. Hosts with the same plan get the same message, which is encoded once.
         """
         begun, handles, outbox = launch.hosts_started, launch.handles, self._outbox
         if begun:
@@ -493,11 +501,11 @@ class Launcher:
         """Handle that a host's part of a gang has failed."""
         gang = self.in_flight.get(sequence)
         if gang is None or host not in gang.run.hosts_left:
-            self._outbox.to_host(host, m.CollectiveEnded(sequence))  # it may have been one
+            self._outbox.to_host(host, m.CollectiveEnded(sequence))  # the gang may have been a collective
             return
         if gang.run.spec.collective:
             gang.run.left_out += (host,)
-        if not gang.node.is_delegated:  # others of the run are in flight there
+        if not gang.node.is_delegated:  # other gangs of a delegated run are in flight on the host
             gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
             # The loss of that host is reported soon, and names the cause.
@@ -527,7 +535,7 @@ class Launcher:
         if gang.run.spec.collective or failure.code == Code.UNAVAILABLE:
             return True
         launch = gang.run.launch
-        # What it reads may be made together with others, and be broken before that is known to be.
+        # Its inputs may be made together with other hosts, and fail before the failure of the host is known.
         reads_unready = any(not entry.ready for entry in launch.entries[: len(launch.arguments)])
         return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.nodes) > 1)
 
@@ -567,13 +575,13 @@ class Launcher:
             self._on_program_idle(program)
 
     def enqueued(self, sequence: int) -> None:
-        """A host acknowledges that it has enqueued its part of a gang."""
+        """Handle that a host has enqueued its part of a gang."""
         gang = self.in_flight.get(sequence)
         if self._sequential is not None and gang is not None:
             self._sequential.enqueued(gang)
 
     def foremost(self) -> Iterator[Gang[GangRun]]:
-        """Yield the gangs in flight that are the first on all of their hosts: the others wait for these."""
+        """Yield the gangs in flight that are the first on all of their hosts, for which the other gangs wait."""
         busy: set[int] = set()
         for gang in self.in_flight.values():
             left = gang.run.hosts_left
@@ -638,7 +646,7 @@ class Launcher:
             launch.then(launch)
 
     def end_credits(self, session: Session, credits: int) -> None:
-        """Return the credits of a launch of the client's that has ended."""
+        """Return the credits of a client's launch that has ended."""
         session.launch_ended(credits)
         self._outbox.return_credits(session.number, credits, may_wait=session.credits > 0)
 
@@ -692,8 +700,8 @@ class Launcher:
                 self._end_node(dropped)
         self.remains.release_in_steps(session, later, self._end_node)
         for gang in self.delegated_runs.session_closed(session.number):
-            self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each somewhere
-        # After the nodes: their inputs have the memory again that these were to take over from them.
+            self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each at a different place
+        # After the nodes, since dropped nodes return the memory that they have inherited from these entries.
         self.remains.release_in_steps(session, session.directory.entries, self.memory.release, _ENTRIES_PER_STEP)
 
     def _end_node(self, dropped: Dropped[GangRun]) -> None:
@@ -708,7 +716,7 @@ class Launcher:
                 self.delegated_runs.over(gang)
             self.gang_ended(gang.run.launch)
 
-    # ---- bytes on their way
+    # ---- feeds
 
     def _fail_incoming(self, gang: Gang[GangRun], status: Status) -> None:
         """Have the gang's hosts stop waiting for bytes of other hosts, and drop those that arrive."""
@@ -721,9 +729,9 @@ class Launcher:
     def _refuse_feeds(
         self, session: Session, gangs: Sequence[GangSpec], feeds: tuple[int, ...], taken: bool = False
     ) -> None:
-        """Drop the client's bytes for gangs that will not run: those that have arrived, and those on their way.
+        """Drop the client's bytes for gangs that will not run, whether they have arrived or are on their way.
 
-        If `taken` is true, the launch has noted which it still awaits.
+        If `taken` is true, the launch has claimed its feeds, and `session.feeds.awaited` has those not arrived yet.
         """
         for gang in gangs:
             for host, feed in gang.awaited:

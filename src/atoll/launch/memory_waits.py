@@ -1,14 +1,17 @@
-"""Nodes that wait for memory: which is next, which is passed for too long, and which wait in vain.
+"""Nodes that wait for memory.
 
-A node that gets no memory waits, and with it the rest of its session, but nobody else: others go on with what is
-free. So that what needs much is not passed for ever, a waiting node that others have passed with `CLAIM_NS` of device
-time *claims* the device that it lacks: what is freed there is kept for it, and those of its priority or a lower one who
-need memory there wait, too, for as long as anything is in flight that may free some.
+A node that lacks memory waits, and with it the rest of its session. Other sessions continue with the free memory. To
+prevent starvation, a waiting node that others have passed with `CLAIM_NS` of device time *claims* the device that it
+lacks: memory that is freed there is kept for it. Nodes of the same or a lower priority that need memory there then also
+wait, as long as gangs are in flight that may free some.
 
-A wait ends as soon as there is memory. It ends with an error where it would not: where a gang needs more than there is;
-and where nothing is in flight on the island nor in line there for others, and all sessions that hold memory of the
-device have answered since, and so have sent what they had to release. A quota of memory is waited for in the same way,
-and nobody counts but the tenant's own sessions.
+A wait ends as soon as there is enough memory. It ends with an error if it would last forever:
+
+- The gang needs more memory than the device has.
+- Nothing is in flight that may free memory, and no node of a session without such waits is in line on the island. The
+  session and all holders of the device's memory have answered a ping since, so they have sent their releases.
+
+Waits for a quota of memory follow the same rules, for the tenant's own sessions only.
 """
 
 from __future__ import annotations
@@ -28,22 +31,27 @@ from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Session
 from atoll.state.tenants import Tenant
 
-# Device time of others that may pass a node which waits for memory.
+# Device time of other sessions that may pass a node which waits for memory.
 CLAIM_NS = 100_000_000
-# For what runs to free memory by itself, until others are made to.
+# Time for running gangs to free memory, before memory is reclaimed from sessions.
 RELIEF_SECONDS = 0.1
 
-
-# Frees memory of a device for a node that needs so many bytes there. Returns whether some is about to be free. The node
-# fails otherwise if the last argument is true.
+# Reclaims memory of a device for a node: (node, device, needed bytes, is_last). Returns whether some will be free soon.
+# If not, and if `is_last` is true, the node fails.
 Reclaim = Callable[[QueuedNode[GangRun], HostDevice, int, bool], bool]
 
 
 @dataclass(slots=True, eq=False)
 class MemoryWait:
-    """A node that waits for memory: the gang and the device that lack it, and how much the gang needs there.
+    """The wait of a node for memory.
 
-    With a `quota`, what is lacking is its tenant's.
+    Attributes:
+      gang: the gang of the node that lacks memory.
+      nbytes: the bytes that the gang needs on `device`.
+      quota: the quota of its tenant that is exceeded; "" if the device lacks memory.
+      passed_ns: device time of other sessions' nodes that got memory during the wait.
+      is_offered: whether the node is ready again.
+      asked: the ping that each session has to answer, by session.
     """
 
     node: QueuedNode[GangRun]
@@ -51,9 +59,9 @@ class MemoryWait:
     device: HostDevice
     nbytes: int
     quota: str = ""
-    passed_ns: int = 0  # by others
-    is_offered: bool = False  # it is ready again
-    asked: dict[int, int] = field(default_factory=dict)  # by session: the ping that is to be answered
+    passed_ns: int = 0
+    is_offered: bool = False
+    asked: dict[int, int] = field(default_factory=dict)
 
     @property
     def claims(self) -> bool:
@@ -61,12 +69,12 @@ class MemoryWait:
 
 
 class MemoryWaits:
-    """Who waits for memory of the `ledger`, or for a quota of it."""
+    """The nodes that wait for memory of the `ledger`, or for a quota of memory."""
 
     def __init__(
         self, ledger: MemoryLedger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], reclaim: Reclaim
     ) -> None:
-        self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which they began to
+        self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which the waits began
         self._reclaim = reclaim
         self._ledger = ledger
         self._sessions = sessions
@@ -75,18 +83,18 @@ class MemoryWaits:
     # ---- events
 
     def add(self, wait: MemoryWait) -> None:
-        """The node waits, or waits for something else than it did."""
+        """Add the wait of a node, in place of an earlier one for other memory."""
         before = self.waiting.get(wait.node)
         if before is not None:
             wait.passed_ns, wait.asked = before.passed_ns, before.asked
         self.waiting[wait.node] = wait
 
     def forget(self, node: QueuedNode[GangRun]) -> None:
-        """It waits no more."""
+        """End the wait of a node, if it waits."""
         self.waiting.pop(node, None)
 
     def passed_by(self, node: QueuedNode[GangRun]) -> None:
-        """The node has its memory, before those that wait."""
+        """Note that a node got its memory before the nodes that wait."""
         self.forget(node)
         for waiting in self.waiting.values():
             if waiting.node.session != node.session:
@@ -94,7 +102,7 @@ class MemoryWaits:
                 waiting.passed_ns += sum(gang.estimate for gang in node.gangs if gang.island == island)
 
     def retry(self, island: int) -> None:
-        """Memory may have become free there: those who wait are ready again, if it is enough for them."""
+        """Offer the nodes that wait on the island, if enough memory is free for them."""
         for waiting in list(self.waiting.values()):
             if waiting.gang.island == island:
                 self._offer(waiting)
@@ -104,15 +112,15 @@ class MemoryWaits:
             waiting.is_offered = True
             self._scheduler.retry(waiting.node)
 
-    # ---- who waits, and for what
+    # ---- queries
 
     @property
     def now(self) -> float:
-        """When the event happened that is handled."""
+        """The time of the event that is being handled."""
         return self._scheduler.now
 
     def claimed(self, node: QueuedNode[GangRun], wanted: Sequence[MemoryRequirement]) -> HostDevice | None:
-        """A device that the node needs and that is kept for another."""
+        """Return a device whose memory the node needs and which is claimed by another session's node, or None."""
         claims = {
             each.device
             for each in self.waiting.values()
@@ -124,29 +132,27 @@ class MemoryWaits:
         return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
 
     def lacking(self, node: QueuedNode[GangRun]) -> tuple[HostDevice, int, str] | None:
-        """The place at which the node waits for memory: a device, the bytes that it needs there, and the quota that
-        lacks them.
-        """
+        """Return what the node waits for: a device, the bytes that it needs there, and the quota or ""."""
         waiting = self.waiting.get(node)
         return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
 
     def is_wanted(self, tenant: Tenant) -> bool:
-        """Whether something of a tenant with a higher priority waits for memory."""
+        """Return whether a node of a higher priority than the tenant's waits for memory."""
         priority = tenant.settings.priority
         return any(each.tenant.settings.priority > priority and each.is_pending for each in self.waiting)
 
     def holders(self, device: HostDevice) -> list[str]:
-        """The sessions that hold memory of the device, as anybody may read of them."""
+        """Return the sessions that hold memory of the device, as text that all tenants may read."""
         return [f"session {each.number}" for each in self._sessions.values() if holds(each, device)]
 
     def is_waiting(self, session: int) -> bool:
-        """Whether something of the session waits for memory."""
+        """Return whether a node of the session waits for memory."""
         return any(node.session == session and node.is_pending for node in self.waiting)
 
-    # ---- now and then
+    # ---- ticks
 
     def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
-        """Gangs that get no memory however long they wait, each with the error for it. To be asked now and then."""
+        """End the waits that would last forever. Return their gangs with the errors. Call this once in a while."""
         found = []
         for node, waiting in list(self.waiting.items()):
             if not node.is_pending:
@@ -158,11 +164,11 @@ class MemoryWaits:
                 lack = waiting.device, waiting.nbytes, waiting.quota
                 found.append((waiting.gang, exhausted(self._ledger, self._sessions.values(), waiting.gang, *lack)))
             else:
-                self._offer(waiting)  # a quota was raised, or a claim counts no more
+                self._offer(waiting)  # a quota may have been raised, or a claim may have ended
         return found
 
     def seek_relief(self) -> None:
-        """Who has waited for memory for a while, which what runs has not freed, may be helped."""
+        """Reclaim memory for nodes that have waited for `RELIEF_SECONDS`."""
         for waiting in list(self.waiting.values()):
             if waiting.node.is_pending and self.now - waiting.node.since >= RELIEF_SECONDS:
                 self._may_be_relieved(waiting, is_last=False)
@@ -176,7 +182,7 @@ class MemoryWaits:
         if not waiting.quota and waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):
             return True
         if not waiting.quota and waiting.nbytes <= self._ledger.free(waiting.device):
-            return False  # it was freed just now, or is kept for another
+            return False  # it was freed just now, or is claimed by another node
         if self._may_be_helped(waiting):
             waiting.asked.clear()
             return False
@@ -187,12 +193,12 @@ class MemoryWaits:
         return all(session.pongs >= waiting.asked[session.number] for session in holders)
 
     def _may_be_helped(self, waiting: MemoryWait) -> bool:
-        """Whether something runs, or is about to, that may free memory."""
+        """Return whether gangs run, or will run, that may free memory."""
         tenant = waiting.node.tenant
         if waiting.quota:
             if tenant.running:
                 return True
-        # Who waits elsewhere may hold what is wanted here, and go on.
+        # A session that waits on another island may hold memory of this one, and continue.
         elif not all(self._scheduler.is_idle(each.gang.island) for each in self.waiting.values()):
             return True
         stuck = {node.session for node in self.waiting}
@@ -218,7 +224,7 @@ def exhausted(
     nbytes: int,
     quota: str,
 ) -> Status:
-    """The gang needs so many bytes of the device and gets none: for want of memory, or of its tenant's quota."""
+    """Return the error for a gang that cannot get `nbytes` of the device, or of its tenant's quota."""
     text = f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
     tenant = gang.node.tenant
     if quota and tenant.memory is not None:
@@ -226,7 +232,6 @@ def exhausted(
         where, used = "", tenant.memory.total
         if quota == "memory":
             where, used = " of each device", tenant.memory.used.get(device, 0)
-        # In units that hide no byte that counts: rounded, what is needed may seem to fit.
         needs, has, most = _amounts(nbytes, used, limit)
         text += f"{needs}, and tenant {tenant.name} has {has} of its quota `{quota}`, {most}{where}"
         sessions, of_rest = [each for each in sessions if each.tenant is tenant], "; held there by "
@@ -242,7 +247,7 @@ def exhausted(
 
 
 def _amounts(needs: int, other: int, limit: int, adds_up: bool = True) -> tuple[str, str, str]:
-    """Return the amounts as text: rounded, or as bytes if the rounded amounts would contradict that too little is left.
+    """Return the amounts as text: rounded, or in bytes if the rounded amounts would seem to fit.
 
     With `adds_up`, `needs` and `other` are more than `limit` together; otherwise `needs` is more than `other`.
     """
@@ -254,7 +259,7 @@ def _amounts(needs: int, other: int, limit: int, adds_up: bool = True) -> tuple[
 
 
 def holds(session: Session, device: HostDevice) -> bool:
-    """Whether some array of the session has memory there."""
+    """Return whether an array of the session has memory on the device."""
     return any(
         where == device
         for entry in session.directory.entries.values()
@@ -266,9 +271,10 @@ def holds(session: Session, device: HostDevice) -> bool:
 def _holders(
     among: Iterable[Session], asking: QueuedNode[GangRun], device: HostDevice
 ) -> tuple[list[m.MemoryHolder], list[str]]:
-    """By program and stack for the session that asks, else by session.
+    """Return the holders of the device's memory among these sessions, and text about the largest ones.
 
-    Users do not read what other tenants' programs are called.
+    Holders are programs with tracebacks for the session that asks, and otherwise sessions: users may not read the names
+    of other tenants' programs.
     """
     sums: dict[tuple[str, int], list[int]] = {}
     sessions: list[tuple[int, str]] = []

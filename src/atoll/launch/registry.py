@@ -1,4 +1,4 @@
-"""Programs of all sessions, lowered: one plan a host, which the host keeps until nothing needs it any more."""
+"""The programs of all sessions, lowered to one plan per host. A host keeps its plan until nothing needs it any more."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from atoll.state.usage import Meter
 _GROUPS_PER_STEP = 16
 # A program, and its gangs by their keys in `Estimates`.
 Lowered = tuple[RegisteredProgram, GangsByKey]
-# Programs of up to so many nodes are lowered at once.
+# Programs with at most this many nodes are lowered at once.
 SMALL_NODES = 16
 
 
 @dataclass(eq=False)
 class Lowering:
-    """The lowering of a program of a session, with all that it depends on as it was at the beginning."""
+    """The lowering of a session's program. `begin` holds the state at registration that the lowering depends on."""
 
     session: Session
     number: int
     definition: Program
     begin: Callable[[], Steps[Lowered]]
-    functions: tuple[str, ...]  # the workers' names of those that it may call, which it refers to
-    done: int = 0  # steps
+    functions: tuple[str, ...]  # names of the functions that it may call; it holds a reference to each
+    done: int = 0  # number of steps
     _steps: Steps[Lowered] | None = None
 
     def proceed(self, count: int) -> Lowered | Status | None:
-        """Do so many steps. Return the program, or the reason why it cannot be lowered, after the last one."""
+        """Do `count` steps. After the last one, return the program, or the reason why it cannot be lowered."""
         if self._steps is None:
             self._steps, count, self.done = self.begin(), count + self.done, 0
         try:
@@ -65,13 +65,13 @@ class Lowering:
 
 
 class Lowerings:
-    """Lowers programs in steps, so that no other session notices how large they are. Sessions take turns.
+    """Lowers programs in steps, so that large programs do not delay other sessions. Sessions take turns.
 
-    Meanwhile later messages of such a session wait, in order (`controller.sessions.inboxes`). If a session ends, its
-    lowerings are finished and their results dropped: a program that is half lowered would leave garbage that only a
-    full garbage collection frees. A snapshot has no generators: a restored lowering first repeats its steps.
+    Meanwhile, later messages of such a session wait in order (`controller.sessions.inboxes`). If a session ends, its
+    lowerings are finished and their results dropped: a program that is partly lowered would leave garbage that only a
+    full garbage collection frees. A snapshot contains no generators, so a restored lowering first repeats its steps.
 
-    `finished(lowering, result)` is called with the result of each.
+    `finished(lowering, result)` is called with the result of each lowering.
     """
 
     def __init__(self, finished: Callable[[Lowering, Lowered | Status], None]) -> None:
@@ -80,17 +80,17 @@ class Lowerings:
         self.waiting = self._turns.waiting
 
     def add(self, lowering: Lowering) -> None:
-        """Lower this program after the others of its session."""
+        """Lower a program after the earlier ones of its session."""
         session = lowering.session
         session.in_steps += 1
         self._turns.add(session.number, session.tenant.name, lowering)
 
     def abandon(self, number: int) -> Collection[Lowering]:
-        """Forget the lowerings of a closed session, and return them: a bug was met in one of them."""
+        """Forget the lowerings of a closed session after a bug in one of them, and return them."""
         return self._turns.remove(number)
 
     def proceed(self, steps: int) -> None:
-        """Do so many steps for the session whose turn it is."""
+        """Do `steps` steps for the session whose turn it is."""
         number = self._turns.next()
         if number is None:
             return
@@ -104,14 +104,15 @@ class Lowerings:
             self._finished(finished, result)
 
 
-MAX_UNCOMPILED = 64  # programs of a session; libraries register a program once its functions are compiled
+# Limit per session. JAX registers a program only after its functions are compiled.
+MAX_UNCOMPILED = 64
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UncompiledProgram:
-    """A program of a session. `functions` are those that it calls, by their numbers in the session.
+    """A program of a session, with the names of the functions that it calls, by their numbers in the session.
 
-    It holds a reference to each of them.
+    It holds a reference to each function.
     """
 
     session: Session
@@ -125,10 +126,10 @@ class UncompiledProgram:
 
 
 class UncompiledPrograms:
-    """Programs that call functions which are still being compiled, with one function that each of them waits for.
+    """The programs that call functions which are still being compiled, with one such function for each.
 
-    They are lowered once workers have reported their functions: before that, only the client could say what memory they
-    need.
+    They are lowered when workers have reported their functions. Before that, their memory needs are known only from the
+    client, which is not trusted.
     """
 
     def __init__(self) -> None:
@@ -136,17 +137,17 @@ class UncompiledPrograms:
         self._by_function: dict[str, dict[tuple[int, int], None]] = {}
 
     def add(self, program: UncompiledProgram, function: str) -> None:
-        """The program waits for this function."""
+        """Have the program wait for this function."""
         session = program.session.number
         self._programs.setdefault(session, {})[program.number] = function, program
         self._by_function.setdefault(function, {})[session, program.number] = None
 
     def is_full(self, session: int) -> bool:
-        """Whether as many programs of the session wait as may."""
+        """Return whether the limit of waiting programs of the session is reached."""
         return len(self._programs.get(session, ())) >= MAX_UNCOMPILED
 
     def take(self, session: int, number: int) -> UncompiledProgram | None:
-        """Return the program, which waits no more; None if it does not wait."""
+        """Remove and return a program that waits, or return None."""
         own = self._programs.get(session, {})
         if number not in own:
             return None
@@ -160,12 +161,12 @@ class UncompiledPrograms:
         return program
 
     def take_all(self, function: str) -> list[UncompiledProgram]:
-        """Return the programs that wait for the function. They wait no more."""
+        """Remove and return the programs that wait for the function."""
         found = [self.take(*key) for key in list(self._by_function.get(function, ()))]
         return [each for each in found if each is not None]
 
     def take_of(self, session: int, function: str | None = None) -> list[UncompiledProgram]:
-        """Return the programs of a session that call the function, or all of them. They wait no more."""
+        """Remove and return the waiting programs of a session that call the function, or all of them."""
         own = self._programs.get(session, {})
         numbers = [
             number for number, (_, program) in own.items() if function is None or function in program.functions.values()
@@ -175,8 +176,9 @@ class UncompiledPrograms:
 
 
 class ProgramRegistry:
-    """Registers and releases programs. Invariant: a plan that a gang needs is at its host when the gang is committed,
-    or comes there before it.
+    """Registers and releases programs.
+
+    Invariant: when a gang is committed, each of its hosts has the plan, or receives the plan before the gang.
     """
 
     def __init__(
@@ -203,11 +205,10 @@ class ProgramRegistry:
         self._uncompiled = UncompiledPrograms()
 
     def register(self, session: Session, number: int, definition: Program, called: Iterable[int]) -> None:
-        """Register a program of the session, which calls these functions. If it cannot be lowered, its launches fail
-        with the reason.
+        """Register a program of the session, which calls these functions.
 
-        A large one is lowered in steps, and one that calls functions which are being compiled after these: until then,
-        it is one that cannot be launched yet.
+        If it cannot be lowered, its launches fail with the reason. A large program is lowered in steps, and a program
+        whose functions are being compiled is lowered after these. Its launches fail until then.
         """
         session.definitions[number] = definition
         session.costs.pop(number, None)
@@ -232,7 +233,7 @@ class ProgramRegistry:
         self.lower_again(session, number)
 
     def _unreported(self, functions: Mapping[int, str]) -> str | None:
-        """One of these that no worker has reported yet."""
+        """Return one of these functions that no worker has reported yet, or None."""
         reports = self._compilation.functions.reports
         return next((name for name in functions.values() if name not in reports), None)
 
@@ -250,7 +251,7 @@ class ProgramRegistry:
         return Status(Code.UNAVAILABLE, f"program {definition.name!r} calls a function that is being compiled")
 
     def function_reported(self, function: str) -> None:
-        """A function is compiled. Programs that wait for no other one are lowered, in steps."""
+        """Lower in steps the programs that waited for this function, and that wait for no other."""
         for program in self._uncompiled.take_all(function):
             if (missing := self._unreported(program.functions)) is not None:
                 self._uncompiled.add(program, missing)
@@ -260,7 +261,7 @@ class ProgramRegistry:
             self._forget(program)
 
     def function_failed(self, session: int, function: str, failure: Status) -> None:
-        """A function of a session cannot be compiled, nor can the programs run that wait for it."""
+        """Fail the session's programs that wait for a function that cannot be compiled."""
         for program in self._uncompiled.take_of(session, function):
             program.session.programs[program.number] = failure.within(program.definition.name)
             self._forget(program)
@@ -270,7 +271,7 @@ class ProgramRegistry:
             self._compilation.drop_reference(name)
 
     def release(self, session: Session, number: int) -> None:
-        """The session needs the program no more."""
+        """Release a program of the session."""
         definition = session.definitions.pop(number, None)
         if definition is not None:
             self.discards.add(definition.nodes)
@@ -285,10 +286,10 @@ class ProgramRegistry:
             self._forget(uncompiled)
 
     def lower_again(self, session: Session, number: int) -> None:
-        """Lower a program of the session for the places that its devices have now, in place of what it has."""
+        """Lower a program of the session again, for the current locations of its devices, and replace the old one."""
         definition = session.definitions[number]
         if len(definition.nodes) > SMALL_NODES:
-            if number not in session.called:  # of a session that an earlier cluster kept
+            if number not in session.called:  # the session was persisted by an earlier cluster
                 session.called[number] = tuple(dict.fromkeys(calls_of(definition)))
             functions = _registered(session.called[number], session)
             self.lowerings.add(self._lowering(session, number, definition, functions, is_new=False))
@@ -310,7 +311,7 @@ class ProgramRegistry:
     def _lowering(
         self, session: Session, number: int, definition: Program, functions: Mapping[int, str], is_new: bool
     ) -> Lowering:
-        """Return a lowering for the devices of this moment. It keeps the functions until it ends."""
+        """Return a lowering for the current devices. It holds references to the functions until it ends."""
         names = tuple(dict.fromkeys(functions.values()))
         for name in names:
             self._compilation.functions.acquire(name)
@@ -320,7 +321,7 @@ class ProgramRegistry:
         return Lowering(session, number, definition, begin, names)
 
     def _lowered(self, lowering: Lowering, outcome: Lowered | Status) -> None:
-        """The program is lowered, or cannot be."""
+        """Handle the result of a lowering."""
         session = lowering.session
         result: RegisteredProgram | Status
         if isinstance(outcome, Status):
@@ -338,7 +339,7 @@ class ProgramRegistry:
     def lower(
         self, session: Session, definition: Program, locations: Placement, functions: Mapping[int, str]
     ) -> RegisteredProgram:
-        """Lowers a small program of the session for these places and functions. Raises StatusError where it cannot."""
+        """Lower a small program for these locations and functions. Raise StatusError if that is impossible."""
         program, gangs = finish(self._steps(self._next_plan, session, definition, locations, functions, is_new=False))
         self._new_plan()
         self._store(program, gangs)
@@ -373,7 +374,7 @@ class ProgramRegistry:
         return program, (yield from self._estimates.keys_of(program))
 
     def _store(self, program: RegisteredProgram, gangs: GangsByKey) -> None:
-        """The hosts get their plans."""
+        """Keep the plans of a program, and send them to its hosts."""
         number = program.number
         self._estimates.begin(program, gangs)
         self.plans[number] = {host: each.plan for host, each in program.plans.items()}
@@ -386,7 +387,7 @@ class ProgramRegistry:
             self._compilation.functions.acquire(name)
 
     def drop(self, program: RegisteredProgram) -> None:
-        """Nobody launches the program any more; its plans go with the last gang of it that has yet to start."""
+        """Drop a program that is not launched any more, after the last of its gangs has started."""
         program.released = True
         if program.waiting:
             return
@@ -409,7 +410,7 @@ class ProgramRegistry:
         self._meter.session_closed(session.number)
 
     def abandon(self, number: int) -> None:
-        """Do not lower the programs of a closed session, since a bug was met in that."""
+        """Stop lowering the programs of a closed session, because of a bug."""
         for lowering in self.lowerings.abandon(number):
             for name in lowering.functions:
                 self._compilation.drop_reference(name)
@@ -419,7 +420,7 @@ class ProgramRegistry:
             self.drop(program)
 
     def host_joined(self, host: int) -> None:
-        """The host's worker starts with nothing: it gets its plans."""
+        """Send a new worker the plans of its host."""
         for number, plans in self.plans.items():
             if host in plans:
                 if number in self._large:
@@ -427,11 +428,11 @@ class ProgramRegistry:
                 self._send((host,), number, plans[host])
 
     def island_failed(self, lost: IslandFailed) -> None:
-        """Launches in line that need the island wait for it, and for their plans to be there again."""
+        """Have launches in line that need the island also wait for their large plans."""
         self._large.lost(lost.island, self.plans)
 
     def plan_registered(self, host: int, message: m.PlanRegistered) -> None:
-        """The host has a large plan now; where nobody needs that any more, the host drops it."""
+        """Note that a host has a large plan. The host drops it if it is not needed any more."""
         if self._large.arrived(host, message.plan) and message.plan not in self.plans:
             self._outbox.to_host(host, m.DropPlan(message.plan))
             self._large.dropped(message.plan)
@@ -445,12 +446,12 @@ class ProgramRegistry:
 
 
 def _registered(called: Iterable[int], session: Session) -> dict[int, str]:
-    """Return the names of the functions that a program of the session calls, without those that it does not have."""
+    """Return the names of the called functions, by number, without those that the session does not have."""
     return {each: session.functions[each] for each in called if each in session.functions}
 
 
 def batched(groups: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Some groups of devices at a time."""
+    """Yield the groups of devices, several at a time."""
     left = iter(groups)
     while some := list(islice(left, _GROUPS_PER_STEP)):
         yield some

@@ -1,7 +1,7 @@
-"""Memory for nodes, in commit order: what each takes, from whom it inherits it, and what it gives back.
+"""Reserve memory for nodes in commit order, and release it.
 
-A node takes the memory of all its gangs at once, when it is to be committed. One that gets none waits, and with it
-the rest of its session, but nobody else: see `memory_waits`.
+A node takes the memory of all its gangs at once, immediately before it is committed. A node that lacks memory waits,
+and with it the rest of its session, but no other session: see `memory_waits`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from atoll.state.tenants import Tenant
 
 
 class _Need(NamedTuple):
-    """What a gang takes: fresh memory for values, and that of donated inputs for others; `wanted` is all that is fresh,
-    its scratch included.
+    """The memory that a gang takes.
+
+    Attributes:
+      fresh: values that get fresh memory, with their requirements.
+      wanted: all fresh memory, including scratch.
+      inherited: values that get the memory of donated inputs.
     """
 
     gang: Gang[GangRun]
@@ -34,7 +38,7 @@ class _Need(NamedTuple):
 
 
 class Reservations:
-    """Takes memory from the ledger for gangs and entries, and gives it back."""
+    """Takes memory from the ledger for gangs and entries, and returns it."""
 
     def __init__(
         self,
@@ -48,12 +52,12 @@ class Reservations:
         self._scheduler = scheduler
         self._resources = resources
 
-    # ---- taking
+    # ---- reserve
 
     def reserve(self, node: QueuedNode[GangRun]) -> Reason | None:
-        """Takes what the node's gangs need on their islands. Where it has to wait, what it lacks: memory, or quota.
+        """Take the memory of the node's gangs. Return None, or, if the node has to wait, the reason: memory or quota.
 
-        One that can never fit waits, too, until `waits.hopeless` names it.
+        A node that can never fit also waits, until `waits.hopeless` returns it.
         """
         needs = [self._need(gang) for gang in node.gangs]
         if self.ledger.capacity or node.tenant.memory is not None:
@@ -130,10 +134,10 @@ class Reservations:
             run.blocks.append(self.ledger.take(run.spec.scratch, owner, account))
 
     def _consumed(self, gang: Gang[GangRun]) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
-        """The blocks of donated inputs: an output of the same size is written to one of them.
+        """Return the blocks of donated inputs. An output of the same size is written to one of them.
 
         If other buffers share the memory of an input, workers copy the input and consume the copy. A quota of memory
-        counts this copy. Without a quota it is not counted, since scripts that read an array and donate it then have
+        counts this copy. Without a quota it is not counted, since scripts that read an array and then donate it have
         such a buffer for a moment.
         """
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
@@ -146,16 +150,16 @@ class Reservations:
                     found.setdefault(block.requirement, []).append((entry, block))
         return found
 
-    # ---- giving back
+    # ---- release
 
     def release(self, entry: Entry) -> None:
-        """The buffer's memory is needed no more, or lost."""
+        """Release the memory of a buffer, which is not needed any more, or lost."""
         blocks, entry.blocks = entry.blocks, ()
         if blocks:
             self._leave(blocks)
 
     def ended(self, gang: Gang[GangRun]) -> None:
-        """Its own memory goes, and what only it and those before it needed."""
+        """Release the memory of a gang that has ended, and of values that no later gang needs."""
         gang.node.tenant.gave_back()
         gang.run.inherited = ()
         blocks, gang.run.blocks = gang.run.blocks, []
@@ -170,7 +174,7 @@ class Reservations:
             self.waits.retry(gang.island)
 
     def run_through(self, gang: Gang[GangRun], specs: Sequence[GangSpec]) -> None:
-        """What the gang stands for has run, one after another: what that has left is taken."""
+        """Take and release memory as if these gangs of a delegated run had run one after another."""
         for spec in specs:
             each = Gang(0, gang.island, gang.node, GangRun(gang.run.launch, spec, set()))
             self._take(self._need(each), gang.node.tenant.memory)
@@ -180,8 +184,12 @@ class Reservations:
     def hold_results(
         self, gang: Gang[GangRun], kept: Sequence[tuple[int, MemoryRequirement, int]], lost: Sequence[int]
     ) -> None:
-        """The same, where it is known what is left: values, with their memory, and the arguments that this was of (-1:
-        it is fresh). The `lost` arguments have none any more.
+        """Take the memory of the results of a delegated run on one island.
+
+        Args:
+          gang: the run's gang on the island.
+          kept: results as (value, requirement, donor). The memory is that of argument `donor`, or fresh if it is -1.
+          lost: arguments that lose their memory.
         """
         entries, (host,) = gang.run.launch.entries, gang.hosts
         given: dict[int, list[Block]] = {}
@@ -203,7 +211,7 @@ class Reservations:
             entries[value].blocks += (self.ledger.take(requirement, gang.node.tenant.memory, account),)
 
     def grow(self, gang: Gang[GangRun]) -> None:
-        """The gang takes all that it needs while it runs, in place of what it has of that."""
+        """Release the memory that the gang holds while it runs, and take what its present `scratch` needs."""
         blocks, gang.run.blocks = gang.run.blocks, []
         self._release(blocks)
         if gang.run.spec.scratch:
@@ -211,11 +219,11 @@ class Reservations:
             gang.run.blocks.append(self.ledger.take(gang.run.spec.scratch, gang.node.tenant.memory, account))
 
     def lies_on(self, host: int, entry: Entry) -> bool:
-        """Whether the buffer has memory there."""
+        """Return whether the buffer has memory on the host."""
         return bool(_on((host,), entry))
 
     def dropped(self, dropped: Dropped[GangRun]) -> None:
-        """Free what gangs had taken that were dropped. Their node waits for no memory any more."""
+        """Release the memory of gangs that were dropped, and end their node's wait for memory."""
         self.waits.forget(dropped.node)
         if not dropped.were_committed:
             return
@@ -230,7 +238,7 @@ class Reservations:
             self._release(blocks)
 
     def _leave(self, blocks: Iterable[Block]) -> None:
-        """A buffer has these blocks no more."""
+        """Release blocks that belonged to a buffer."""
         for block in blocks:
             if block.views:
                 block.views -= 1
@@ -243,12 +251,12 @@ class Reservations:
 
 
 def _on(hosts: tuple[int, ...], entry: Entry) -> list[Block]:
-    """The blocks of a buffer that lie on these hosts."""
+    """Return the blocks of a buffer that are on these hosts."""
     return [block for block in entry.blocks if block.requirement[0][0][0] in hosts]
 
 
 def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:
-    """The view's memory on these hosts is that of its source."""
+    """Have the view share the memory of its source on these hosts."""
     for block in _on(hosts, source):
         if block not in view.blocks:
             block.users += 1

@@ -1,19 +1,18 @@
-"""The commit order of gangs: one line an island, none of which contradicts another.
+"""Decide the order in which gangs are committed, with one line of nodes per session and island.
 
 Each node of a launch becomes a queued node, with one gang on each of the node's islands. The queued nodes of a session
 wait in lines, one line per island. A queued node is *ready* if it is at the head of all of its lines and lacks nothing.
-When an island has room, its policy (`launch.policy`) picks a ready node and *commits* it, if there is memory for
-it: at this moment its gangs get their positions in the order of all of its islands, whether these have room now or
-later. So all islands start their gangs in one total order, that of commitment, and what a gang awaits from another
-island stands earlier in it: no two gangs can wait for each other.
+When an island is not full, its policy (`launch.policy`) chooses a ready node, and the scheduler *commits* it if there
+is memory for it. The gangs of the node then get their positions in the orders of all of its islands, including islands
+that are full. So all islands start their gangs in one total order, the order of commitment. If a gang awaits data from
+a gang on another island, that gang is earlier in this order, so no two gangs wait for each other.
 
-Bounded, host by host: an island starts gangs while those in flight on each of their hosts keep it busy for less than
-`BUSY_NS`, at most `window` of them; one whose hosts have no room blocks what comes after it.
-Nodes are committed as late as that allows, so that a newcomer gets in within milliseconds, also between the nodes of
-a long program.
+Work in flight is bounded per host. An island starts gangs until those in flight keep a host busy for `BUSY_NS`, and at
+most `window` of them. A gang that has a full host blocks the gangs behind it. Nodes are committed as late as possible,
+so that a new session gets device time within milliseconds, even between the nodes of a long program.
 
-Pure: `enqueue`, `arrived`, `finished`, `drop`, `pause` and their like are the events; `next` hands out the gangs to
-start, in order, and `touched` names the islands that may have some.
+Pure. Methods such as `enqueue`, `arrived`, `finished`, `drop` and `pause` are the events. `next` returns the gangs to
+start, in order, and `touched` has the islands that may have some.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from atoll.state.in_flight import BUSY_NS, least_in_flight
 from atoll.state.queued_nodes import Dropped, Gang, Payload, QueuedNode
 from atoll.state.tenants import Tenant
 
-# Sets of hosts whose loads are remembered.
+# Limit for the sets of hosts whose loads are cached.
 _MOST_KNOWN = 1024
 
 
 @dataclass(slots=True)
 class HostLoad:
-    """What is in flight on one host."""
+    """The work in flight on one host."""
 
     in_flight: int = 0
     busy_ns: int = 0
@@ -46,7 +45,7 @@ class HostLoad:
 
     @property
     def least(self) -> int:
-        """So many are in flight however long they take."""
+        """The number of gangs that may be in flight, however long they take."""
         return least_in_flight(self.busy_ns)
 
 
@@ -56,44 +55,43 @@ def _no_loads() -> GroupedCounts[int, HostLoad]:
 
 @dataclass(slots=True)
 class IslandLines(Generic[Payload]):
-    """An island's lines, the gangs that have their places in its order, and what is in flight."""
+    """An island's lines, its committed gangs, and its work in flight."""
 
     policy: Policy
     window: int
     most_busy_ns: int
-    hosts: int = 1
+    hosts: int = 1  # number of its hosts
     loads: GroupedCounts[int, HostLoad] = field(default_factory=_no_loads)  # of hosts that have had work
-    # By the hosts of gangs.
-    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostLoad]]] = field(default_factory=dict)
-    loads_version: int = 0  # for which these are known
+    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostLoad]]] = field(default_factory=dict)  # by hosts
+    loads_version: int = 0  # of `loads`, for which `known_loads` is valid
     full_hosts: int = 0
     lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
     committed: deque[Gang[Payload]] = field(default_factory=deque)
     paused: bool = False
     excluded: set[int] = field(default_factory=set)  # sessions that may not start anything here
-    draining: bool = False  # until nothing is in flight: for an exclusive gang
+    draining: bool = False  # nothing starts until nothing is in flight, because of an exclusive gang
     in_flight: int = 0
     busy_ns: int = 0
     unbounded: int = 0  # gangs in flight that run host Python
     started: int = 0
-    delegated: dict[int, int] = field(default_factory=dict)  # by session: committed runs that are not over
-    newest: int = 0  # the session that has started something last
+    delegated: dict[int, int] = field(default_factory=dict)  # committed runs that are not over, by session
+    newest: int = 0  # the session that started the last gang
     exclusive_since: float = float("-inf")  # when another session started a gang last
 
     def others_wait(self, session: int) -> bool:
-        """Whether sessions other than this one have nodes in line."""
+        """Return whether sessions other than this one have nodes in line."""
         lines = self.lines
         return len(lines) > 1 or (len(lines) == 1 and session not in lines)
 
     def note_start(self, session: int, now: float) -> None:
-        """A gang of the session starts."""
+        """Note that a gang of the session starts."""
         self.started += 1
         if session != self.newest:
             self.exclusive_since = now if self.newest else self.exclusive_since
             self.newest = session
 
     def is_full(self, load: HostLoad) -> bool:
-        """Whether the host with this load has no room."""
+        """Return whether a host with this load is full."""
         if load.in_flight >= self.window:
             return True
         # While an unbounded gang runs, gangs in flight may wait for it, and it may wait for gangs in line.
@@ -108,7 +106,7 @@ class IslandLines(Generic[Payload]):
             self.full_hosts += len(group.keys) * group.count.full
 
     def loads_of(self, hosts: tuple[int, ...]) -> list[CountGroup[int, HostLoad]]:
-        """Of these hosts."""
+        """Return the loads of these hosts."""
         if self.loads_version != self.loads.version or len(self.known_loads) > _MOST_KNOWN:
             self.loads_version = self.loads.version
             self.known_loads.clear()
@@ -120,7 +118,7 @@ class IslandLines(Generic[Payload]):
 
 @dataclass(frozen=True)
 class Wait:
-    """The gangs of one session that wait for an island: how many, the first of them, and its reason."""
+    """The gangs of one session that wait for an island: their number, the first of them, and its reason."""
 
     session: int
     gangs: int
@@ -130,7 +128,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Hindrances:
-    """Of an island: what keeps its gangs from being started."""
+    """The conditions of an island that prevent the start of gangs."""
 
     paused: bool
     draining: bool
@@ -139,20 +137,20 @@ class Hindrances:
 
 @dataclass(frozen=True)
 class SchedulerStatistics:
-    """An island's gangs: that wait, are in flight (and the time that these are expected to take), and were started."""
+    """The numbers of an island's gangs."""
 
     waiting: int
     in_flight: int
-    busy_ns: int
+    busy_ns: int  # expected duration of the gangs in flight
     started: int
     window: int
 
 
 class Scheduler(Generic[Payload]):
-    """Decides what each island runs next; `hosts` are how many each of them has, one if not given.
+    """Decides which gang each island starts next. `hosts` has the number of hosts of each island, by default 1.
 
-    Once the window of a host is full, it is filled again only when it is half empty: gangs then leave in batches,
-    one message for many, and the host still has half a window of work.
+    A host whose window is full gets new gangs only when the window is half empty. The gangs are then sent in one
+    message, and the host still has half a window of work.
     """
 
     def __init__(
@@ -172,9 +170,9 @@ class Scheduler(Generic[Payload]):
             IslandLines(policy(), window, busy_ns, count) for count in hosts or [1] * islands
         ]
         self._deferred: dict[int, QueuedNode[Payload]] = {}  # in no line yet, by number
-        # Ready, by the paused island that they need; in the order in which they were held.
+        # Nodes that lack only an island, which is paused or does not admit their sessions; by island, in order.
         self._held: dict[int, dict[QueuedNode[Payload], None]] = {}
-        self.now = 0.0  # when the event happened that is handled, by the controller's clock
+        self.now = 0.0  # time of the event that is being handled, by the controller's clock
         self.touched: set[int] = set()  # islands that may have something to start now
         self.contended: set[int] = set()  # sessions with delegated runs on islands for which another has a ready node
 
@@ -191,19 +189,22 @@ class Scheduler(Generic[Payload]):
         self._reserve = reserve
 
     def use_delegation(self, may: Callable[[QueuedNode[Payload]], bool]) -> None:
-        """Set the predicate to ask before a delegated node is committed. If it denies, it has enqueued other nodes."""
+        """Set the predicate to call before a delegated node is committed.
+
+        If the predicate returns False, it has enqueued other nodes in place of that one.
+        """
         self._may_delegate = may
 
     def add_island(self, hosts: int = 1) -> None:
-        """There is one more, with the next number."""
+        """Add an island, with the next number."""
         self._islands.append(IslandLines(self._policy(), self.window, self._busy_ns, hosts))
 
     def set_window(self, island: int, window: int) -> None:
-        """From now on at most so many gangs are in flight on each host of the island: what its devices can take."""
+        """Set the limit of gangs in flight on each host of the island, which depends on its devices."""
         self._islands[island].window = window
 
     def enqueue(self, node: QueuedNode[Payload]) -> None:
-        """The node joins its session's lines, which are ordered by age."""
+        """Add a node to its session's lines, which are ordered by age."""
         self._deferred.pop(node.number, None)
         for gang in node.gangs:
             line = self._islands[gang.island].lines.setdefault(node.session, deque())
@@ -228,19 +229,19 @@ class Scheduler(Generic[Payload]):
         self._deferred[node.number] = node
 
     def arrived(self, node: QueuedNode[Payload]) -> None:
-        """One of the things that the node waited for has arrived."""
+        """Note that one of the things that the node lacked has arrived."""
         node.missing -= 1
         self._offer(node)
 
-    def lacks(self, node: QueuedNode[Payload], what: Reason) -> None:
-        """The node waits for one thing more than it did, unless its gangs have their places in the order."""
+    def lacks(self, node: QueuedNode[Payload], reason: Reason) -> None:
+        """Note that the node lacks one more thing. This has no effect after the node was committed."""
         node.missing += 1
-        node.lacks = what
+        node.lacks = reason
         if node.gangs and node.gangs[0].state is GangState.READY:
-            self._wait(node, what)
+            self._wait(node, reason)
 
     def next(self, island: int) -> Gang[Payload] | None:
-        """The next gang to start there, or None while the island is full or paused, or no node is ready."""
+        """Return the next gang to start, or None if the island is full or paused, or if no node is ready."""
         state = self._islands[island]
         while not state.draining and not state.paused:
             if not state.committed:
@@ -260,7 +261,7 @@ class Scheduler(Generic[Payload]):
             for group in groups:
                 load = group.count
                 if not load.full and load.in_flight and load.in_flight + gang.weight > state.window:
-                    load.full = True  # for this gang: one that is larger than the window runs when nothing else does
+                    load.full = True  # for this gang; a gang that exceeds the window starts when nothing is in flight
                     state.full_hosts += len(group.keys)
                 is_full = is_full or load.full
             if is_full:
@@ -285,9 +286,7 @@ class Scheduler(Generic[Payload]):
         return None
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
-        """A gang that `next` gave has left its island. Its session is charged the time that it took of the devices,
-        summed over these.
-        """
+        """Note that a started gang has left its island. Charge its session the device time, summed over devices."""
         state = self._islands[gang.island]
         state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
@@ -310,15 +309,15 @@ class Scheduler(Generic[Payload]):
             self.touched.add(gang.island)
 
     def compiled(self, island: int, session: int, tenant: Tenant, nanoseconds: int) -> None:
-        """The CPUs that are the island's devices have compiled for the session for so long: it is charged for that."""
+        """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices."""
         self._islands[island].policy.compiled(session, tenant, nanoseconds)
 
     def retry(self, node: QueuedNode[Payload]) -> None:
-        """What the node lacked when it was to be committed may be there now."""
+        """Offer a node again that lacked memory when it was to be committed."""
         self._offer(node)
 
     def is_idle(self, island: int) -> bool:
-        """Whether nothing is in flight there."""
+        """Return whether nothing is in flight on the island."""
         return not self._islands[island].in_flight
 
     def drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
@@ -330,7 +329,7 @@ class Scheduler(Generic[Payload]):
         return dropped
 
     def drop_session(self, session: int) -> list[Dropped[Payload]]:
-        """Drop what has not started of a session that has ended. Return it by node."""
+        """Drop all gangs that have not started of a session that has ended. Return them by node."""
         waiting = {
             node.number: node
             for island in range(len(self._islands))
@@ -356,7 +355,7 @@ class Scheduler(Generic[Payload]):
         return Dropped(node, gangs, were_committed)
 
     def pause(self, island: int) -> None:
-        """The island starts nothing until `resume`; nor does any node that needs it."""
+        """Start no nodes that need the island until `resume`."""
         self._islands[island].paused = True
 
     def resume(self, island: int) -> None:
@@ -364,14 +363,14 @@ class Scheduler(Generic[Payload]):
         self._offer_held(island)
 
     def remove_island(self, island: int) -> None:
-        """Forget a paused island that is not resumed. All nodes that need it were dropped."""
+        """Clear a paused island that will not be resumed. All nodes that need it were dropped."""
         state = self._islands[island]
         state.committed.clear()
         state.policy = self._policy()
         self._held.pop(island, None)
 
     def exclude(self, island: int, session: int) -> None:
-        """The session starts nothing on the island until `admit`: something that it needs there is missing."""
+        """Start nothing of the session on the island until `admit`, since it lacks functions there."""
         self._islands[island].excluded.add(session)
 
     def admit(self, island: int, session: int) -> None:
@@ -401,7 +400,7 @@ class Scheduler(Generic[Payload]):
     # ---- lines
 
     def _offer(self, node: QueuedNode[Payload]) -> None:
-        """Has it compete where nothing of its own stands in its way."""
+        """Make a node ready if it is in line and lacks nothing."""
         if node.is_in_line:
             self._enter_line(node)
 
@@ -430,13 +429,16 @@ class Scheduler(Generic[Payload]):
             node.enter(GangState.WAITING)
 
     def _hindrance(self, node: QueuedNode[Payload]) -> Reason:
-        """What keeps it from being ready; ORDER where nothing does."""
+        """Return why the node is not ready, or ORDER if it can be ready."""
         if node.behind:
             return Reason.OWN
         return node.lacks if node.missing > 0 else self._held_for(node)
 
     def _held_for(self, node: QueuedNode[Payload]) -> Reason:
-        """Why one of its islands will not take it now; it is offered again when that does. ORDER where all take it."""
+        """Return why one of the node's islands does not take it now, or ORDER if all do.
+
+        The node is offered again when that island takes it.
+        """
         for gang in node.gangs:
             state = self._islands[gang.island]
             if state.paused or node.session in state.excluded:
@@ -476,7 +478,7 @@ class Scheduler(Generic[Payload]):
         self._leave_lines(node)
 
     def _leave_lines(self, node: QueuedNode[Payload]) -> None:
-        """The nodes behind this one move up."""
+        """Remove a node from its lines. The nodes behind it move up."""
         for gang in node.gangs:
             lines = self._islands[gang.island].lines
             line = lines.get(node.session)
@@ -493,22 +495,22 @@ class Scheduler(Generic[Payload]):
             self._offer(line[0])
 
     def nodes(self, island: int) -> list[QueuedNode[Payload]]:
-        """The nodes that wait for the island: committed ones first, then those in line, then deferred ones."""
+        """Return the nodes that wait for the island: first committed ones, then nodes in line, then deferred ones."""
         state = self._islands[island]
         in_line = (node for line in state.lines.values() for node in line)
         deferred = (each for each in self._deferred.values() if any(gang.island == island for gang in each.gangs))
         return [*(gang.node for gang in self._committed(island)), *in_line, *deferred]
 
     def _committed(self, island: int) -> list[Gang[Payload]]:
-        """Return the gangs that have their places in the island's order. The queue may hold some that were dropped."""
+        """Return the committed gangs of the island, without those that were dropped later."""
         return [gang for gang in self._islands[island].committed if gang.state is GangState.COMMITTED]
 
     def others_wait(self, island: int, session: int) -> bool:
-        """Whether sessions other than this one have nodes in line there."""
+        """Return whether sessions other than this one have nodes in line on the island."""
         return self._islands[island].others_wait(session)
 
     def waits(self, island: int) -> list[Wait]:
-        """Who waits for the island, and for what."""
+        """Return the waits for the island, one per session."""
         state = self._islands[island]
         hindrances = Hindrances(state.paused, state.draining, frozenset(state.excluded))
         return waits_of(island, state.lines, self._committed(island), self._deferred.values(), hindrances)
@@ -541,7 +543,7 @@ class Scheduler(Generic[Payload]):
 
 
 def _enough(node: QueuedNode[Any]) -> None:
-    """No memory is lacking, where nobody counts it."""
+    """Reserve nothing: the default if memory is not counted."""
 
 
 def waits_of(
@@ -551,7 +553,7 @@ def waits_of(
     deferred: Iterable[QueuedNode[Payload]],
     hindrances: Hindrances,
 ) -> list[Wait]:
-    """By session, in the order of their first gangs. What stands deferred comes after what is in line."""
+    """Return the waits by session, in the order of their first gangs. Deferred nodes follow the nodes in line."""
     counts: dict[int, int] = {}
     firsts: dict[int, Gang[Payload]] = {}
     for gang in committed:
@@ -559,18 +561,18 @@ def waits_of(
         firsts.setdefault(gang.node.session, gang)
     for session, line in lines.items():
         counts[session] = counts.get(session, 0) + len(line)
-        firsts.setdefault(session, _there(line[0], island))
+        firsts.setdefault(session, _gang_on(line[0], island))
     for node in deferred:
         if any(gang.island == island for gang in node.gangs):
             counts[node.session] = counts.get(node.session, 0) + 1
-            firsts.setdefault(node.session, _there(node, island))
+            firsts.setdefault(node.session, _gang_on(node, island))
     return [
         Wait(session, counts[session], first, _reason(first.node, hindrances))  # type: ignore[arg-type]
         for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
     ]
 
 
-def _there(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
+def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
     return next(gang for gang in node.gangs if gang.island == island)
 
 

@@ -1,8 +1,7 @@
-"""Sequential dispatch: a session's gangs are dispatched one after another, each when the one before is known to be
-enqueued on all of its hosts.
+"""Sequential dispatch of a session's nodes: each node is dispatched when all hosts have enqueued the previous one.
 
-The fallback for what cannot be dispatched ahead, and what parallel dispatch is measured against (section 4.5 of the
-Pathways paper).
+This is the fallback for launches that cannot be dispatched ahead, and the baseline for parallel dispatch (section 4.5
+of the Pathways paper).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from atoll.state.queued_nodes import Gang, Payload, QueuedNode
 
 
 class SequentialDispatch(Generic[Payload]):
-    """The node of each session that is dispatched now, and those that wait for it.
+    """The node of each session that is being dispatched, and the nodes that wait for it.
 
     A node joins before it is enqueued with the scheduler.
     """
@@ -26,12 +25,12 @@ class SequentialDispatch(Generic[Payload]):
         self._scheduler = scheduler
         self._current: dict[int, QueuedNode[Payload]] = {}
         self._next: dict[int, deque[QueuedNode[Payload]]] = {}
-        self._unacknowledged: dict[int, int] = {}  # hosts that have yet to acknowledge, by sequence
-        self._unstarted: dict[int, int] = {}  # gangs of the current node, by its number
+        self._unacknowledged: dict[int, int] = {}  # number of hosts that have not acknowledged, by sequence
+        self._unstarted: dict[int, int] = {}  # number of gangs of current nodes, by node
         self._joined = 0
 
     def join(self, node: QueuedNode[Payload]) -> None:
-        """The node waits for all of its session that joined before it: in its lines, too, whatever its age."""
+        """Have a node wait for all earlier nodes of its session. Its age becomes its place among them."""
         self._joined += 1
         node.age = self._joined
         if node.session in self._current:
@@ -41,12 +40,12 @@ class SequentialDispatch(Generic[Payload]):
             self._begin(node)
 
     def started(self, gang: Gang[Payload], hosts: int) -> None:
-        """The gang was sent to so many hosts."""
+        """Note that the gang was sent to `hosts` hosts."""
         self._unacknowledged[gang.sequence] = hosts
         self._unstarted[gang.node.number] -= 1
 
     def enqueued(self, gang: Gang[Payload]) -> None:
-        """One of its hosts has enqueued the gang."""
+        """Note that a host has enqueued the gang."""
         left = self._unacknowledged.get(gang.sequence, 0) - 1
         if left > 0:
             self._unacknowledged[gang.sequence] = left
@@ -54,7 +53,7 @@ class SequentialDispatch(Generic[Payload]):
             self.ended(gang)
 
     def ended(self, gang: Gang[Payload]) -> None:
-        """All hosts of the gang have enqueued it, or it has ended: no more is reported of it."""
+        """Note that all hosts have enqueued the gang, or that it has ended."""
         self._unacknowledged.pop(gang.sequence, None)
         node = gang.node
         is_dispatched = not any(other.sequence in self._unacknowledged for other in node.gangs)
@@ -62,11 +61,11 @@ class SequentialDispatch(Generic[Payload]):
             self.finish(node)
 
     def finish(self, node: QueuedNode[Payload]) -> None:
-        """The node has been dispatched, or never will be: the next of its session follows."""
+        """Begin the next node of the session, since this one was dispatched or never will be."""
         if self._current.get(node.session) is not node:
             return
         del self._current[node.session], self._unstarted[node.number]
-        self._go_on(node.session)
+        self._begin_next(node.session)
 
     def withdraw(self, node: QueuedNode[Payload]) -> None:
         """Forget a dropped node, which others will replace: see `precede`."""
@@ -93,16 +92,16 @@ class SequentialDispatch(Generic[Payload]):
                 own.append(current)
             line.extendleft(reversed(own))
             if session not in self._current:
-                self._go_on(session)
+                self._begin_next(session)
 
     def forget(self, session: int) -> None:
-        """The session has ended."""
+        """Forget a session that has ended."""
         self._next.pop(session, None)
         node = self._current.pop(session, None)
         if node is not None:
             del self._unstarted[node.number]
 
-    def _go_on(self, session: int) -> None:
+    def _begin_next(self, session: int) -> None:
         line = self._next.get(session)
         while line:
             following = line.popleft()
