@@ -11,7 +11,7 @@ KEY_VARIABLE = "ATOLL_KEY_FILE"
 
 
 def default_cache_directory(wanted: str = "") -> str:
-    """Return the directory for compiled programs: $ATOLL_CACHE_DIR ("off" for ""), `wanted`, or one of the user."""
+    """Return $ATOLL_CACHE_DIR ("" if it is "off"), `wanted`, or the default directory for compiled programs."""
     chosen = os.environ.get("ATOLL_CACHE_DIR", "")
     if chosen == OFF:
         return ""
