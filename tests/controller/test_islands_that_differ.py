@@ -36,11 +36,11 @@ def test_a_session_has_the_devices_of_all_islands_with_their_meshes() -> None:
 
 
 def test_devices_are_numbered_through_the_cluster() -> None:
-    islands = report(play_on(LARGE, SMALL).controller)["islands"]
-    numbers = [[device["id"] for host in island["hosts"] for device in host["devices"]] for island in islands]
+    islands = report(play_on(LARGE, SMALL).controller).islands
+    numbers = [[device.id for host in island.hosts for device in host.devices] for island in islands]
     assert numbers == [[0, 1, 2, 3], [4, 5, 6]]
-    assert [island["mesh"] for island in islands] == [[2, 2], [3]]
-    assert islands[1]["shape"] == {"hosts": 1, "devices": 3, "platform": "cpu", "mesh": (), "kind": "tpu"}
+    assert [island.mesh for island in islands] == [(2, 2), (3,)]
+    assert islands[1].shape == IslandShape(1, 3, "cpu", kind="tpu")
 
 
 @pytest.mark.parametrize(

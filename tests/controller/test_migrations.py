@@ -284,7 +284,7 @@ class IslandPlay(MovePlay):
 
     @property
     def states(self) -> list[str]:
-        return [island["state"] for island in report(self.controller)["islands"]]
+        return [island.state for island in report(self.controller).islands]
 
 
 def test_an_island_is_added_while_a_session_runs():

@@ -12,6 +12,7 @@ from atoll.cluster.virtual_devices import Slice
 from atoll.errors import OK, Code
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
+from atoll.telemetry.snapshot import SliceSnapshot
 from tests.controller.play import Play
 
 
@@ -107,6 +108,6 @@ def test_the_report_says_which_physical_devices_a_slice_has():
     add(play, count=2)
     devices = play.controller.sessions[play.session].devices
     devices.relocate({0: DeviceLocation(1, 1, 0), 1: DeviceLocation(1, 1, 1), 3: DeviceLocation(0, 0, 0)})
-    (session,) = report(play.controller)["sessions"]
-    assert session["slices"] == [{"id": 1, "shape": [2], "island": 1, "virtual": [0, 1], "physical": [2, 3]}]
-    assert session["moved"] == {"3": 0}
+    (session,) = report(play.controller).sessions
+    assert session.slices == (SliceSnapshot(id=1, shape=(2,), island=1, virtual=(0, 1), physical=(2, 3)),)
+    assert session.moved == {"3": 0}

@@ -134,7 +134,7 @@ def test_others_have_the_memory_and_the_exclusive_devices_meanwhile():
     assert "waits for device 0, which other sessions use" in said.message
     assert play.resume(wait=100.0) == []
     play.tick(1.0)
-    assert "waits for device 0" in report(play.controller)["sessions"][0]["state"]
+    assert "waits for device 0" in report(play.controller).sessions[0].state
     play.close(third)
     play.tick(2.0)
     assert any(isinstance(each, m.SendSpilled) for each in play.outbox())

@@ -12,7 +12,7 @@ def test_events_are_numbered_and_dated_and_the_oldest_go():
     for number in range(4):
         now[0] = float(number)
         history.record("failed", f"why {number}", island=number)
-    assert [(each["number"], each["seconds"], each["island"]) for each in history.events()] == [
+    assert [(each.number, each.seconds, each.island) for each in history.events()] == [
         (3, 2.0, 2),
         (4, 3.0, 3),
     ]
@@ -23,8 +23,8 @@ def test_operations_are_done_or_refused():
     history = History(lambda: 0.0)
     history.operation(OK, "island 1 is up")
     history.operation(Status(Code.NOT_FOUND, "there is none"), "")
-    assert [(each["kind"], each["text"]) for each in history.events()] == [
+    assert [(each.kind, each.text) for each in history.events()] == [
         ("operation", "island 1 is up"),
         ("refused", "there is none"),
     ]
-    assert {each["kind"] for each in history.events()} <= set(KINDS)
+    assert {each.kind for each in history.events()} <= set(KINDS)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
-
 from atoll.cluster.sandbox.grants import PythonRules, View
 from atoll.cluster.settings import ClusterSettings, OnOff
 from atoll.cluster.tenant_settings import DEFAULT_NAME, DEFAULT_TENANT, MOST_TENANTS, TenantRole, TenantSettings
@@ -136,8 +134,3 @@ class Tenants:
 
 def _one_of_several(settings: TenantSettings) -> Tenant:
     return Tenant(settings, memory=MemoryLedger(), is_one_of_several=True)
-
-
-def without_tokens(settings: TenantSettings) -> TenantSettings:
-    """Return the settings for display."""
-    return msgspec.structs.replace(settings, token_hash="")

@@ -13,65 +13,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from atoll.cluster.locations import HostDevice
-from atoll.cluster.resources import ResourceManager
-from atoll.launch.scheduler import Scheduler
+from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import CLIENT_HANDLES, PROXY_HANDLES
 from atoll.state.buffer_directory import Entry
-from atoll.state.memory_ledger import Block, MemoryLedger
+from atoll.state.memory_ledger import Block
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Session
-from atoll.state.stepped_work import Remains
-from atoll.state.tenants import Tenants
+from atoll.telemetry.report import ReportSource
 
 CHECK_SECONDS = 5.0  # for all hosts and proxies to answer
 _MOST_NAMED = 20
 
 
-class Launching(Protocol):
-    """The parts of the launcher that the check reads."""
-
-    @property
-    def in_flight(self) -> Mapping[int, Gang[GangRun]]: ...
-    @property
-    def scheduler(self) -> Scheduler[GangRun]: ...
-    @property
-    def remains(self) -> Remains: ...
-
-
-class Checked(Protocol):
-    """The parts of the controller that the check reads."""
-
-    @property
-    def sessions(self) -> dict[int, Session]: ...
-    @property
-    def resources(self) -> ResourceManager: ...
-    @property
-    def launcher(self) -> Launching: ...
-    @property
-    def memory(self) -> MemoryLedger: ...
-    @property
-    def tenants(self) -> Tenants: ...
-
-
-def contradictions(checked: Checked) -> list[str]:
+def contradictions(controller: ReportSource) -> list[str]:
     """Return one sentence per contradiction in the controller's state."""
-    return [*_memory(checked), *_gangs(checked), *_sessions(checked)]
+    return [*_memory(controller), *_gangs(controller), *_sessions(controller)]
 
 
-def _memory(checked: Checked) -> Iterator[str]:
+def _memory(controller: ReportSource) -> Iterator[str]:
     """Check that the ledger's sums equal the blocks of buffers and gangs."""
-    gangs = [*checked.launcher.in_flight.values(), *_waiting(checked)]
-    entries = [entry for session in checked.sessions.values() for entry in session.directory.entries.values()]
+    gangs = [*controller.launcher.in_flight.values(), *_waiting(controller)]
+    entries = [entry for session in controller.sessions.values() for entry in session.directory.entries.values()]
     entries += [entry for gang in gangs for entry in gang.run.launch.entries]
-    entries += checked.launcher.remains.left(Entry)
+    entries += controller.launcher.remains.left(Entry)
     held = [block for entry in entries for block in entry.blocks]
     held += [block for gang in gangs for block in gang.run.blocks]
-    yield from _differences("the ledger", checked.memory.used, held)
-    for tenant in checked.tenants.by_name.values():
+    yield from _differences("the ledger", controller.launcher.memory.ledger.used, held)
+    for tenant in controller.tenants.by_name.values():
         if tenant.memory is not None:
             own = [block for block in held if block.owner is tenant.memory]
             yield from _differences(f"the ledger of tenant {tenant.name}", tenant.memory.used, own)
@@ -91,27 +62,27 @@ def _differences(whose: str, used: Mapping[HostDevice, int], held: Iterable[Bloc
             )
 
 
-def _waiting(checked: Checked) -> list[Gang[GangRun]]:
-    scheduler = checked.launcher.scheduler
-    nodes = {id(node): node for island in checked.resources.islands for node in scheduler.nodes(island)}
+def _waiting(controller: ReportSource) -> list[Gang[GangRun]]:
+    scheduler = controller.launcher.scheduler
+    nodes = {id(node): node for island in controller.resources.islands for node in scheduler.nodes(island)}
     return [gang for node in nodes.values() for gang in node.gangs]
 
 
-def _gangs(checked: Checked) -> Iterator[str]:
+def _gangs(controller: ReportSource) -> Iterator[str]:
     """Check that islands count gangs exactly while they have some in flight."""
-    in_flight = Counter(gang.island for gang in checked.launcher.in_flight.values() if gang.run.spec.weight)
-    for island in checked.resources.islands:
-        counted = checked.launcher.scheduler.statistics(island).in_flight
+    in_flight = Counter(gang.island for gang in controller.launcher.in_flight.values() if gang.run.spec.weight)
+    for island in controller.resources.islands:
+        counted = controller.launcher.scheduler.statistics(island).in_flight
         if bool(counted) != bool(in_flight[island]):
             yield f"island {island} counts {counted} segments in flight, but has {in_flight[island]} gangs"
 
 
-def _sessions(checked: Checked) -> Iterator[str]:
-    open_ones = Counter(session.tenant.name for session in checked.sessions.values())
-    for name, tenant in checked.tenants.by_name.items():
+def _sessions(controller: ReportSource) -> Iterator[str]:
+    open_ones = Counter(session.tenant.name for session in controller.sessions.values())
+    for name, tenant in controller.tenants.by_name.items():
         if tenant.sessions < open_ones[name]:  # more may wait until the cluster is complete
             yield f"tenant {name} counts {tenant.sessions} sessions, but has {open_ones[name]}"
-    for number, session in checked.sessions.items():
+    for number, session in controller.sessions.items():
         entries = session.directory.entries
         if session.directory.nbytes != (nbytes := sum(entry.nbytes for entry in entries.values())):
             yield f"session {number} counts {session.directory.nbytes} bytes of arrays, but has {nbytes}"
@@ -145,22 +116,13 @@ class _Check:
     differences: list[str] = field(default_factory=list)
 
 
-class CheckOutbox(Protocol):
-    """The parts of the controller's outbox that checks use."""
-
-    def flush_frees(self) -> None: ...
-    def to_host(self, host: int, message: Any) -> None: ...
-    def to_session(self, session: int, message: Any) -> None: ...
-    def send(self, connection: int, message: Any) -> None: ...
-
-
 class Checks:
     """The running checks of a controller."""
 
     def __init__(
         self,
-        controller: Checked,
-        outbox: CheckOutbox,
+        controller: ReportSource,
+        outbox: Outbox,
         hosts: Mapping[int, int],
         proxies: Mapping[int, int],
         away: Container[int],

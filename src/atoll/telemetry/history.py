@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
 
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRemoved, IslandRestarted, Lifecycle
 from atoll.errors import Status
+from atoll.telemetry.snapshot import Event
 
 MOST_EVENTS = 200
 
@@ -33,7 +33,7 @@ class History:
     def __init__(self, clock: Callable[[], float], most: int = MOST_EVENTS) -> None:
         self.counts: Counter[tuple[str, int]] = Counter()  # per kind and island; -1 for no island
         self._clock = clock
-        self._events: deque[dict[str, Any]] = deque(maxlen=most)
+        self._events: deque[Event] = deque(maxlen=most)
         self._next = 1
 
     def subscribe(self, lifecycle: Lifecycle) -> None:
@@ -57,23 +57,22 @@ class History:
     def record(self, kind: str, text: str, island: int = -1, session: int = 0, tenant: str = "") -> None:
         """Record an event of an island, a session or the cluster. Only `tenant`, if given, sees the event."""
         self.counts[kind, island] += 1
-        self._events.append(
-            {
-                "number": self._next,
-                "seconds": self._clock(),
-                "kind": kind,
-                "text": text,
-                "island": island,
-                "session": session,
-                "tenant": tenant,
-            }
+        event = Event(
+            number=self._next,
+            seconds=self._clock(),
+            kind=kind,
+            text=text,
+            island=island,
+            session=session,
+            tenant=tenant,
         )
+        self._events.append(event)
         self._next += 1
 
     def operation(self, status: Status, text: str) -> None:
         """Record that an operator's request succeeded or was refused."""
         self.record("operation" if status.ok else "refused", text if status.ok else status.message)
 
-    def events(self, tenant: str = "") -> list[dict[str, Any]]:
+    def events(self, tenant: str = "") -> tuple[Event, ...]:
         """Return the last events, oldest first. With a `tenant`, return only events of islands and its own."""
-        return [each for each in self._events if not tenant or each["tenant"] == tenant or each["kind"] in ISLAND_KINDS]
+        return tuple(each for each in self._events if not tenant or each.tenant == tenant or each.kind in ISLAND_KINDS)

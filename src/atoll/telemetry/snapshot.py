@@ -6,13 +6,12 @@ defaults, and unknown fields are ignored. Times are in seconds of the controller
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.tenant_settings import DEFAULT_NAME
+from atoll.cluster.topology import IslandShape
 from atoll.protocol.events import Load
 
 
@@ -36,8 +35,8 @@ class HostSnapshot(SnapshotStruct, frozen=True):
     pid: int = 0
     machine: str = ""
     state: str = ""
-    devices: tuple[DeviceSnapshot, ...] = ()
     sandbox: Mechanisms | None = None
+    devices: tuple[DeviceSnapshot, ...] = ()
 
 
 class IslandSnapshot(SnapshotStruct, frozen=True):
@@ -46,7 +45,7 @@ class IslandSnapshot(SnapshotStruct, frozen=True):
     id: int
     state: str
     waits_for: str | None = None
-    shape: dict[str, Any] = {}
+    shape: IslandShape | None = None
     mesh: tuple[int, ...] = ()
     restarts: int = 0
     last_failure: str | None = None
@@ -59,12 +58,16 @@ class IslandSnapshot(SnapshotStruct, frozen=True):
 
 
 class MachineSnapshot(SnapshotStruct, frozen=True):
+    """A machine, as in `protocol.messages.MachineReport`."""
+
     name: str
     address: str = ""
+    state: str = ""
     group: str = ""
     devices: dict[str, int] = {}
     memory_bytes: int = 0
-    state: str = ""
+    host: int = -1
+    leaves: str = ""
 
 
 class SliceSnapshot(SnapshotStruct, frozen=True):
@@ -83,13 +86,14 @@ class SessionSnapshot(SnapshotStruct, frozen=True):
     arrays: int = 0
     bytes: int = 0
     programs: int = 0
+    state: str = ""  # "" while it runs; otherwise the progress of its suspension
+    spilled_bytes: int = 0  # the part of `bytes` that is in host memory or on disk, not on devices
     functions: int = 0
     launches: int = 0
     in_flight: int = 0
     slices: tuple[SliceSnapshot, ...] = ()
+    # The physical devices of the virtual devices that belong to no slice and have moved since the session began.
     moved: dict[str, int] = {}
-    state: str = ""  # "" while it runs; otherwise the progress of its suspension
-    spilled_bytes: int = 0  # the part of `bytes` that is in host memory or on disk, not on devices
 
 
 class TenantSnapshot(SnapshotStruct, frozen=True):
@@ -164,7 +168,7 @@ class Gangs(SnapshotStruct, frozen=True):
     transfers: tuple[Transfers, ...] = ()
 
 
-class Wait(SnapshotStruct, frozen=True):
+class WaitSnapshot(SnapshotStruct, frozen=True):
     """The gangs of a session that wait for an island, and the reason of the first of them."""
 
     session: int
@@ -212,19 +216,19 @@ class Snapshot(SnapshotStruct, frozen=True):
     version: str = ""
     topology: str = ""
     wait_seconds: float = 0.0
-    seconds: float = 0.0
     islands: tuple[IslandSnapshot, ...] = ()
     machines: tuple[MachineSnapshot, ...] = ()
     sessions: tuple[SessionSnapshot, ...] = ()
     tenants: tuple[TenantSnapshot, ...] = ()
     viewer: Viewer = Viewer()
+    python: PythonRules = PythonRules()  # for the viewer's sessions
+    seconds: float = 0.0
     gangs: tuple[Gangs, ...] = ()
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[WaitSnapshot, ...] = ()
     events: tuple[Event, ...] = ()
     event_counts: tuple[EventCount, ...] = ()
     load: ControllerLoad = ControllerLoad()
     functions: Functions = Functions()
-    python: PythonRules = PythonRules()  # for the viewer's sessions
 
     @property
     def devices(self) -> int:

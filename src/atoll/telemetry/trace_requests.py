@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import msgspec
 
+from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
 from atoll.protocol.spans import SessionCalls, SessionName, Span, TraceRecord
 from atoll.state.session import Session
@@ -26,13 +26,6 @@ MOST_RECORDINGS = 16
 MOST_WATCHED = 2000  # spans per answer to a live view
 ANSWER_SECONDS = 2.0  # for proxies to send their recordings
 _MOST_NAMES = 10_000  # of sessions that have ended
-
-
-class TraceOutbox(Protocol):
-    """The parts of the controller's outbox that tracing uses."""
-
-    def send(self, connection: int, message: Any) -> None: ...
-    def to_session(self, session: int, message: Any) -> None: ...
 
 
 @dataclass
@@ -63,7 +56,7 @@ class Tracing:
     """Answers requests for traces. `ping()` makes all hosts read their clocks. Pure."""
 
     def __init__(
-        self, trace: Trace, sessions: Mapping[int, Session], outbox: TraceOutbox, ping: Callable[[float], None]
+        self, trace: Trace, sessions: Mapping[int, Session], outbox: Outbox, ping: Callable[[float], None]
     ) -> None:
         self._trace = trace
         self._sessions = sessions
