@@ -286,7 +286,9 @@ def test_who_dials_anew_after_each_loss_learns_of_the_standby_too(play):
     async def scene(pair: Pair) -> None:
         there = await Peer.open(pair.first, "operator")  # whose connection ends with its socket, as a host agent's does
         learned: list[tuple[str, ...]] = []
-        there.connection.on_link = lambda message: learned.append(message.addresses)  # type: ignore[union-attr]
+        there.connection.set_handlers(
+            there.inbox.put_nowait, lambda reason: None, lambda message: learned.append(message.addresses)
+        )
         await until(lambda: learned == [(str(pair.second),)])
         pair.running.cancel()
         await until(lambda: learned[1:] == [()])

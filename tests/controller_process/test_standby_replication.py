@@ -145,7 +145,8 @@ def test_peers_know_of_a_lost_standby_for_as_long_as_it_may_have_taken_over(monk
         made._rely_on(connection)
         made._rely_on(connection)
         assert told == [("tls://there:1",)]
-        connection.on_lost("it was frozen")
+        _, on_lost, _ = connection.set_handlers.call_args.args
+        on_lost("it was frozen")
         assert made.takeover_suspicion()
         await asyncio.sleep(0)
         assert told == [("tls://there:1",)]
@@ -168,11 +169,12 @@ def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up(monkey
         connection = Mock()
         made.serve(connection, m.Hello(m.PROTOCOL, "standby", "", 1, __version__, "tls://there:1"))
         await asyncio.sleep(0.3)
-        connection.on_link(Acknowledge(1, 0))  # it stands by, and is busy with what came meanwhile
+        _, _, on_link = connection.set_handlers.call_args.args
+        on_link(Acknowledge(1, 0))  # it stands by, and is busy with what came meanwhile
         await asyncio.sleep(0.3)
         assert not connection.abort.called
         assert told == []
-        connection.on_link(Acknowledge(2, len(made._heartbeats) + 1))
+        on_link(Acknowledge(2, len(made._heartbeats) + 1))
         await asyncio.sleep(0.15)
         assert told == [("tls://there:1",)]
         assert made._is_followed

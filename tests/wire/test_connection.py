@@ -452,6 +452,5 @@ def in_cycles() -> Connection:
     def on_message(message: Any) -> None:
         connection.close()
 
-    connection = Connection(Note | Count, on_message, lambda reason: on_message(reason))
-    connection.on_link = on_message
+    connection = Connection(Note | Count, on_message, lambda reason: on_message(reason), on_link=on_message)
     return connection

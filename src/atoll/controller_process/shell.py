@@ -117,14 +117,14 @@ class ControllerShell:
             lambda connection: self._to_acknowledge.append(connection),  # at the end of this turn, when it is safe
             self.flush_now,
             watch_in_loop,
+            self._end_superseded,
+            lambda: self._replication.takeover_suspicion(),
         )
-        self.resumable.on_superseded = self._end_superseded
         self._own = (options.advertise or options.listen,) if options.standby else ()  # peers dialed another address
         self.resumable.alternate_addresses = self._own
         self._replication = StandbyReplication(
             self.controller, lambda: self.journal, self._report, self._announce, self.resumable
         )
-        self.resumable.takeover_suspicion = self._replication.takeover_suspicion
         self._resumes = grace_seconds > 0
         self.failure = ""  # the bug that ended this controller, which does nothing afterwards
         self.superseded_by = 0  # the term of a controller that has taken over; this one does nothing afterwards
@@ -198,7 +198,7 @@ class ControllerShell:
         on_message, on_lost = self._callbacks(number)
 
         def on_first(message: Any) -> None:
-            connection.on_message = on_message
+            connection.set_handlers(on_message, on_lost, on_link)
             if self._resumes and is_standby(message):
                 on_lost("it is a standby of this controller")
                 self._replication.serve(connection, clean(message))
@@ -216,7 +216,7 @@ class ControllerShell:
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
                 on_lost(f"it resumes connection {message.number}")
-                connection.on_lost = lambda reason: None
+                connection.ignore()
                 connection.limit_frames(self._limits_of(message.number))
                 self.resumable.resume(connection, message)
 
@@ -238,9 +238,9 @@ class ControllerShell:
             on_lost,
             name="a client of the controller",
             on_made=on_made,
+            on_link=on_link,
             unauthenticated=self._unauthenticated,
         )
-        connection.on_link = on_link
         return connection
 
     def _limits_of(self, number: int) -> FrameLimits | None:

@@ -139,9 +139,14 @@ class Standby:
                 self._is_over.set_result(False)
 
         connection = await connect(
-            self._address, ToStandby, on_message, on_lost, name="the controller", identity=self._own_identity
+            self._address,
+            ToStandby,
+            on_message,
+            on_lost,
+            name="the controller",
+            on_link=on_link,
+            identity=self._own_identity,
         )
-        connection.on_link = on_link
         self._reset()
         where = self._options.advertise or self._options.listen
         token = token_for(self._address, Role.ENGINE)
@@ -217,9 +222,13 @@ class Standby:
                 self._on_resume_attempt(message)
 
         connection = Connection(
-            m.ToController, refuse, lambda reason: None, name="a peer", unauthenticated=self._unauthenticated
+            m.ToController,
+            refuse,
+            lambda reason: None,
+            name="a peer",
+            on_link=on_link,
+            unauthenticated=self._unauthenticated,
         )
-        connection.on_link = on_link
         return connection
 
     def _on_resume_attempt(self, message: Resume) -> None:
@@ -264,9 +273,14 @@ class Standby:
 
             try:
                 connection = await connect(
-                    self._address, Any, done, done, name="the earlier controller", identity=self._own_identity
+                    self._address,
+                    Any,
+                    done,
+                    done,
+                    name="the earlier controller",
+                    on_link=done,
+                    identity=self._own_identity,
                 )
-                connection.on_link = done
                 connection.send_link(announcement)
                 async with asyncio.timeout(_MOST_RETRY_SECONDS):
                     await answer

@@ -83,14 +83,14 @@ class StandbyReplication:
         """Serve a connection whose first message is the Hello of a standby."""
         refused = self._refusal(connection, hello)
         if refused is not None:
-            connection.on_lost = lambda reason: None
+            connection.ignore()
             connection.refuse(refused.message)
             connection.send(m.Refused(refused))
             connection.close()
             return
         connection.authenticated()
         connection.name = f"the standby at {hello.label}"
-        connection.on_lost, connection.on_link = self._lost, self._link
+        connection.set_handlers(lambda message: None, self._lost, self._link)  # a standby sends only link messages
         self._standby, self._address = connection, hello.label
         self._snapshot_number, self._has_snapshot, self._stands_by = 0, False, False
         self._heartbeats.clear()

@@ -118,7 +118,15 @@ class Supervisor:
         while True:
             try:
                 link = await dial(
-                    address, ToEngine, self._handle, self._link_lost, name="the controller", identity=identity
+                    address,
+                    ToEngine,
+                    self._handle,
+                    self._link_lost,
+                    name="the controller",
+                    identity=identity,
+                    on_away=partial(self._cut_off, True),
+                    on_back=partial(self._cut_off, False),
+                    on_silence=self._cut_off,  # messages of agents pass through the controller
                 )
                 break
             except AccessError:
@@ -128,9 +136,6 @@ class Supervisor:
                     raise
                 await asyncio.sleep(_RETRY_SECONDS)
         self._link = link
-        link.on_away = partial(self._cut_off, True)
-        link.on_back = partial(self._cut_off, False)
-        link.on_silence = self._cut_off  # messages of agents pass through the controller
         token = token_for(self._address, Role.ENGINE)
         engine = self._options.settings.engine
         link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))

@@ -139,9 +139,8 @@ class Joiners:
     def serve(self, connection: Connection) -> None:
         """Answer one message of the connection, and close it after `ENROLL_SECONDS` if none arrives."""
         connection.name = "a process that joins"
-        connection.expect(FromJoiner, partial(self._answer, connection))
         deadline = asyncio.get_running_loop().call_later(ENROLL_SECONDS, connection.close)
-        connection.on_lost = lambda reason: deadline.cancel()
+        connection.expect(FromJoiner, partial(self._answer, connection), lambda reason: deadline.cancel())
 
     def _answer(self, connection: Connection, message: Any) -> None:
         now, peer = asyncio.get_running_loop().time(), connection.peer

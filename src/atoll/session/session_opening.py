@@ -177,8 +177,7 @@ class _Opening:
                 outgoing = Outgoing(self._connection, self._loop.call_later)
                 session = ClusterSession(message, outgoing, channels, self._loop.create_future, self._first_handle)
                 self._opened = session
-                self._connection.on_message = session.handle
-                self._connection.on_lost = session.connection_lost
+                self._connection.set_handlers(session.handle, session.connection_lost)
                 session.lease = lease
                 lease.renew(CLIENT_LEASES * message.lease)  # until the first ping, which may never arrive
                 self._answer(session)

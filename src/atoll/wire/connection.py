@@ -76,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
     `unauthenticated` counts an accepted connection until `authenticated()` is called. Until then, the peer can send
     only small frames, and the connection may be dropped.
 
-    `on_link(message)` receives link messages, and `on_read()` runs after each read. Both are for `wire.resumption`.
+    `on_link(message)` receives link messages; see `wire.resumption`.
     """
 
     def __init__(
@@ -87,13 +87,14 @@ class Connection(asyncio.BufferedProtocol):
         *,
         name: str = "peer",
         on_made: Callable[[Connection], None] | None = None,
+        on_link: Callable[[AnyLinkMessage], None] | None = None,
         unauthenticated: UnauthenticatedConnections | None = None,
     ) -> None:
         self.name = name
-        self.on_message = on_message
-        self.on_lost = on_lost
-        self.on_link: Callable[[AnyLinkMessage], None] = lambda message: None
-        self.on_read: Callable[[], None] | None = None
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_link = on_link or _ignore
+        self._on_read: Callable[[], None] | None = None
         self.peer_role = self.peer_name = ""  # from the peer's certificate; "" without TLS
         self.is_broken = False  # an error of one side ended the connection, not the loss of its socket
         self._on_made = on_made
@@ -199,9 +200,27 @@ class Connection(asyncio.BufferedProtocol):
             self._on_made(self)
         self.flush()
 
-    def expect(self, message_type: Any, on_message: Callable[[Any], None]) -> None:
-        """Set the type of the peer's messages. Call this before the first message."""
-        self._decoder, self.on_message = self._new_decoder(message_type), on_message
+    def set_handlers(
+        self,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[str], None],
+        on_link: Callable[[AnyLinkMessage], None] | None = None,
+        on_read: Callable[[], None] | None = None,
+    ) -> None:
+        """Hand the connection over to other handlers, as `asyncio.BaseTransport.set_protocol` does.
+
+        They replace all handlers, from the next message of the current read on. `on_read()` runs after each read.
+        """
+        self._on_message, self._on_lost, self._on_link, self._on_read = on_message, on_lost, on_link or _ignore, on_read
+
+    def ignore(self) -> None:
+        """Call no handlers anymore."""
+        self.set_handlers(_ignore, _ignore)
+
+    def expect(self, message_type: Any, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+        """Hand the connection over to handlers of another type of messages. Call this before the first message."""
+        self._decoder = self._new_decoder(message_type)
+        self.set_handlers(on_message, on_lost)
 
     def _new_decoder(self, message_type: Any) -> FrameDecoder:
         limit = MAX_FRAME if self._unauthenticated is None else MAX_FIRST_FRAME
@@ -237,14 +256,14 @@ class Connection(asyncio.BufferedProtocol):
                 if self._closed:
                     return
                 self.messages_in += 1
-                self.on_message(message)
+                self._on_message(message)
         except AtollError as error:
             self._break(f"{self.name} sent invalid data: {error}")
         except Exception as error:
             _log.exception("cannot handle a message from %s", self.name)
             self._break(f"cannot handle a message from {self.name}: {error}")
-        if self.on_read is not None:
-            self.on_read()
+        if self._on_read is not None:
+            self._on_read()
         if nbytes == self._full_read and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._loop.call_soon(self._resume_reading)
@@ -256,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
     def _link(self, content: memoryview) -> None:
         message = decode_link(content)
         if not self._closed:
-            self.on_link(message)
+            self._on_link(message)
 
     def eof_received(self) -> bool:
         return False
@@ -278,8 +297,8 @@ class Connection(asyncio.BufferedProtocol):
         Otherwise, ended connections and their buffers would stay until the garbage collector runs, which takes long if
         there are many.
         """
-        self.on_message, self.on_lost, self.on_link = _ignore, _ignore, _ignore
-        self.on_read = self._on_made = self._transport = None
+        self.ignore()
+        self._on_made = self._transport = None
         self._decoder.end()
         self._read_buffer, self._read_view = bytearray(), memoryview(b"")
 
@@ -294,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
             self._unauthenticated.remove(self)
         if self._transport is not None:
             self._transport.abort()
-        self.on_lost(reason)
+        self._on_lost(reason)
 
     def _break(self, reason: str) -> None:
         self.is_broken = True
@@ -312,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close at once without sending queued messages or calling `on_lost`."""
-        self.on_lost = lambda reason: None
+        self._on_lost = _ignore
         self._lose("")
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from atoll.errors import AccessError, AddressError, AtollError, ConnectError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
+from atoll.wire.resumption.link_messages import AnyLinkMessage
 from atoll.wire.sockets import attempts, bind, none_answered
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.layer import TlsLayer
@@ -26,6 +27,7 @@ async def connect(
     on_lost: Callable[[str], None],
     *,
     name: str,
+    on_link: Callable[[AnyLinkMessage], None] | None = None,
     timeout: float = 10.0,
     role: str = "controller",
     identity: Identity | None = None,
@@ -35,9 +37,13 @@ async def connect(
     With TLS, the peer's certificate must have `role`. Raise ConnectError if the connection fails, and its subclass
     AccessError if one side does not trust the other.
     """
+
+    def factory() -> Connection:
+        return Connection(message_type, on_message, on_lost, name=name, on_link=on_link)
+
     for each, seconds in attempts(address, timeout):
         try:
-            return await _connect(each, message_type, on_message, on_lost, name, seconds, role, identity)
+            return await _connect(each, factory, name, seconds, role, identity)
         except AccessError:
             raise
         except ConnectError as error:
@@ -47,9 +53,7 @@ async def connect(
 
 async def _connect(
     address: Address,
-    message_type: Any,
-    on_message: Callable[[Any], None],
-    on_lost: Callable[[str], None],
+    factory: Callable[[], Connection],
     name: str,
     timeout: float,
     role: str,
@@ -57,10 +61,6 @@ async def _connect(
 ) -> Connection:
     loop = asyncio.get_running_loop()
     target = f"{name} at {address}"
-
-    def factory() -> Connection:
-        return Connection(message_type, on_message, on_lost, name=name)
-
     try:
         async with asyncio.timeout(timeout):
             if address.is_unix:

@@ -168,6 +168,7 @@ class Listener:
         self.events: list[str] = []
         self.connection: AcceptedConnection | Connection
         self.watched: dict[int, Callable[[], None]] = {}
+        self.superseded: list[int] = []  # later terms of peers
         self.table = self.make_table(seconds, term)
 
     def make_table(self, seconds: float, term: int) -> ResumableConnections:
@@ -180,6 +181,7 @@ class Listener:
             lambda connection: connection.acknowledge(),
             lambda: None,
             self._watch,
+            self.superseded.append,
         )
 
     def _watch(self, pid: int, then: Callable[[], None]) -> None:
@@ -196,18 +198,17 @@ class Listener:
 
     def accept(self) -> Connection:
         def first(message: Any) -> None:
-            transport.on_message, transport.on_lost = self.messages.append, self.lost
+            transport.set_handlers(self.messages.append, self.lost, on_link)
             self.connection = transport
             if self.grants:
                 self.connection = self.table.grant(1, transport, self.messages.append, self.lost)
 
         def on_link(message: AnyLinkMessage) -> None:
             assert isinstance(message, Resume)
-            transport.on_lost = lambda reason: None
+            transport.ignore()
             self.table.resume(transport, message)
 
-        transport = Connection(Hello | Note, first, lambda reason: None, name="the worker")
-        transport.on_link = on_link
+        transport = Connection(Hello | Note, first, lambda reason: None, name="the worker", on_link=on_link)
         return transport
 
 
@@ -217,6 +218,7 @@ class Dialer:
     def __init__(self) -> None:
         self.messages: list[Any] = []
         self.lost: list[str] = []
+        self.silences: list[bool] = []
         self.connection: dialed_connection.DialedConnection
 
     @classmethod
@@ -233,6 +235,7 @@ class Dialer:
             self.messages.append,
             self.lost.append,
             name="the controller",
+            on_silence=self.silences.append,
         )
         self.connection.send(Hello())
         return self

@@ -278,11 +278,9 @@ def test_silence_is_said_before_the_leg_is_lost_and_so_is_its_end(monkeypatch):
         listener = Listener()
         network = Network([])
         dialer = await Dialer.open(network, listener, monkeypatch)
-        said: list[bool] = []
-        dialer.connection.on_silence = said.append
-        await until(lambda: said == [True])
+        await until(lambda: dialer.silences == [True])
         listener.connection.send(Note(1))
-        await until(lambda: said == [True, False])
+        await until(lambda: dialer.silences == [True, False])
         assert network.transports == 1
         dialer.connection.close()
 

@@ -29,8 +29,6 @@ def successor(state: LinkState, term: int) -> Listener:
 def test_who_learns_of_a_later_term_says_so_and_serves_nobody_of_it(monkeypatch):
     async def main() -> None:
         first, network = Listener(), Network([])
-        superseded: list[int] = []
-        first.table.on_superseded = superseded.append
         dialer = await Dialer.open(network, first, monkeypatch, "/standby")
         await until(lambda: dialer.connection.can_resume)
         standby = successor(state_of(first), 7)
@@ -38,11 +36,11 @@ def test_who_learns_of_a_later_term_says_so_and_serves_nobody_of_it(monkeypatch)
         network.others["/there"].accept = first.refuse  # type: ignore[method-assign]
         network.cut(network.ends[0])
         await until(lambda: standby.events == ["back"])
-        assert superseded == []
+        assert first.superseded == []
         # The first is there again, and for a moment the standby is not reached.
         network.others = {"/there": first, "/standby": network.others["/there"]}
         network.cut(network.ends[0])
-        await until(lambda: superseded == [7])
+        await until(lambda: first.superseded == [7])
         network.others["/standby"] = standby
         await until(lambda: standby.events == ["back", "away", "back"])
         dialer.connection.close()
@@ -54,13 +52,11 @@ def test_who_learns_of_a_later_term_says_so_and_serves_nobody_of_it(monkeypatch)
 def test_a_later_term_is_not_believed_of_who_knows_no_secret(monkeypatch):
     async def main() -> None:
         listener, network = Listener(), Network([])
-        superseded: list[int] = []
-        listener.table.on_superseded = superseded.append
         dialer = await Dialer.open(network, listener, monkeypatch)
         await until(lambda: dialer.connection.can_resume)
         transport = Connection(Note, listener.messages.append, listener.lost)
         listener.table.resume(transport, Resume(1, "0" * 64, 9, 0, 0, 1))
-        assert superseded == []
+        assert listener.superseded == []
         dialer.connection.close()
 
     play(main)

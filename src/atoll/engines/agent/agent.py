@@ -147,6 +147,7 @@ class HostAgent:
                 self._handle,
                 self._link_lost,
                 name="the Atoll controller",
+                on_link=self._handle_link,
                 timeout=seconds,
                 identity=self._identity,
             )
@@ -162,7 +163,6 @@ class HostAgent:
             self._say(str(error))
             self._pause = _RETRY_SECONDS  # the controller may start at any time
             return
-        link.on_link = self._handle_link
         self._link = link
         self._find_addresses(link, controller)
         token = token_for(controller, Role.HOST)

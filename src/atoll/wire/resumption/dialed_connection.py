@@ -51,11 +51,12 @@ class DialedConnection(ResumableConnection):
         name: str,
         role: str,
         identity: Identity | None,
+        on_away: Callable[[], None] = lambda: None,
+        on_back: Callable[[], None] = lambda: None,
+        on_silence: Callable[[bool], None] = lambda is_silent: None,
     ) -> None:
         super().__init__(on_message, on_lost, name)
-        self.on_away: Callable[[], None] = lambda: None
-        self.on_back: Callable[[], None] = lambda: None
-        self.on_silence: Callable[[bool], None] = lambda is_silent: None
+        self._on_away, self._on_back, self._on_silence = on_away, on_back, on_silence
         self._address = address
         self._addresses = PeerAddresses(address)
         self.where = address  # address of the last resumed transport, or of the peer if none was resumed yet
@@ -82,7 +83,7 @@ class DialedConnection(ResumableConnection):
         transport = await self._connect(self._address, timeout, self._first, self._transport_lost)
         if not self._closed:
             self.adopt(transport)
-            transport.on_message = self._first
+            self._receive_with(self._first)
 
     def _first(self, message: Any) -> None:
         """Handle the first message. If no resume token arrived before it, keep no more messages."""
@@ -90,19 +91,18 @@ class DialedConnection(ResumableConnection):
         assert transport is not None
         if self._resume_token is None:
             self.retransmit_buffer = RetransmitBuffer()
-            transport.on_read = None
+            self._acknowledges = False
             # Without resumption, sending costs no more than with a plain connection.
             self.send, self.send_encoded = transport.send, transport.send_encoded  # type: ignore[method-assign]
             self.send_in_pieces = transport.send_in_pieces  # type: ignore[method-assign]
-        transport.on_message = self._on_message
+        self._receive_with(self._on_message)
         self._on_message(message)
 
     def _link(self, message: AnyLinkMessage) -> None:
         if isinstance(message, ResumeToken):
             is_first = self._resume_token is None
             self._resume_token, self._term = message, message.term
-            if self._transport is not None:
-                self._transport.on_message = self._on_message
+            self._receive_with(self._on_message)
             if is_first:
                 self._look(0, 0)
             return
@@ -119,7 +119,7 @@ class DialedConnection(ResumableConnection):
         if self._resume_token is None:
             self._lose(reason)
             return
-        self.on_away()
+        self._on_away()
         if self._redialing is None:
             self._redialing = self._loop.create_task(self._redial(reason, self._resume_token))
 
@@ -185,10 +185,11 @@ class DialedConnection(ResumableConnection):
                         ResumeRefusedError(f"{self._name} at {address} does not resume the connection: {reason}", final)
                     )
 
-        transport = await self._connect(
-            address, NEXT_SECONDS, self._on_message, lambda reason: fail(ConnectError(reason))
-        )
-        transport.on_link = on_link
+        def on_lost(reason: str) -> None:
+            fail(ConnectError(reason))
+
+        transport = await self._connect(address, NEXT_SECONDS, self._on_message, on_lost)
+        transport.set_handlers(self._on_message, on_lost, on_link)
         self._attempt += 1
         received = self.retransmit_buffer.received
         transport.send_link(Resume(token.number, token.secret, self._term, *received, self._attempt))
@@ -210,7 +211,7 @@ class DialedConnection(ResumableConnection):
         self.adopt(transport)
         self._acknowledged = self.received
         self._send_again()
-        self.on_back()
+        self._on_back()
 
     async def _connect(
         self, address: Address, timeout: float, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
@@ -236,7 +237,7 @@ class DialedConnection(ResumableConnection):
         now = transport.bytes_in if transport is not None else 0
         before, silent = silent, silent + 1 if transport is not None and now == bytes_in else 0
         if transport is not None and (before >= _SILENCE) != (silent >= _SILENCE):
-            self.on_silence(silent >= _SILENCE)
+            self._on_silence(silent >= _SILENCE)
         if silent >= SILENT_SECONDS:
             self.drop(f"{self._name} was silent for {silent} s")
             silent = 0
@@ -272,8 +273,13 @@ async def dial(
     timeout: float = 10.0,
     role: str = "controller",
     identity: Identity | None = None,
+    on_away: Callable[[], None] = lambda: None,
+    on_back: Callable[[], None] = lambda: None,
+    on_silence: Callable[[bool], None] = lambda is_silent: None,
 ) -> DialedConnection:
     """Dial a connection as `wire.endpoints.connect` does. It survives its sockets if the acceptor allows that."""
-    connection = DialedConnection(address, message_type, on_message, on_lost, name, role, identity)
+    connection = DialedConnection(
+        address, message_type, on_message, on_lost, name, role, identity, on_away, on_back, on_silence
+    )
     await connection.open(timeout)
     return connection

@@ -25,7 +25,7 @@ from atoll.wire.resumption.retransmit_buffer import MAX_RETAINED, NONE, Counts, 
 
 
 class ResumableConnection:
-    """The base class of both ends, with the methods and callbacks of `wire.connection.Connection`.
+    """The base class of both ends, with the methods and handlers of `wire.connection.Connection`.
 
     `on_lost` runs when the connection itself is lost, not only its transport. Subclasses handle a lost transport
     (`_went_away`) and adopt the next one.
@@ -38,13 +38,14 @@ class ResumableConnection:
         name: str,
         retransmit_buffer: RetransmitBuffer | None = None,
     ) -> None:
-        self.on_lost = on_lost
+        self._on_lost = on_lost
         self.retransmit_buffer = retransmit_buffer or RetransmitBuffer()
         self._name = name
         self._on_message = on_message
         self._transport: Connection | None = None
         self._out: Connection | None = None  # the transport if sending is allowed
         self._closed = False
+        self._acknowledges = True  # what it reads, since the peer retains it
         self._acknowledged = Counts()  # last counts sent to the peer
         self._due = (0, 0)  # messages and bytes of this transport at which to acknowledge
         self._before = [0, 0, 0, 0]  # statistics of earlier transports
@@ -82,6 +83,11 @@ class ResumableConnection:
 
     # ---- transports
 
+    def set_handlers(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+        """Hand the connection over to other handlers, as `Connection.set_handlers` does."""
+        self._on_message, self._on_lost = on_message, on_lost
+        self._receive_with(on_message)
+
     @property
     def is_away(self) -> bool:
         return self._transport is None and not self._closed
@@ -99,12 +105,14 @@ class ResumableConnection:
         self._transport = self._out = transport
         self._due = ACKNOWLEDGE_MESSAGES, ACKNOWLEDGE_BYTES
         transport.name = self._name
-        transport.on_message, transport.on_lost, transport.on_link, transport.on_read = (
-            self._on_message,
-            self._transport_lost,
-            self._link,
-            self._read,
-        )
+        self._receive_with(self._on_message)
+
+    def _receive_with(self, on_message: Callable[[Any], None]) -> None:
+        """Make `on_message` receive the messages of the current transport, if there is one."""
+        if self._transport is not None:
+            self._transport.set_handlers(
+                on_message, self._transport_lost, self._link, self._read if self._acknowledges else None
+            )
 
     def _send_again(self, beyond: Counts = NONE) -> None:
         """Send the frames after `beyond` that the peer has not acknowledged."""
@@ -179,7 +187,7 @@ class ResumableConnection:
         if transport is not None:
             transport.abort()
         self._over()
-        self.on_lost(reason)
+        self._on_lost(reason)
 
     def close(self) -> None:
         """Send the queued messages if the peer reads them soon, and close without calling `on_lost`."""
@@ -207,16 +215,6 @@ class ResumableConnection:
         self._name = name
         if self._transport is not None:
             self._transport.name = name
-
-    @property
-    def on_message(self) -> Callable[[Any], None]:
-        return self._on_message
-
-    @on_message.setter
-    def on_message(self, on_message: Callable[[Any], None]) -> None:
-        self._on_message = on_message
-        if self._transport is not None:
-            self._transport.on_message = on_message
 
     @property
     def is_closed(self) -> bool:

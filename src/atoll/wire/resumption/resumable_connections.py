@@ -201,7 +201,8 @@ class ResumableConnections:
     change. The table calls `on_away(number)` when a connection loses its transport, and `on_back(number)` when it has
     another. It calls `acknowledge_soon(connection)` when received messages should be acknowledged once they are safe,
     and `commit()` to make all received messages safe at once. `watch(pid, then)` must call `then` when the process
-    ends.
+    ends. `on_superseded(term)` is called if an authentic peer has a later term. `takeover_suspicion()` returns the
+    reason why no connection can be resumed now, or "".
     """
 
     def __init__(
@@ -214,16 +215,17 @@ class ResumableConnections:
         acknowledge_soon: Callable[[AcceptedConnection], None],
         commit: Callable[[], None],
         watch: Callable[[int, Callable[[], None]], None],
+        on_superseded: Callable[[int], None] = lambda term: None,
+        takeover_suspicion: Callable[[], str] = lambda: "",
     ) -> None:
         self.term = term
         self.seconds = seconds
         self.on_away = on_away
         self.on_back = on_back
-        self.on_superseded: Callable[[int], None] = lambda term: None  # called if an authentic peer has a later term
+        self._on_superseded = on_superseded
         self.acknowledge_soon = acknowledge_soon
         self._commit = commit
-        # returns the reason why nobody can resume a connection now, or ""
-        self.takeover_suspicion: Callable[[], str] = lambda: ""
+        self._takeover_suspicion = takeover_suspicion
         self._key = key
         self._watch = watch
         self._alternate_addresses: tuple[str, ...] = ()
@@ -278,9 +280,9 @@ class ResumableConnections:
         is_known = self.is_secret_of(message)
         if is_known and message.term > self.term:
             self._refuse(transport, f"this is term {self.term}, and term {message.term} has begun", final=False)
-            self.on_superseded(message.term)
+            self._on_superseded(message.term)
             return
-        suspicion = self.takeover_suspicion()
+        suspicion = self._takeover_suspicion()
         if suspicion:
             self._refuse(transport, suspicion, final=False)
             return

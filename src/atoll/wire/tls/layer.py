@@ -57,9 +57,11 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._is_paused = False  # by the protocol
         self._is_lost = False  # received bytes are delivered even if the protocol pauses
         self._error: Exception | None = None
-        self._transport: asyncio.Transport
+        # Until the connection is made, a transport whose methods raise NotImplementedError.
+        self._transport = asyncio.Transport()
+        self._send = self._transport.write
         self._seconds = seconds
-        self._deadline: asyncio.TimerHandle
+        self._deadline: asyncio.TimerHandle | None = None
 
     # ---- protocol: called by the event loop
 
@@ -147,7 +149,8 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def _end_handshake(self) -> None:
         """Cancel the deadline and remove the layer from `unauthenticated`. The control connection adds itself."""
-        self._deadline.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
         if self._unauthenticated is not None:
             self._unauthenticated.remove(self)
 
