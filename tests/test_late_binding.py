@@ -32,11 +32,6 @@ FOREIGN = {
 REMAINING: frozenset[tuple[str, str]] = frozenset(
     (
         ("cluster/slice_placement.py", "devices.closed"),
-        ("controller/admission.py", "peer.handle"),
-        ("controller/admission.py", "peer.lose"),
-        ("controller/admission.py", "peer.refuse"),
-        ("controller/islands/engine_requests.py", "peer.handle"),
-        ("controller/islands/engine_requests.py", "peer.lose"),
         ("engines/hosts/hosts_engine.py", "self._loop"),
         ("engines/ray/actors.py", "self._directory"),
         ("engines/ray/actors.py", "self._engine"),

@@ -22,7 +22,7 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.validation import ALLOWED, validate
 from atoll.errors import Code, Status, StatusError
-from atoll.launch.connections import Peer
+from atoll.launch.connections import Peer, PeerHandlers
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
 from atoll.protocol.events import (
@@ -84,11 +84,17 @@ class Admission:
         self._recovery = recovery
         self._relays = relays
         self._agents = agents
-        self._from_engine = from_engine
-        self._from_operator = from_operator
         self._waiting: list[Peer] = []  # proxies that connected before the cluster was complete
         self._timers: dict[int, Callable[[], None]] = {}
         self._next_timer = 1
+        self._stranger = PeerHandlers("", self._hello, self._refuse_with)
+        self._engine = PeerHandlers("engine", from_engine, self._expel)
+        self._operator = PeerHandlers("operator", from_operator, self._answer_refused)
+        self._agent = PeerHandlers("agent", agents.received, self._expel, agents.lost)
+        self._joining_worker = PeerHandlers("joining worker", self._worker_ready, self._refuse_with)
+        self._worker = PeerHandlers("worker", self._from_worker, self._lose_worker, self._worker_lost)
+        self._waiting_proxy = PeerHandlers("waiting proxy", self._hello, self._refuse_with, self._proxy_gone)
+        self._proxy = PeerHandlers("proxy", self._from_proxy, self._end_session, self._proxy_lost)
         self._roles = {
             "worker": self._hello_of_worker,
             "proxy": self._hello_of_proxy,
@@ -100,9 +106,7 @@ class Admission:
     # ---- events
 
     def opened(self, event: ConnectionOpened) -> None:
-        peer = Peer(
-            event.connection, event.secret, self._hello, self._refuse_with, role=event.role, address=event.address
-        )
+        peer = Peer(event.connection, event.secret, self._stranger, role=event.role, address=event.address)
         self._peers[event.connection] = peer
         self._after(HELLO_SECONDS, partial(self._expect_introduction, peer))
 
@@ -111,7 +115,7 @@ class Admission:
             return
         if peer.hello is None:
             self._outbox.close(peer.connection, f"it sent no Hello within {HELLO_SECONDS:.0f} s")
-        elif peer.handle == self._worker_ready:
+        elif peer.handlers is self._joining_worker:
             who = f"the worker of host {peer.hello.host} (process {peer.hello.pid})"
             reason = f"{who} has connected, but was not ready within {HELLO_SECONDS:.0f} s"
             self._outbox.close(peer.connection, reason)
@@ -121,29 +125,29 @@ class Admission:
         peer = self._peers.get(event.connection)
         if peer is None:  # it was closed while the message was in transit
             return
-        message = event.message
-        check: Callable[..., None] | None = ALLOWED[peer.speaks].get(type(message), validate)
+        message, handlers = event.message, peer.handlers
+        check: Callable[..., None] | None = ALLOWED[handlers.speaks].get(type(message), validate)
         if check is not None:
             try:
                 if check is not validate or self._is_permitted(peer, message):
                     check(message, self._resources.topology)
             except StatusError as error:
-                peer.refuse(peer, error.status)
+                handlers.refuse(peer, error.status)
                 return
             except Exception as error:
                 raise NothingChangedError from error
-        peer.handle(peer, event)
+        handlers.handle(peer, event)
 
     def _is_permitted(self, peer: Peer, message: Any) -> bool:
         """Check a message that not every peer with this role may send.
 
         Raises StatusError if it is forbidden. Returns False before the Hello.
         """
-        if not peer.speaks:
+        if not peer.handlers.speaks:
             return False
         tenant = peer.tenant
         kind = Kind.OPERATOR if tenant is not None and tenant.is_operator else Kind.USER
-        check_permission(peer.speaks, kind, type(message), "" if tenant is None else tenant.name)
+        check_permission(peer.handlers.speaks, kind, type(message), "" if tenant is None else tenant.name)
         return True
 
     def lost(self, event: ConnectionLost) -> None:
@@ -152,8 +156,8 @@ class Admission:
             return
         if peer in self._waiting:
             self._waiting.remove(peer)
-        if peer.lose is not None:
-            peer.lose(peer, event.reason)
+        if peer.handlers.lose is not None:
+            peer.handlers.lose(peer, event.reason)
 
     def away(self, event: ConnectionAway) -> None:
         """Ignore the peer's silence until it reconnects or is lost."""
@@ -229,27 +233,26 @@ class Admission:
         if self._connections.engine is not None:
             self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has its engine")
             return
-        peer.speaks, peer.handle, peer.refuse = "engine", self._from_engine, self._expel
+        peer.handlers = self._engine
         self._connections.engine = peer.connection
         self._name(peer, "the engine")
         self._recovery.engine_joined()
 
     def _hello_of_operator(self, peer: Peer, hello: m.Hello) -> None:
-        peer.speaks, peer.handle, peer.refuse = "operator", self._from_operator, self._answer_refused
+        peer.handlers = self._operator
 
     def _hello_of_agent(self, peer: Peer, hello: m.Hello) -> None:
         self._name(peer, f"the host agent on {hello.label}")
-        peer.speaks, peer.refuse = "agent", self._expel
+        peer.handlers = self._agent
         try:
             self._agents.admit(peer)
         except StatusError as error:
             self._refuse(peer, Code(error.status.code), error.status.message)
 
     def _hello_of_worker(self, peer: Peer, hello: m.Hello) -> None:
-        peer.speaks, peer.handle = "joining worker", self._worker_ready
+        peer.handlers = self._joining_worker
 
     def _hello_of_proxy(self, peer: Peer, hello: m.Hello) -> None:
-        peer.speaks = "waiting proxy"
         self._name(peer, f"the proxy of {hello.label or hello.pid}")
         if len(self._connections.sessions) + len(self._waiting) >= self._max_sessions:
             text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
@@ -260,7 +263,7 @@ class Admission:
         if exceeded is not None:
             self._refuse(peer, Code.RESOURCE_EXHAUSTED, exceeded.message)
             return
-        peer.lose = self._proxy_gone
+        peer.handlers = self._waiting_proxy
         if self._resources.is_complete:
             self._open_session(peer)
         else:
@@ -270,14 +273,13 @@ class Admission:
         """Handle that a proxy no longer waits for its session."""
         assert peer.tenant is not None
         peer.tenant.left()
-        peer.lose = None
 
     def _refuse(self, peer: Peer, code: Code, text: str) -> None:
         self._outbox.send(peer.connection, m.Refused(Status(code, text)))
         is_stranger = peer.hello is None
         if peer in self._waiting:
             self._waiting.remove(peer)
-        if peer.lose == self._proxy_gone:
+        if peer.handlers is self._waiting_proxy:
             self._proxy_gone(peer)
         self._outbox.close(peer.connection, text if is_stranger else "")
 
@@ -291,8 +293,8 @@ class Admission:
         self._outbox.close(
             peer.connection, f"the {peer.hello.role} of process {peer.hello.pid} was disconnected: {status}"
         )
-        if peer.lose is not None:
-            peer.lose(peer, str(status))
+        if peer.handlers.lose is not None:
+            peer.handlers.lose(peer, str(status))
 
     def _answer_refused(self, peer: Peer, status: Status) -> None:
         self._outbox.send(peer.connection, m.OperationReply(status, ""))
@@ -313,8 +315,7 @@ class Admission:
             self._refuse(peer, Code(error.status.code), error.status.message)
             return
         peer.number = session.number
-        peer.handle, peer.leases = self._from_proxy, self._sessions.leases
-        peer.speaks, peer.refuse, peer.lose = "proxy", self._end_session, self._proxy_lost
+        peer.handlers, peer.leases = self._proxy, self._sessions.leases
 
     def admit_again(self, session: Session, connection: int) -> None:
         """Admit the proxy of a persisted session, which has yet to reconnect."""
@@ -322,14 +323,12 @@ class Admission:
         peer = Peer(
             connection,
             session.secret,
-            self._from_proxy,
-            self._end_session,
-            "proxy",
+            self._proxy,
             hello,
             session.number,
             tenant=session.tenant,
+            leases=self._sessions.leases,
         )
-        peer.lose, peer.leases = self._proxy_lost, self._sessions.leases
         self._peers[connection] = peer
         self._name(peer, f"the proxy of {hello.label or hello.pid}")
 
@@ -355,9 +354,7 @@ class Admission:
             self._refuse(peer, Code.ALREADY_EXISTS, problem)
             return
         peer.number = ready.host
-        peer.handle, peer.leases = self._from_worker, self._leases
-        peer.speaks, peer.refuse = "worker", self._lose_worker
-        peer.lose = self._worker_lost
+        peer.handlers, peer.leases = self._worker, self._leases
         self._connections.hosts[ready.host] = peer.connection
         self._name(peer, f"the worker of host {ready.host}")
         was_complete = resources.is_complete

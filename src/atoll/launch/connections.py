@@ -13,16 +13,30 @@ from atoll.protocol.events import Received
 from atoll.state.tenants import Tenant
 
 
+@dataclass(frozen=True, eq=False)
+class PeerHandlers:
+    """The controller's handlers for all peers that are in one state, such as workers that are ready.
+
+    Attributes:
+      speaks: The row of these peers in `protocol.permissions.ROLES`; "" before the Hello.
+      handle: Handles a message of the peer.
+      refuse: Called if a message of the peer was refused and not handled.
+      lose: Called when the connection is lost, with the reason.
+    """
+
+    speaks: str
+    handle: Callable[[Peer, Received], None]
+    refuse: Callable[[Peer, Status], None]
+    lose: Callable[[Peer, str], None] | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Peer:
     """The peer of one connection.
 
     Attributes:
-      handle: called as `handle(peer, event)` for each message of the peer. Depends on the peer's role.
-      refuse: called as `refuse(peer, status)` if a message of the peer was refused and not handled.
-      speaks: its row of `protocol.permissions.ROLES`; "" before its Hello.
+      handlers: those of its state.
       number: the number of its host or session.
-      lose: called when the connection is lost.
       role: the role in its certificate, if it has one.
       tenant: the tenant of a client.
       leases: the leases in which it has its own, under its number.
@@ -30,12 +44,9 @@ class Peer:
 
     connection: int
     secret: str
-    handle: Callable[[Peer, Received], None]
-    refuse: Callable[[Peer, Status], None]
-    speaks: str = ""
+    handlers: PeerHandlers
     hello: m.Hello | None = None
     number: int = 0
-    lose: Callable[[Peer, str], None] | None = None
     role: str = ""
     address: str = ""
     tenant: Tenant | None = None

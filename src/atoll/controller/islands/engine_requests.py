@@ -54,8 +54,6 @@ class Agents:
         """Admit an agent. Raises StatusError while the engine has not connected yet."""
         if self._connections.engine is None:
             raise StatusError(Code.UNAVAILABLE, "the cluster is starting")
-        peer.handle = self._received
-        peer.lose = self._lost
         self._agents.add(peer.connection)
 
     def dismiss(self) -> None:
@@ -81,11 +79,11 @@ class Agents:
                 self._agents.discard(message.agent)
                 self._outbox.close(message.agent)
 
-    def _received(self, peer: Peer, event: Received) -> None:
+    def received(self, peer: Peer, event: Received) -> None:
         message = event.message
         assert isinstance(message, m.AgentSays)  # the permission table allows agents nothing else
         self._outbox.to_engine(m.AgentSays(message.content, peer.connection))
 
-    def _lost(self, peer: Peer, reason: str) -> None:
+    def lost(self, peer: Peer, reason: str) -> None:
         self._agents.discard(peer.connection)
         self._outbox.to_engine(m.AgentLost(peer.connection, reason))
