@@ -279,7 +279,7 @@ class DelegatedRuns:
         """Return whether the arguments that the part consumes have their memory, or will get it from delegated runs."""
         entries, (host,) = launch.entries, part.whole.hosts
         return all(
-            self._memory.lies_on(host, entries[number]) or not (entries[number].ready or entries[number].blocks)
+            self._memory.has_memory_on(host, entries[number]) or not (entries[number].ready or entries[number].blocks)
             for number in part.lost
         )
 

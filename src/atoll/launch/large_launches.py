@@ -35,7 +35,7 @@ class LargeLauncher(Protocol):
     def enqueue(self, node: QueuedNode[GangRun]) -> None:
         """Have a node join its lines."""
 
-    def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
+    def lined_up(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
         """Note that a large launch is in line, or has failed, and release the `released` handles."""
 
     def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
@@ -93,16 +93,17 @@ class LargeLaunches:
             beginning = self.beginning[number][0]
             session = beginning.session
             is_open = self._sessions.get(number) is session
-            if not is_open or self._is_in_line(beginning, steps):
+            if not is_open or self._proceed_beginning(beginning, steps):
                 self._beginning.take(number)
                 if is_open:
                     session.in_steps -= 1
-                    self._launcher.is_in_line(session, beginning.launch, beginning.message.released)
+                    self._launcher.lined_up(session, beginning.launch, beginning.message.released)
         number = self._ended.next()
-        if number is not None and self._is_cleared(self.ended[number][0], steps):
+        if number is not None and self._proceed_end(self.ended[number][0], steps):
             self._ended.take(number)
 
-    def _is_in_line(self, each: _Beginning, steps: int) -> bool:
+    def _proceed_beginning(self, each: _Beginning, steps: int) -> bool:
+        """Do steps for a launch that begins. Return whether it is in line, or has failed."""
         session, launch, builder = each.session, each.launch, self._builder
         if launch.error is not None:  # its nodes were dropped
             return True
@@ -133,7 +134,8 @@ class LargeLaunches:
                 self._launcher.enqueue(node)
         return each.joined >= len(launch.nodes)
 
-    def _is_cleared(self, each: _End, steps: int) -> bool:
+    def _proceed_end(self, each: _End, steps: int) -> bool:
+        """Do steps for a launch that has ended. Return whether it is cleared."""
         launch, inner = each.launch, each.launch.program.inner_values
         values, nodes = inner[each.values : each.values + steps], launch.nodes[-steps:]
         each.values += len(values)

@@ -11,7 +11,8 @@ from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Session
 
-# Credits of a session, at least one per launch in flight. Beyond, its proxy stops reading from its client.
+# Limit for the credits of a session's launches in flight, at least one per launch. At the limit, the proxy stops
+# reading from its client.
 LAUNCH_WINDOW = 512
 _MOST_CREDITS = 2 * LAUNCH_WINDOW
 
@@ -23,7 +24,8 @@ def check_window(session: Session, message: m.Launch) -> None:
     """
     check_cost(message, session.costs.get(message.program, 1))
     before = session.credits
-    # A launch that is larger than the window is sent when no other one is in flight.
+    # The count includes launches that were on their way. A launch larger than the window is sent when no other one is
+    # in flight.
     if before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS:
         raise invalid(f"this session has {before} of {LAUNCH_WINDOW} launches in flight, and launches more")
 

@@ -298,7 +298,7 @@ class Launcher:
         self._limit_rate(session, launch)
         return launch.dependency is None
 
-    def is_in_line(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
+    def lined_up(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
         """Note that a large launch is in line, or has failed, and release the `released` handles."""
         self.buffers.unuse(session, launch.arguments)
         self.buffers.release(session, released, delete=False)

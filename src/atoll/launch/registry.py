@@ -35,7 +35,7 @@ SMALL_NODES = 16
 
 @dataclass(eq=False)
 class Lowering:
-    """The lowering of a session's program. `begin` holds the state at registration that the lowering depends on."""
+    """The lowering of a session's program. `begin` holds a copy of the state that the lowering depends on."""
 
     session: Session
     number: int
@@ -104,7 +104,7 @@ class Lowerings:
             self._finished(finished, result)
 
 
-# Limit per session. JAX registers a program only after its functions are compiled.
+# Limit per session. Client libraries register a program only after its functions are compiled.
 MAX_UNCOMPILED = 64
 
 

@@ -218,7 +218,7 @@ class Reservations:
             account = gang.run.launch.program.account
             gang.run.blocks.append(self.ledger.take(gang.run.spec.scratch, gang.node.tenant.memory, account))
 
-    def lies_on(self, host: int, entry: Entry) -> bool:
+    def has_memory_on(self, host: int, entry: Entry) -> bool:
         """Return whether the buffer has memory on the host."""
         return bool(_on((host,), entry))
 

@@ -18,7 +18,7 @@ start, in order, and `touched` has the islands that may have some.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic
@@ -124,15 +124,6 @@ class Wait:
     gangs: int
     first: Gang[object]
     reason: Reason
-
-
-@dataclass(frozen=True)
-class Hindrances:
-    """The conditions of an island that prevent the start of gangs."""
-
-    paused: bool
-    draining: bool
-    excluded: frozenset[int]  # sessions
 
 
 @dataclass(frozen=True)
@@ -510,10 +501,27 @@ class Scheduler(Generic[Payload]):
         return self._islands[island].others_wait(session)
 
     def waits(self, island: int) -> list[Wait]:
-        """Return the waits for the island, one per session."""
+        """Return the waits for the island, one per session, in the order of their first gangs.
+
+        Deferred nodes follow the nodes in line.
+        """
         state = self._islands[island]
-        hindrances = Hindrances(state.paused, state.draining, frozenset(state.excluded))
-        return waits_of(island, state.lines, self._committed(island), self._deferred.values(), hindrances)
+        counts: Counter[int] = Counter()
+        firsts: dict[int, Gang[Payload]] = {}
+        for gang in self._committed(island):
+            counts[gang.node.session] += 1
+            firsts.setdefault(gang.node.session, gang)
+        for session, line in state.lines.items():
+            counts[session] += len(line)
+            firsts.setdefault(session, _gang_on(line[0], island))
+        for node in self._deferred.values():
+            if any(gang.island == island for gang in node.gangs):
+                counts[node.session] += 1
+                firsts.setdefault(node.session, _gang_on(node, island))
+        return [
+            Wait(session, counts[session], first, _reason(first.node, state))  # type: ignore[arg-type]
+            for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
+        ]
 
     def validate(self) -> None:
         """Raise AssertionError if the states of gangs contradict the lines. For tests, since it looks at all nodes."""
@@ -546,41 +554,15 @@ def _enough(node: QueuedNode[Any]) -> None:
     """Reserve nothing: the default if memory is not counted."""
 
 
-def waits_of(
-    island: int,
-    lines: Mapping[int, deque[QueuedNode[Payload]]],
-    committed: Iterable[Gang[Payload]],
-    deferred: Iterable[QueuedNode[Payload]],
-    hindrances: Hindrances,
-) -> list[Wait]:
-    """Return the waits by session, in the order of their first gangs. Deferred nodes follow the nodes in line."""
-    counts: dict[int, int] = {}
-    firsts: dict[int, Gang[Payload]] = {}
-    for gang in committed:
-        counts[gang.node.session] = counts.get(gang.node.session, 0) + 1
-        firsts.setdefault(gang.node.session, gang)
-    for session, line in lines.items():
-        counts[session] = counts.get(session, 0) + len(line)
-        firsts.setdefault(session, _gang_on(line[0], island))
-    for node in deferred:
-        if any(gang.island == island for gang in node.gangs):
-            counts[node.session] = counts.get(node.session, 0) + 1
-            firsts.setdefault(node.session, _gang_on(node, island))
-    return [
-        Wait(session, counts[session], first, _reason(first.node, hindrances))  # type: ignore[arg-type]
-        for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
-    ]
-
-
 def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
     return next(gang for gang in node.gangs if gang.island == island)
 
 
-def _reason(node: QueuedNode[Payload], hindrances: Hindrances) -> Reason:
+def _reason(node: QueuedNode[Payload], island: IslandLines[Payload]) -> Reason:
     if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
         return node.reason
-    if hindrances.paused:
+    if island.paused:
         return Reason.ISLAND
-    if node.session in hindrances.excluded:
+    if node.session in island.excluded:
         return Reason.FUNCTIONS
-    return Reason.ALONE if hindrances.draining else Reason.ORDER
+    return Reason.ALONE if island.draining else Reason.ORDER
