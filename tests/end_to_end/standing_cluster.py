@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -175,6 +176,17 @@ class StandingCluster:
     def wait(self) -> None:
         """Returns once the cluster has ended by itself; fails the test where it does not."""
         self._children[0].wait(_END_SECONDS)
+
+    def kill(self) -> None:
+        """Kill the engine and the controller at once, as a power loss does. Workers end when they notice."""
+        engine = psutil.Process(self._children[0].pid)
+        processes = children(engine.pid)
+        for process in [engine, *(each for each in processes if "controller" in each.cmdline()[3])]:
+            process.kill()
+        psutil.wait_procs(processes, _END_SECONDS)
+        self._children[0].wait(_END_SECONDS)
+        shutil.rmtree(self.directory)
+        self.stop()
 
     def stop(self) -> None:
         """Ends the cluster and its proxies, once; fails where any of them met an error that it did not expect."""

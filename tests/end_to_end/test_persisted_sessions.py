@@ -116,3 +116,35 @@ def test_a_session_goes_on_in_the_next_cluster_unless_all_are_ended(
     assert list(clusters.spilled.iterdir()) == []
     clusters.begin_anew()
     assert clusters.now.report()["sessions"] == []
+
+
+def test_a_session_on_disk_continues_after_its_cluster_was_killed(
+    clusters: Clusters, start_python: StartPython, tmp_path: Path
+) -> None:
+    python, other = start_python(ATOLL_ADDRESS=clusters.now.address), start_python(ATOLL_ADDRESS=clusters.now.address)
+    progress = [tmp_path / name / "progress" for name in ("kept", "lost", "again")]
+    for each in progress:
+        each.parent.mkdir()
+    for each, path in ((python, progress[0]), (other, progress[1])):
+        each.begin(train, str(path), 100_000)
+        until_step(path, 2)
+    session = suspend(clusters, python)
+    assert ask(clusters.now, m.SuspendRequest(session_of(clusters.now, other))).endswith("is suspended in memory")
+    at = steps_at(progress[0])
+    files = list(clusters.spilled.rglob("*.piece"))
+    clusters.now.kill()
+    clusters.begin_anew()
+    (row,) = clusters.now.report()["sessions"]
+    assert (row["id"], row["state"]) == (session, "suspended on disk")
+    assert "it is ended, with 0 files of its sessions removed" in clusters.now.messages()
+    assert files
+    assert list(clusters.spilled.rglob("*.piece")) == files
+    assert resume(clusters, session) == f"session {session} continues on island 0"
+    until_step(progress[0], at + 2)
+    assert list(clusters.spilled.iterdir()) == []
+    (progress[0].parent / "stop").touch()
+    disturbed = python.finish()
+    undisturbed = start_python(ATOLL_ADDRESS=clusters.now.address).call(train, str(progress[2]), len(disturbed[0]))
+    assert disturbed == undisturbed
+    with pytest.raises(Exception, match=r"cluster|session|controller"):
+        other.finish()

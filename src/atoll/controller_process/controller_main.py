@@ -22,6 +22,7 @@ from atoll.controller_process.controller_options import (
     report,
 )
 from atoll.controller_process.journal_recovery import JournalRecovery
+from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError
@@ -43,6 +44,8 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     start = partial(ControllerShell, options, token, stop, host_token, address.tls, unauthenticated=unauthenticated)
     bugs = BugTrap("the controller", lambda text: report(options.ready_fd, FAILED + text.encode() + b"\n"))
     bugs.watch_loop(asyncio.get_running_loop())
+    # With TLS, peers trust the next cluster only if it has the same certificate authority.
+    may_persist = not address.tls or bool(os.environ.get(KEPT_VARIABLE))
     if options.standby and not options.restarts:
         standby = Standby(options, start, stop, unauthenticated)
         server, _ = await listen(address, standby.accept, standby.identity, unauthenticated)
@@ -52,6 +55,9 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
             return
         shell = took_over
     else:
+        if options.journal and not options.restarts:
+            of_killed = partial(ControllerShell, options, token, asyncio.Event(), host_token, address.tls)
+            end_killed_cluster(options.journal, of_killed, may_persist)
         if options.journal:
             before = JournalRecovery(options.journal, options.restarts)
             shell = start(term=before.term + 1, controller=before.controller, state=before.state)
@@ -71,8 +77,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     if shell.superseded_by:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
-    # With TLS, peers trust the next cluster only if it has the same certificate authority.
-    persisted = shell.stop(shell.journal is not None and (not address.tls or bool(os.environ.get(KEPT_VARIABLE))))
+    persisted = shell.stop(shell.journal is not None and may_persist)
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
     if shell.journal is not None:

@@ -20,6 +20,15 @@ from atoll.journal.snapshots import unpickled
 _log = logging.getLogger(__name__)
 
 
+def unpickled_snapshot(payload: bytes, path: str) -> tuple[Controller, ShellState]:
+    """Return the content of a snapshot in the directory `path`. Raises JournalError if it is unreadable."""
+    try:
+        controller, state = unpickled(payload)
+    except Exception as error:
+        raise JournalError(f"cannot read the snapshot in {path}: {type(error).__name__}: {error}") from None
+    return controller, state
+
+
 class JournalRecovery:
     """The state that a journal's directory has of the previous controller, if this one continues from it.
 
@@ -36,8 +45,6 @@ class JournalRecovery:
         self._persisted: PersistedState | None = None
         if not restarts:
             persisted = persisted_in(self._directory.path)
-            if self._directory.snapshots():
-                _log.warning("%s contains the journal of a cluster that was killed; clearing it", path)
             self._directory.clear()
             if persisted is not None:
                 self._persisted, self.term = persisted
@@ -47,10 +54,7 @@ class JournalRecovery:
         if self._found is None:
             raise JournalError(f"the journal in {path} contains no snapshot to restart from")
         self.term = self._found.term
-        try:
-            self.controller, self.state = unpickled(self._found.payload)
-        except Exception as error:
-            raise JournalError(f"cannot read the snapshot in {path}: {type(error).__name__}: {error}") from None
+        self.controller, self.state = unpickled_snapshot(self._found.payload, path)
 
     def hand_over(self, shell: ControllerShell) -> None:
         """Begin, or replay the events after the snapshot. The shell keeps the journal from now on."""

@@ -1,0 +1,87 @@
+"""Persist the sessions of a cluster that was killed as a whole, as its orderly end would have.
+
+If an engine and its controller are killed together, or the machine loses power, no controller is restarted: the journal
+is that of a cluster that is over. But sessions that were suspended on disk still exist: their arrays are in files, and
+their proxies wait. So the next cluster replays the journal, and ends the killed cluster in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from atoll.controller_process.journal_recovery import unpickled_snapshot
+from atoll.controller_process.shell import ControllerShell
+from atoll.errors import JournalError
+from atoll.journal.files import Directory
+from atoll.journal.journal import recover
+from atoll.journal.persisted_state import NAME, PersistedState
+from atoll.protocol import messages as m
+from atoll.state.session import Session
+
+_log = logging.getLogger(__name__)
+
+
+def end_killed_cluster(path: str, start: Callable[..., ControllerShell], persist: bool) -> None:
+    """End the cluster whose journal is in the directory, if there is one. With `persist`, persist its sessions.
+
+    `start` makes the shell of its controller from a `term`, a `controller` and its `state`.
+    Afterwards the directory has no journal, and the file of persisted sessions if there are any. Raises JournalError if
+    the directory is unusable.
+    """
+    directory = Directory(path)
+    try:
+        if not directory.snapshots():
+            return
+        if not (directory.path / NAME).exists():  # otherwise a cluster was killed before it had begun
+            _persist(directory, start, persist)
+        directory.clear()
+    finally:
+        directory.close()
+
+
+def _persist(directory: Directory, start: Callable[..., ControllerShell], persist: bool) -> None:
+    try:
+        found = recover(directory)
+        if found is None:
+            return
+        controller, state = unpickled_snapshot(found.payload, str(directory.path))
+        shell = start(term=found.term, controller=controller, state=state)
+        try:
+            for turn in found.decoded_turns():
+                shell.replay(turn)
+            pieces = {session.number: _pieces_of(session) for session in controller.sessions.values()}
+            persisted = shell.stop(persist)
+        finally:
+            shell.keeper.close()
+    except JournalError as error:
+        _log.warning(
+            "%s contains the journal of a cluster that was killed, and it cannot be read: %s. Sessions that were "
+            "suspended on disk are lost, and their files stay",
+            directory.path,
+            error,
+        )
+        return
+    kept: tuple[int, ...] = ()
+    if persisted:
+        directory.write_persisted(NAME, found.term, persisted)
+        kept = msgspec.msgpack.decode(persisted, type=PersistedState).cluster.sessions
+    # The hosts of the killed cluster cannot remove the files of other sessions any more.
+    lost = [piece for number, some in pieces.items() if number not in kept for piece in some]
+    if lost:
+        from atoll.worker.spill_files import remove  # imports NumPy, which controllers do not need otherwise
+
+        remove(lost)
+    _log.warning(
+        "%s contained the journal of a cluster that was killed; it is ended, with %d files of its sessions removed",
+        directory.path,
+        len(lost),
+    )
+
+
+def _pieces_of(session: Session) -> list[m.SpilledPiece]:
+    """Return the pieces of the session's arrays that are in files."""
+    spilled = (entry.spilled for entry in session.directory.entries.values())
+    return [part.piece for each in spilled if each is not None for part in each.parts if part.piece.path]

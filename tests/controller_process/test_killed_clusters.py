@@ -1,0 +1,77 @@
+"""The next cluster ends one that was killed as a whole: sessions on disk are persisted, and other files are removed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.controller_process.controller_options import ControllerOptions
+from atoll.controller_process.killed_clusters import end_killed_cluster
+from atoll.controller_process.shell import ControllerShell, ShellState
+from atoll.journal.files import Directory
+from atoll.journal.persisted_state import NAME, persisted_in
+from atoll.journal.snapshots import pickled
+from atoll.state.buffer_directory import SpilledArray
+from tests.controller.test_session_persistence import suspended
+
+
+def killed(directory: Path, piece: Path) -> None:
+    """Write the journal of a cluster that was killed, with a session on disk whose array is in the file `piece`."""
+    play = suspended()
+    (session,) = play.controller.sessions.values()
+    entry = session.directory.entries[5]
+    assert entry.spilled is not None
+    (part,) = entry.spilled.parts
+    part = dataclasses.replace(part, piece=msgspec.structs.replace(part.piece, path=str(piece)))
+    entry.spilled = SpilledArray((part,))
+    piece.write_bytes(b"contents")
+    journal = Directory(directory)
+    journal.write_snapshot(1, 3, pickled((play.controller, ShellState())))
+    journal.close()
+
+
+def end(directory: Path, persist: bool) -> None:
+    async def main() -> None:
+        options = ControllerOptions("unix:/none", ClusterSettings("2x1x2"), 0)
+        start = partial(ControllerShell, options, "", asyncio.Event())
+        end_killed_cluster(str(directory), start, persist)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("persist", [True, False])
+def test_files_of_sessions_that_are_not_persisted_are_removed(tmp_path: Path, persist: bool) -> None:
+    piece = tmp_path / "1.piece"
+    killed(tmp_path / "journal", piece)
+    end(tmp_path / "journal", persist)
+    found = persisted_in(tmp_path / "journal")
+    assert piece.exists() is persist
+    assert (found is not None) is persist
+    if found is not None:
+        assert (found[0].cluster.sessions, found[1]) == ((1,), 3)
+    assert [path.name for path in (tmp_path / "journal").iterdir() if path.name not in ("lock", NAME)] == []
+
+
+def test_a_journal_that_cannot_be_read_is_cleared_and_the_log_says_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    snapshot = tmp_path / "journal" / "00000001.snapshot"
+    snapshot.write_bytes(snapshot.read_bytes()[:-10])
+    end(tmp_path / "journal", persist=True)
+    assert persisted_in(tmp_path / "journal") is None
+    assert not snapshot.exists()
+    assert "cannot be read" in caplog.text
+
+
+def test_the_file_of_a_cluster_that_was_killed_before_it_had_begun_stays(tmp_path: Path) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    (tmp_path / "journal" / NAME).write_bytes(b"of the cluster before")
+    end(tmp_path / "journal", persist=True)
+    assert (tmp_path / "journal" / NAME).read_bytes() == b"of the cluster before"
