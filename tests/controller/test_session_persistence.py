@@ -183,3 +183,23 @@ def test_a_tenant_that_is_no_more_has_no_sessions():
     closed = [each for each in after.flush() if isinstance(each, a.Close)]
     assert [each.connection for each in closed] == list(persisted.sessions.values())
     assert after.controller.sessions == {}
+
+
+def test_a_proxy_waits_long_for_a_controller_that_is_away_only_while_its_session_is_on_disk():
+    play = SuspendPlay()
+    play.with_call()
+
+    def patience() -> list[float]:
+        return [each.seconds for each in play.actions if isinstance(each, a.SetPatience)]
+
+    play.suspended(to_disk=True)
+    assert patience() == [play.controller.settings.suspended_seconds]
+    play.operator(m.ResumeRequest(play.session, (), 60.0))
+    play.flush()
+    assert patience() == [play.controller.settings.suspended_seconds, 0.0]
+
+
+def test_a_proxy_of_a_session_in_memory_waits_as_long_as_usual():
+    play = SuspendPlay()
+    play.suspended()
+    assert not any(isinstance(each, a.SetPatience) for each in play.actions)

@@ -20,6 +20,9 @@ from tests.end_to_end.standing_cluster import StandingCluster
 from tests.end_to_end.test_suspending import ask, session_of, steps_at, train, until_step
 
 
+GRACE = 3.0
+
+
 class Clusters:
     """Clusters one after the other, with the same journal, address and directory for what is suspended."""
 
@@ -121,6 +124,8 @@ def test_a_session_goes_on_in_the_next_cluster_unless_all_are_ended(
 def test_a_session_on_disk_continues_after_its_cluster_was_killed(
     clusters: Clusters, start_python: StartPython, tmp_path: Path
 ) -> None:
+    clusters.end()
+    clusters.begin_anew(grace_seconds=GRACE)
     python, other = start_python(ATOLL_ADDRESS=clusters.now.address), start_python(ATOLL_ADDRESS=clusters.now.address)
     progress = [tmp_path / name / "progress" for name in ("kept", "lost", "again")]
     for each in progress:
@@ -133,6 +138,7 @@ def test_a_session_on_disk_continues_after_its_cluster_was_killed(
     at = steps_at(progress[0])
     files = list(clusters.spilled.rglob("*.piece"))
     clusters.now.kill()
+    time.sleep(GRACE + 1.0)  # what a script waits that is not suspended on disk
     clusters.begin_anew()
     (row,) = clusters.now.report()["sessions"]
     assert (row["id"], row["state"]) == (session, "suspended on disk")

@@ -223,6 +223,7 @@ class Controller:
             self.history,
             self._outbox,
             settings.suspend_directory,
+            settings.suspended_seconds,
         )
         pressure = self._pressure = MemoryPressure(
             self.sessions,

@@ -126,6 +126,7 @@ class ControllerShell:
             self.controller, lambda: self.journal, self._report, self._announce, self.resumable
         )
         self._resumes = grace_seconds > 0
+        self._is_journaled = bool(options.journal)
         self.failure = ""  # the bug that ended this controller, which does nothing afterwards
         self.superseded_by = 0  # the term of a controller that has taken over; this one does nothing afterwards
         self.journal: Journal | None = None
@@ -148,6 +149,7 @@ class ControllerShell:
             a.Name: self._name,
             a.Log: lambda action: _log.warning("%s", action.text),
             a.SetTimer: self._set_timer,
+            a.SetPatience: self._set_patience,
             a.ReportReady: lambda action: self._report(READY),
             a.End: self._end,
             a.PersistSessions: self._to_persist.append,
@@ -485,6 +487,11 @@ class ControllerShell:
         self._timers[action.timer] = self._clock() + action.seconds
         self._loop.call_later(action.seconds, self._timer_ended, action.timer)
 
+    def _set_patience(self, action: a.SetPatience) -> None:
+        connection = self._connections.get(action.connection)
+        if self._is_journaled and isinstance(connection, AcceptedConnection):
+            connection.set_patience(action.seconds)
+
     def _timer_ended(self, timer: int) -> None:
         del self._timers[timer]
         self._handle(e.TimerEnded(self._clock(), timer))
@@ -565,7 +572,7 @@ class ControllerShell:
             raise JournalError(f"cannot replay the journal: {described(error)}") from None
         for action in actions:
             match action:
-                case a.Send() | a.Name():
+                case a.Send() | a.Name() | a.SetPatience():
                     self._does[type(action)](action)
                 case a.Close(connection=number):
                     self._forget(number)

@@ -16,7 +16,7 @@ from typing import Any
 from atoll.launch.connections import Connections
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.protocol import messages as m
-from atoll.protocol.actions import Action, AnyAction, Close, Send
+from atoll.protocol.actions import Action, AnyAction, Close, Send, SetPatience
 from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forwards, is_only_for
 
 # Credits that are returned to a session together. With more, its launches would arrive in bursts for which the
@@ -179,6 +179,12 @@ class Outbox:
         """Close the connection. Messages of its peer that arrive later are ignored."""
         self._connections.remove(connection)
         self._actions.append(Close(self.cause, connection, reason))
+
+    def set_patience(self, session: int, seconds: float) -> None:
+        """Let the session's proxy wait for `seconds` if the controller is away; 0: as long as usual."""
+        connection = self._connections.sessions.get(session)
+        if connection is not None:
+            self._actions.append(SetPatience(self.cause, connection, seconds))
 
     def free(self, hosts: tuple[int, ...], session: int, handles: Iterable[int], *, delete: bool = False) -> None:
         """Have the hosts forget these buffers. With `delete`, their memory is freed even if others refer to it."""

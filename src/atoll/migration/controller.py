@@ -33,6 +33,9 @@ class Out(Protocol):
     def flush_frees(self) -> None:
         """Send the pending frees, before messages that need the memory."""
 
+    def set_patience(self, session: int, seconds: float) -> None:
+        """Let the session's proxy wait for `seconds` if the controller is away; 0: as long as usual."""
+
     def return_credits(self, session: int, count: int = 1) -> None:
         """Return credits to the session's window. -1 takes a credit for a launch that its proxy did not make."""
 

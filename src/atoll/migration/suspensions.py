@@ -89,7 +89,8 @@ class Suspensions:
         launches: Launches,
         history: History,
         out: Out,
-        directory: str = "",
+        directory: str,
+        patience: float,
     ) -> None:
         self.by_session: dict[int, Suspension] = {}
         self._migrations = migrations
@@ -100,6 +101,7 @@ class Suspensions:
         self._history = history
         self._out = out
         self._directory = directory
+        self._patience = patience  # seconds that the proxy of a session on disk waits for the next cluster
         self._stages: Durations[tuple[int, Stage]] = Durations()
         self._now = 0.0
 
@@ -222,6 +224,9 @@ class Suspensions:
 
     def _enter(self, suspension: Suspension, stage: Stage) -> None:
         suspension.stage = stage
+        if suspension.to_files and stage in (Stage.SUSPENDED, Stage.RESUMING):
+            is_suspended = stage is Stage.SUSPENDED
+            self._out.set_patience(suspension.session.number, self._patience if is_suspended else 0.0)
         where = "on disk" if suspension.to_files else "in memory"
         resumption = suspension.resumption
         text = {

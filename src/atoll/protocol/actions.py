@@ -92,8 +92,19 @@ class Log(Action, frozen=True, tag=11):
     text: str
 
 
+class SetPatience(Action, frozen=True, tag=12):
+    """Let the peer wait for `seconds` after a loss of its socket, because the controller may be away for long.
+
+    With 0 it waits as long as usual. Without a journal, no other controller continues, and nothing is done.
+    """
+
+    connection: int
+    seconds: float
+
+
 AnyAction = (
     Log
+    | SetPatience
     | Send
     | Close
     | Name

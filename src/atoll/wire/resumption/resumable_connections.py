@@ -39,6 +39,7 @@ class LinkState:
     retransmit_buffer: RetransmitBuffer = field(default_factory=RetransmitBuffer)
     # terms, each with the counts of sent messages when it began
     term_history: list[tuple[int, Counts]] = field(default_factory=list)
+    patience: float = 0.0  # seconds that the peer waits after a loss of its socket; 0: as long as all others
 
 
 class AcceptedConnection(ResumableConnection):
@@ -57,6 +58,7 @@ class AcceptedConnection(ResumableConnection):
         self.pid = 0  # process ID of a peer on this machine
         self.attempt = 0  # last attempt of the peer
         self.term_history = state.term_history  # terms that began since the peer was last connected
+        self._patience = state.patience
         self._table = table
         self._peer_has_ended = False
         self._fenced: Counts | None = None  # counts of sent messages at the time of `fence`
@@ -73,7 +75,16 @@ class AcceptedConnection(ResumableConnection):
             retransmit_buffer.pieced.copy(),
             retransmit_buffer.nbytes,
         )
-        return LinkState(self.number, self.peer_role, self.name, kept, self.term_history.copy())
+        return LinkState(self.number, self.peer_role, self.name, kept, self.term_history.copy(), self._patience)
+
+    def set_patience(self, seconds: float) -> None:
+        """Let the peer wait for `seconds` after a loss of its socket, or as long as all others if it is 0."""
+        self._patience = seconds
+        if self._transport is not None:
+            self._transport.send_link(self._resume_token())
+
+    def _resume_token(self) -> ResumeToken:
+        return self._table.resume_token(self.number, self._patience or self._table.seconds)
 
     def _went_away(self, reason: str) -> None:
         if self._peer_has_ended:
@@ -113,7 +124,7 @@ class AcceptedConnection(ResumableConnection):
         self._acknowledged = self.received
         transport.send_link(Resumed(self._table.term, *self._acknowledged))
         # an earlier process may have granted a longer time
-        transport.send_link(self._table.resume_token(self.number, self._table.seconds))
+        transport.send_link(self._resume_token())
         self._send_again()
         self.announce(self._table.alternate_addresses)
         if was_away:
