@@ -19,7 +19,6 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
 from tests.end_to_end.test_suspending import ask, session_of, steps_at, train, until_step
 
-
 GRACE = 3.0
 
 
