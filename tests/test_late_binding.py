@@ -29,38 +29,7 @@ FOREIGN = {
     ): "JAX keeps the objects of colocated Python here",
 }
 # Places that are to be removed. A change shortens this table, and never extends it.
-REMAINING: frozenset[tuple[str, str]] = frozenset(
-    (
-        ("cluster/slice_placement.py", "devices.closed"),
-        ("engines/hosts/hosts_engine.py", "self._loop"),
-        ("engines/ray/actors.py", "self._directory"),
-        ("engines/ray/actors.py", "self._engine"),
-        ("engines/ray/actors.py", "self._messages"),
-        ("grpc/call.py", "self._reader.on_end"),
-        ("grpc/call.py", "self._reader.on_message"),
-        ("grpc/call.py", "stream.on_closed"),
-        ("grpc/call.py", "stream.on_sent"),
-        ("ifrt/buffer_service.py", "call.on_half_close"),
-        ("ifrt/buffer_service.py", "call.on_message"),
-        ("ifrt/ifrt_service.py", "call.on_closed"),
-        ("ifrt/ifrt_service.py", "call.on_half_close"),
-        ("ifrt/ifrt_service.py", "call.on_message"),
-        ("ifrt/ifrt_service.py", "cluster.on_lost"),
-        ("ifrt/ifrt_service.py", "recorder.on_change"),
-        ("ifrt/ifrt_service.py", "session.open_relay"),
-        ("ifrt/ifrt_service.py", "session.responses.on_response"),
-        ("ifrt/ifrt_session.py", "cluster.held"),
-        ("ifrt/ifrt_session.py", "cluster.on_quiesce"),
-        ("ifrt/ifrt_session.py", "cluster.on_resume"),
-        ("ifrt/proxy_main.py", "session.on_hosts_lost"),
-        ("operate/operator_requests.py", "self._connection"),
-        ("session/channels.py", "channel.liveness.awaits"),
-        ("session/cluster_session.py", "self._channels.awaits"),
-        ("session/session_opening.py", "self._connection"),
-        ("virtual/cluster.py", "session.on_lost"),
-        ("virtual/virtual_time.py", "self._result"),
-    )
-)
+REMAINING: frozenset[tuple[str, str]] = frozenset(())
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -173,7 +173,7 @@ def test_who_lies_about_its_window_loses_its_session_and_others_go_on(user: User
     async def work(honest: BareClient) -> None:
         liar = await BareClient.open(f"unix:{user.runtime}/atoll/default/controller.sock", "liar")
         session, ended = liar._session, asyncio.get_running_loop().create_future()
-        session.on_lost = ended.set_result
+        session.set_handlers(ended.set_result)
         lies, steps = await step_of(liar), await step_of(honest)
         for _ in range(8 * session.window.size):
             session.send(m.Launch(lies, (), (session.mint(),), (), 0, 1))

@@ -29,14 +29,16 @@ class Service:
     def keep(self, call: Call) -> None:
         self.closed.clear()
         self.calls.append(call)
-        call.on_closed = self.closed.set
+        call.set_handlers(on_closed=self.closed.set)
         call.send_initial_metadata({"state": b"kept"})
 
     def count(self, call: Call) -> None:
         """Answers with the number and the sum of the sizes of the messages."""
         sizes: list[int] = []
-        call.on_message = lambda content: sizes.append(len(content))
-        call.on_half_close = lambda: (call.send(b"%d %d" % (len(sizes), sum(sizes))), call.finish())[1]
+        call.set_handlers(
+            lambda content: sizes.append(len(content)),
+            lambda: (call.send(b"%d %d" % (len(sizes), sum(sizes))), call.finish())[1],
+        )
 
     def pieces(self, call: Call) -> None:
         """Answers a message of pieces: the request has their number and size."""
@@ -46,7 +48,7 @@ class Service:
             call.send([memoryview(bytes([number % 256]) * size) for number in range(count)])
             call.finish()
 
-        call.on_message = answer
+        call.set_handlers(answer)
 
     def stream(self, call: Call) -> None:
         """Sends 64 messages of 1 MiB, never more than the low-water mark and one of them at once."""
@@ -72,15 +74,14 @@ class Service:
             call.pause()
             loop.call_soon(call.resume)
 
-        call.on_message = take
-        call.on_half_close = lambda: call.finish()
+        call.set_handlers(take, call.finish)
 
     def metadata(self, call: Call) -> None:
         call.send_initial_metadata({"text": call.metadata["text"], "raw-bin": call.metadata["raw-bin"]})
         call.finish()
 
     def status(self, call: Call) -> None:
-        call.on_message = lambda content: call.finish(StatusCode.NOT_FOUND, bytes(content).decode())
+        call.set_handlers(lambda content: call.finish(StatusCode.NOT_FOUND, bytes(content).decode()))
 
     def raises(self, call: Call) -> None:
         raise RuntimeError("handler broke")
@@ -90,8 +91,7 @@ class Service:
             raise RuntimeError("callback broke")
 
         self.closed.clear()
-        call.on_message = on_message
-        call.on_closed = self.closed.set
+        call.set_handlers(on_message, on_closed=self.closed.set)
 
     def raises_status(self, call: Call) -> None:
         raise GrpcError(StatusCode.FAILED_PRECONDITION, "not today")

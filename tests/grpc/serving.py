@@ -14,8 +14,7 @@ T = TypeVar("T")
 
 
 def echo(call: Call) -> None:
-    call.on_message = lambda message: call.send(bytes(message))
-    call.on_half_close = lambda: call.finish()
+    call.set_handlers(lambda message: call.send(bytes(message)), call.finish)
 
 
 class Serving:

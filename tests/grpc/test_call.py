@@ -6,7 +6,9 @@ import asyncio
 import base64
 import logging
 import os
+import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,7 +33,7 @@ def test_a_paused_call_holds_no_more_than_its_window(server: Serving, peer: Peer
     assert server.server.statistics().queued_bytes >= len(body)
 
     seen: list[int] = []
-    server.call(setattr, call, "on_message", lambda content: seen.append(len(content)))
+    server.call(call.set_handlers, lambda content: seen.append(len(content)))
     server.call(call.resume)
     assert peer.read_until(frames.WINDOW_UPDATE, 1)
     assert seen == [91] * (window // 96)
@@ -46,8 +48,7 @@ def test_a_request_that_ends_while_paused_is_half_closed_after_its_messages(
 
     def arrange() -> None:
         call.pause()
-        call.on_message = seen.append
-        call.on_half_close = lambda: (seen.append("end"), call.finish())[1]
+        call.set_handlers(seen.append, lambda: (seen.append("end"), call.finish())[1])
 
     server.call(arrange)
     peer.send(frame(frames.DATA, frames.END_STREAM, 1, message(b"a") + message(b"b")))
@@ -250,7 +251,7 @@ def test_an_on_closed_that_raises_is_logged(
     for number, code in ((1, None), (3, "13")):
         peer.send(peer.headers(number, request("/test.Test/keep")))
         peer.sync()
-        service.calls[-1].on_message = service.calls[-1].on_closed = raising
+        service.calls[-1].set_handlers(raising, on_closed=raising)
         if code is None:
             peer.send(frames.rst_stream(number, ErrorCode.CANCEL))
             peer.sync()
@@ -271,7 +272,7 @@ def test_a_callback_that_raises_after_finish_changes_nothing(
         call.finish()
         raise RuntimeError("too late")
 
-    call.on_message = on_message
+    call.set_handlers(on_message, on_closed=service.closed.set)
     peer.send(frame(frames.DATA, 0, 1, message(b"x")))
     assert peer.trailers(1)["grpc-status"] == "0"
     assert not service.closed.is_set()
@@ -308,6 +309,8 @@ def test_callbacks_of_an_ended_call_are_not_kept(server: Serving, peer: Peer, se
     peer.send(peer.headers(1, request("/test.Test/keep")), frames.rst_stream(1, ErrorCode.CANCEL))
     peer.sync()
     call = service.calls[-1]
-    call.on_message = call.on_half_close = raising
-    assert call.on_message is not raising
-    assert call.on_half_close is not raising
+    held = Mock()
+    left = weakref.ref(held)
+    call.set_handlers(held, held, held)
+    del held
+    assert left() is None

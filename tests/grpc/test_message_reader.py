@@ -76,8 +76,7 @@ def test_the_same_messages_come_however_the_body_is_cut_and_paused(
             seen.append(bytes(content))
             stream.paused = pauses[len(seen) % len(pauses)]
 
-        reader.on_message = on_message
-        reader.on_end = lambda: seen.append("end")
+        reader.set_handlers(on_message, lambda: seen.append("end"))
         start = turn = 0
         least = len(body) // MOST_PIECES
         while start < len(body):
@@ -123,8 +122,7 @@ def test_a_body_that_cannot_be_read_is_an_error_once(body: bytes, code: StatusCo
             errors.append(error)
             reader.close()
 
-        reader.on_message = lambda content: pytest.fail("a message")
-        reader.on_end = lambda: pytest.fail("an end")
+        reader.set_handlers(lambda content: pytest.fail("a message"), lambda: pytest.fail("an end"))
         for start in range(0, len(body), cut):
             feed(reader, body[start : start + cut], False)
         reader.half_closed()

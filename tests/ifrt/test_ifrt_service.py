@@ -37,6 +37,14 @@ class FakeCall:
         self.peer = "10.0.0.1"
         self.is_admitted = False
 
+    def set_handlers(
+        self,
+        on_message: Callable[[bytes], None] = lambda data: None,
+        on_half_close: Callable[[], None] = lambda: None,
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.on_message, self.on_half_close, self.on_closed = on_message, on_half_close, on_closed
+
     def admit(self) -> None:
         self.is_admitted = True
 

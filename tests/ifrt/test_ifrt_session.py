@@ -111,7 +111,7 @@ class Client:
 
 def stream() -> tuple[ResponseStream, list[Any]]:
     sent: list[Any] = []
-    return ResponseStream(lambda data: sent.append(session_pb2.Response.FromString(data))), sent
+    return ResponseStream(lambda data: sent.append(session_pb2.Response.FromString(data)), lambda number: None), sent
 
 
 def test_the_sequence_has_no_gap_whatever_is_sent_beside_it():

@@ -38,7 +38,7 @@ class FakeCluster:
         self.kept: list[tuple[int, int]] = []  # host and feed of uploads that are sent again
         self.answers: list[tuple[int, bytes]] = []  # feed, contents
         self.calls: CallbackHandler | None = None
-        self.awaits: Callable[[], bool] = lambda: False
+        self.losses = 0  # of hosts, as reported to the front end
         self.closed = False
         self._sent: list[Any] = []
         self.session = ClusterSession(
@@ -47,10 +47,14 @@ class FakeCluster:
             self._open_channels,
             lambda: asyncio.get_running_loop().create_future(),
             first_handle,
+            on_hosts_lost=self._count_loss,
         )
 
-    def _open_channels(self, on_feed: OnFeed, on_broken: OnBroken) -> FakeCluster:
-        self.on_feed, self.on_broken = on_feed, on_broken
+    def _count_loss(self) -> None:
+        self.losses += 1
+
+    def _open_channels(self, on_feed: OnFeed, on_broken: OnBroken, awaits: Callable[[], bool]) -> FakeCluster:
+        self.on_feed, self.on_broken, self.awaits = on_feed, on_broken, awaits
         return self
 
     def take(self) -> list[Any]:

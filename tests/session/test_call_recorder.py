@@ -18,8 +18,7 @@ class Played:
         self.time = 0
         self.sent: list[Any] = []
         self.changes: list[bool] = []
-        self.recorder = CallRecorder(self.tick)
-        self.recorder.on_change = self.changes.append
+        self.recorder = CallRecorder(self.changes.append, self.tick)
 
     def tick(self) -> int:
         self.time += 10

@@ -54,7 +54,7 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lease: float = 10.0) -> None:
         monkeypatch.setattr(channels, "_REPORT_SECONDS", REPORT_SECONDS)
-        monkeypatch.setattr(DataChannel, "connect", lambda address, *_: self.dial(address.path))
+        monkeypatch.setattr(DataChannel, "connect", lambda address, *_, **__: self.dial(address.path))
         self.dial: Callable[[str], Any] = lambda path: self.latest
         self.latest = FakeChannel()
         self.broken: list[Status] = []
@@ -67,6 +67,7 @@ class Rig:
             CONTROLLER,
             lambda *_: None,
             self.broken.append,
+            lambda: False,
             lease=lease,
             is_cut_off=lambda: self.is_cut_off,
         )

@@ -179,10 +179,9 @@ def test_a_function_is_released_with_the_last_executable_that_uses_it():
 
 
 def test_a_loss_is_acknowledged_and_reported_to_the_front_end():
-    cluster, losses = FakeCluster(), list[str]()
-    cluster.session.on_hosts_lost = lambda: losses.append("lost")
+    cluster = FakeCluster()
     cluster.session.handle(m.HostsFailed((1,)))
-    assert (cluster.disconnected, cluster.take(), losses) == ([1], [m.FailureAcknowledged((1,))], ["lost"])
+    assert (cluster.disconnected, cluster.take(), cluster.losses) == ([1], [m.FailureAcknowledged((1,))], 1)
 
 
 def test_an_acknowledgement_names_the_feeds_that_will_come():
@@ -232,7 +231,7 @@ def test_functions_of_hosts_that_are_back_are_compiled_again_where_none_of_them_
 def test_a_session_whose_host_is_back_and_not_reached_in_time_is_lost_with_the_hosts_name():
     async def work() -> None:
         cluster, lost, waited = FakeCluster(), list[Status](), list[Status]()
-        cluster.session.on_lost = lost.append
+        cluster.session.set_handlers(lost.append)
         await compiled(cluster, 2)
         cluster.session.wait((1,), waited.append)
         cluster.take()
@@ -277,10 +276,9 @@ def test_a_question_is_answered_by_the_worker_that_has_the_device():
 
 def test_a_session_that_is_quiesced_says_so_and_compiles_nothing_until_it_resumes():
     async def work() -> None:
-        cluster, calls = FakeCluster(), list[str]()
+        cluster, changes = FakeCluster(), list[bool]()
         session = cluster.session
-        session.on_quiesce = lambda: calls.append("quiesce")
-        session.on_resume = lambda: calls.append("resume")
+        session.set_handlers(lambda status: None, lambda: changes.append(session.is_quiesced))
         session.handle(m.Quiesce(6))
         assert (cluster.take(), session.is_quiesced) == ([m.Quiesced(6)], True)
         task = asyncio.ensure_future(session.register_function(b"source", "hash", ((0,),)))
@@ -291,7 +289,7 @@ def test_a_session_that_is_quiesced_says_so_and_compiles_nothing_until_it_resume
         (asked,) = cluster.take()
         assert isinstance(asked, m.RegisterFunction)
         assert [hosts for hosts, _, _ in cluster.uploads] == [(1,)]  # where the device is now
-        assert calls == ["quiesce", "resume"]
+        assert changes == [True, False]
         task.cancel()
 
     play(work())
@@ -332,16 +330,16 @@ def test_a_request_for_a_slice_quiesces_the_session_at_once_and_until_the_reply(
 
 def test_a_slice_request_and_a_migration_may_overlap():
     async def work() -> None:
-        cluster, calls = FakeCluster(), list[str]()
-        cluster.session.on_resume = lambda: calls.append("resume")
+        cluster, changes = FakeCluster(), list[bool]()
+        cluster.session.set_handlers(lambda status: None, lambda: changes.append(cluster.session.is_quiesced))
         reply = asyncio.ensure_future(cluster.session.add_slice(SliceRequest(1)))
         (asked,) = cluster.take()
         cluster.session.handle(m.Quiesce(1))
         cluster.session.handle(m.SliceAdded(asked.request, OK, 1, (0,)))
         await reply
-        assert (cluster.session.is_quiesced, calls) == (True, [])
+        assert (cluster.session.is_quiesced, changes) == (True, [True])
         cluster.session.handle(m.Migrated(1, ()))
-        assert (cluster.session.is_quiesced, calls) == (False, ["resume"])
+        assert (cluster.session.is_quiesced, changes) == (False, [True, False])
 
     play(work())
 
@@ -382,7 +380,7 @@ def test_all_that_waits_is_answered_when_the_session_is_lost(end, text):
         cluster = FakeCluster()
         session = cluster.session
         lost, waited = list[Status](), list[Status]()
-        session.on_lost = lost.append
+        session.set_handlers(lost.append)
         session.wait((1,), waited.append)
         tasks = [
             asyncio.ensure_future(each)
@@ -413,7 +411,7 @@ def test_all_that_waits_is_answered_when_the_session_is_lost(end, text):
 
 def test_a_session_that_is_closed_is_not_lost():
     cluster, lost = FakeCluster(), list[Status]()
-    cluster.session.on_lost = lost.append
+    cluster.session.set_handlers(lost.append)
     cluster.session.close()
     cluster.session.connection_lost("closed")
     assert (lost, cluster.closed) == ([], True)

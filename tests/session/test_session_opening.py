@@ -50,7 +50,7 @@ class Hosts:
         self.channels: dict[str, FakeChannel] = {}
         monkeypatch.setattr(DataChannel, "connect", self._open)
 
-    def _open(self, address: Address, session: int, secret: str, identity: None = None) -> FakeChannel:
+    def _open(self, address: Address, session: int, secret: str, identity: None = None, **_: Any) -> FakeChannel:
         assert (session, secret) == (5, "secret")
         if address.path in self.unreachable:
             raise ConnectError(f"cannot reach a data port at {address}: nobody there")
@@ -117,7 +117,7 @@ def test_hosts_are_dialled_at_once(tmp_path, monkeypatch):
     dial = DataChannel.connect
     started: list[str] = []
 
-    def slow(address: Address, session: int, secret: str, identity: None = None) -> Any:
+    def slow(address: Address, session: int, secret: str, identity: None = None, **_: Any) -> Any:
         """Answers when all were asked."""
         started.append(address.path)
         for _ in range(1000):

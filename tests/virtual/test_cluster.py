@@ -246,7 +246,7 @@ def longest_wait(neighbours: int, lie: bool) -> tuple[float, list[str]]:
 
     async def launch_all(other: Chain) -> None:
         client, session = other.client, other.client._session
-        session.on_lost = lambda status: ends.append(status.message)
+        session.set_handlers(lambda status: ends.append(status.message))
         (x,) = await client.launch(other.first, (), 1)
         if lie:
             for _ in range(8 * session.window.size):

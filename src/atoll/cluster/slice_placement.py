@@ -74,8 +74,9 @@ class Slices:
     def open(
         self, session: int, virtual: tuple[VirtualDevice, ...], locations: Mapping[int, DeviceLocation]
     ) -> SessionDevices:
-        devices = self.sessions[session] = SessionDevices(virtual, dict(locations), dict(locations))
-        devices.closed = partial(self.closed, session)
+        devices = self.sessions[session] = SessionDevices(
+            virtual, dict(locations), dict(locations), closed=partial(self.closed, session)
+        )
         return devices
 
     def close(self, session: int) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from atoll.grpc.http2.http2_stream import Buffer, Stream, ignore
-from atoll.grpc.message_reader import MessageReader, Traffic, message_prefix
+from atoll.grpc.message_reader import MessageReader, Traffic, ignore_message, message_prefix
 from atoll.grpc.metadata import RESPONSE_HEADERS, encode_metadata, status_trailers
 from atoll.grpc.status import GrpcError, StatusCode
 
@@ -25,7 +26,7 @@ _pack_prefix = message_prefix.pack
 class Call:
     """One RPC in progress. All methods and callbacks run on the event loop's thread; none blocks.
 
-    The handler sets the callbacks before it returns:
+    The handler sets the callbacks before it returns, using `set_handlers`:
 
     on_message(message)
         Called for each message. A message of up to 64 KiB is `bytes`. A larger one is a memoryview that is valid
@@ -45,8 +46,8 @@ class Call:
     """
 
     __slots__ = (
-        "_admit", "_ended", "_initial_sent", "_loop", "_reader", "_stream", "_traffic", "_waiters", "metadata",
-        "on_closed", "path", "peer",
+        "_admit", "_ended", "_initial_sent", "_loop", "_on_closed", "_reader", "_stream", "_traffic", "_waiters",
+        "metadata", "path", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -65,10 +66,10 @@ class Call:
         """The request's headers by lower-case name, with decoded "-bin" values."""
         self.peer = peer
         """The IP address of a client that is not admitted yet; "" for other clients and on a unix socket."""
-        self.on_closed: Callable[[], None] = ignore
+        self._on_closed: Callable[[], None] = ignore
         self._stream = stream
-        self._reader = stream.consumer = MessageReader(stream, traffic, self._failed)
-        stream.on_sent, stream.on_closed = self._sent, self._closed
+        self._reader = MessageReader(stream, traffic, self._failed)
+        stream.set_handlers(self._reader, self._sent, self._closed)
         self._traffic = traffic
         self._admit = admit
         self._loop = asyncio.get_running_loop()
@@ -76,23 +77,16 @@ class Call:
         self._initial_sent = False
         self._waiters: list[asyncio.Future[None]] = []
 
-    @property
-    def on_message(self) -> Callable[[bytes | memoryview], None]:
-        return self._reader.on_message
-
-    @on_message.setter
-    def on_message(self, callback: Callable[[bytes | memoryview], None]) -> None:
+    def set_handlers(
+        self,
+        on_message: Callable[[bytes | memoryview], Any] = ignore_message,
+        on_half_close: Callable[[], None] = ignore,
+        on_closed: Callable[[], None] = ignore,
+    ) -> None:
+        """Replace all callbacks, as `asyncio.BaseTransport.set_protocol` does. Do nothing if the call has ended."""
         if not self._ended:
-            self._reader.on_message = callback
-
-    @property
-    def on_half_close(self) -> Callable[[], None]:
-        return self._reader.on_end
-
-    @on_half_close.setter
-    def on_half_close(self, callback: Callable[[], None]) -> None:
-        if not self._ended:
-            self._reader.on_end = callback
+            self._reader.set_handlers(on_message, on_half_close)
+            self._on_closed = on_closed
 
     @property
     def ended(self) -> bool:
@@ -188,7 +182,7 @@ class Call:
         self._wake()
         if self._ended:
             return
-        on_closed = self.on_closed
+        on_closed = self._on_closed
         self._release()
         self._report_closed(on_closed)
 
@@ -202,7 +196,7 @@ class Call:
             code, message = error.code, error.message
         else:
             log.error("a handler of %s raised", self.path, exc_info=error)
-        on_closed = self.on_closed
+        on_closed = self._on_closed
         self.finish(code, f"{self.path}: {message}")
         self._report_closed(on_closed)
 
@@ -221,7 +215,7 @@ class Call:
 
     def _release(self) -> None:
         self._ended = True
-        self.on_closed = ignore
+        self._on_closed = ignore
         self._reader.close()
 
 

@@ -13,6 +13,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -59,13 +60,25 @@ class MessageReader:
     """
 
     __slots__ = (
-        "_body", "_closed", "_ended", "_filled", "_held", "_max_message_bytes", "_on_error", "_partial", "_scratch",
-        "_size", "_stream", "_traffic", "on_end", "on_message",
+        "_body",
+        "_closed",
+        "_ended",
+        "_filled",
+        "_held",
+        "_max_message_bytes",
+        "_on_end",
+        "_on_error",
+        "_on_message",
+        "_partial",
+        "_scratch",
+        "_size",
+        "_stream",
+        "_traffic",
     )  # fmt: skip
 
     def __init__(self, stream: Stream, traffic: Traffic, on_error: Callable[[Exception], None]) -> None:
-        self.on_message: Callable[[bytes | memoryview], None] = ignore_message
-        self.on_end: Callable[[], None] = ignore
+        self._on_message: Callable[[bytes | memoryview], Any] = ignore_message
+        self._on_end: Callable[[], None] = ignore
         self._stream = stream
         self._max_message_bytes = traffic.max_message_bytes
         self._traffic = traffic
@@ -82,6 +95,10 @@ class MessageReader:
         self._scratch: memoryview | None = None
         self._held: deque[bytearray | memoryview] = deque()
         """Bytes that arrived while the stream was paused."""
+
+    def set_handlers(self, on_message: Callable[[bytes | memoryview], Any], on_end: Callable[[], None]) -> None:
+        """Replace both handlers, from the next message on."""
+        self._on_message, self._on_end = on_message, on_end
 
     def resume(self) -> None:
         """Resume a paused stream. Bytes that were held back are delivered later, from the event loop."""
@@ -101,7 +118,7 @@ class MessageReader:
     def close(self) -> None:
         """Stop delivering messages and free the received bytes."""
         self._closed = True
-        self.on_message, self.on_end = ignore_message, ignore
+        self._on_message, self._on_end = ignore_message, ignore
         self._held.clear()
         self._stream.held_bytes = self._stream.expected_bytes = 0
         self._stream.paused = False
@@ -157,7 +174,7 @@ class MessageReader:
                     begin = start
                     start += size
                     delivered += 1
-                    self.on_message(bytes(view[begin:start]) if size <= SMALL_MESSAGE_BYTES else view[begin:start])
+                    self._on_message(bytes(view[begin:start]) if size <= SMALL_MESSAGE_BYTES else view[begin:start])
                 else:
                     start = self._gather(view, start, stop)
                 if stream.paused or self._closed:
@@ -229,10 +246,10 @@ class MessageReader:
         assert body is not None
         self._traffic.messages_in += 1
         if self._size <= SMALL_MESSAGE_BYTES:
-            self.on_message(bytes(body))
+            self._on_message(bytes(body))
             return
         self._traffic.incomplete_bytes -= self._size
-        self.on_message(body[: self._size])
+        self._on_message(body[: self._size])
 
     def _hold(self, view: memoryview) -> None:
         """Hold bytes back. Small pieces share a chunk, so that many of them cost no more than their size."""
@@ -264,6 +281,6 @@ class MessageReader:
         try:
             if self._body is not None or self._partial:
                 raise GrpcError(StatusCode.INTERNAL, "the request ends inside a message")
-            self.on_end()
+            self._on_end()
         except Exception as error:
             self._on_error(error)

@@ -44,7 +44,7 @@ def unary(kind: Any, handle: Callable[[Any], Any]) -> Callable[[Call], None]:
             call.send(reply.SerializeToString())
             call.finish()
 
-        call.on_message = on_message
+        call.set_handlers(on_message)
 
     return method
 
@@ -110,8 +110,7 @@ class BufferService:
             call.send(transport_pb2.HostBufferStoreReply().SerializeToString())
             call.finish()
 
-        call.on_message = on_message
-        call.on_half_close = on_half_close
+        call.set_handlers(on_message, on_half_close)
 
     def _lookup(self, call: Call) -> None:
         def on_message(data: bytes | memoryview) -> None:
@@ -128,7 +127,7 @@ class BufferService:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        call.on_message = on_message
+        call.set_handlers(on_message)
 
     def _delete(self, request: Any) -> Any:
         self._buffers_of(request.session_id).delete(request.handle)

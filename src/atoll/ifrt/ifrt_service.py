@@ -106,7 +106,7 @@ class Service:
             _refuse(call, error.status)
             return
         call.admit()
-        call.on_half_close = call.finish
+        call.set_handlers(on_half_close=call.finish)
         call.pause()
         task = asyncio.get_running_loop().create_task(self._serve(call))
         self._tasks.add(task)
@@ -128,8 +128,7 @@ class Service:
             _refuse(call, cluster.lost)
             call.resume()
             return
-        session = IfrtSession(cluster, secrets.randbits(62), call.send, call.pause, call.resume)
-        session.open_relay = lambda: self._callbacks.relay(session.number, cluster)
+        number = secrets.randbits(62)
 
         def end(status: Status) -> None:
             call.finish(status.code, status.message)
@@ -142,10 +141,29 @@ class Service:
                 _log.warning("a session ends: %s", error)
                 end(error.status)
 
-        record_requests(session, call, on_message)
-        call.on_half_close = lambda: end(OK)
-        call.on_closed = lambda: self._end(session)
-        cluster.on_lost = lambda status: _answer_all(call, session, status, lambda: end(status))
+        def receive_with(on_message: OnMessage) -> None:
+            call.set_handlers(on_message, lambda: end(OK), lambda: self._end(session))
+
+        def on_recording(is_recording: bool) -> None:
+            receive_with(recorded(session, on_message) if is_recording else on_message)
+            session.responses.record(is_recording)
+
+        def on_lost(status: Status) -> None:
+            receive_with(_refusals(session, status, lambda: end(status)))
+            call.resume()
+            asyncio.get_running_loop().call_later(_LOST_SECONDS, lambda: end(status) if session.is_working else None)
+
+        session = IfrtSession(
+            cluster,
+            number,
+            call.send,
+            call.pause,
+            call.resume,
+            on_lost,
+            on_recording,
+            open_relay=lambda: self._callbacks.relay(number, cluster),
+        )
+        receive_with(on_message)
         self._sessions[session.number] = session
         session.start()
 
@@ -173,8 +191,8 @@ class Service:
         return session.buffers
 
 
-def _answer_all(call: Call, session: IfrtSession, status: Status, end: Callable[[], None]) -> None:
-    """Answer all further requests with the reason why the session's cluster was lost.
+def _refusals(session: IfrtSession, status: Status, end: Callable[[], None]) -> OnMessage:
+    """Return a handler that answers all further requests with the reason why the session's cluster was lost.
 
     The stream stays open, because jaxlib's client would only report that the stream has ended. Pending requests fail
     because of the loss. If they take longer than `_LOST_SECONDS`, the stream ends after all.
@@ -186,9 +204,7 @@ def _answer_all(call: Call, session: IfrtSession, status: Status, end: Callable[
         except StatusError:
             end()
 
-    call.on_message = on_message
-    call.resume()
-    asyncio.get_running_loop().call_later(_LOST_SECONDS, lambda: end() if session.is_working else None)
+    return on_message
 
 
 def _refuse(call: Call, status: Status) -> None:
@@ -209,19 +225,18 @@ def _refuse(call: Call, status: Status) -> None:
             call.send(response.SerializeToString())
         finish()
 
-    call.on_message = on_message
-    call.on_half_close = finish
+    call.set_handlers(on_message, finish)
     asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, finish)
 
 
-def record_requests(session: IfrtSession, call: Call, on_message: OnMessage) -> None:
-    """Pass the client's messages to `on_message`, and while a trace is taken, also to the session's recorder.
+def recorded(session: IfrtSession, on_message: OnMessage) -> OnMessage:
+    """Return a handler that passes the client's messages to `on_message` and to the session's recorder.
 
-    At other times the recorder costs nothing. `on_message` returns the request, or None if it could not be parsed.
+    `on_message` returns the request, or None if it could not be parsed.
     """
     recorder = session.cluster.recorder
 
-    def recorded(data: bytes | memoryview) -> None:
+    def record(data: bytes | memoryview) -> None:
         if recorder.is_over():
             on_message(data)
             return
@@ -232,12 +247,7 @@ def record_requests(session: IfrtSession, call: Call, on_message: OnMessage) -> 
             name, moved = _about(session, kind, getattr(request, kind, None))
             recorder.handled(request.meta.op_id, kind, name, received, moved)
 
-    def change(is_recording: bool) -> None:
-        call.on_message = recorded if is_recording else on_message
-        session.responses.on_response = recorder.answered if is_recording else None
-
-    recorder.on_change = change
-    change(False)
+    return record
 
 
 def _about(session: IfrtSession, kind: str, request: Any) -> tuple[str, int]:

@@ -41,12 +41,15 @@ class ResponseStream:
     Invariant: the numbers of the sequence have no gap. All other responses have a number that is never reached, and
     name no stacks.
 
+    During a recording, `on_response` receives the number of each answered request.
+
     `ended_contexts` are stacks to which no error can refer any more. The next response of the sequence names them.
     """
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[bytes], None], on_response: Callable[[int], None]) -> None:
         self._write = write
-        self.on_response: Callable[[int], None] | None = None  # receives the number of each answered request
+        self._on_response = on_response
+        self._is_recording = False
         self._next = 0
         self.ended_contexts: list[int] = []
 
@@ -61,8 +64,12 @@ class ResponseStream:
             meta.destroyed_user_context_ids.extend(self.ended_contexts)
             self.ended_contexts.clear()
         self._write(response.SerializeToString())
-        if self.on_response is not None:
-            self.on_response(meta.op_id)
+        if self._is_recording:
+            self._on_response(meta.op_id)
+
+    def record(self, is_recording: bool) -> None:
+        """Begin or end a recording."""
+        self._is_recording = is_recording
 
     def send_out_of_sequence(self, response: Any, ended_context: int) -> None:
         """Send a failure, or a response that the client never finishes. The next in sequence names the context."""
@@ -70,15 +77,16 @@ class ResponseStream:
         if ended_context:
             self.ended_contexts.append(ended_context)
         self._write(response.SerializeToString())
-        if self.on_response is not None:
-            self.on_response(response.meta.op_id)
+        if self._is_recording:
+            self._on_response(response.meta.op_id)
 
 
 class IfrtSession:
     """One client's session. `number` identifies it on the client's other connections.
 
     `write(bytes)` sends responses. `pause` and `resume` control the client's requests, which are held back until
-    `start`. `cluster` is a session whose minted handles start at `FIRST_MINTED_HANDLE`.
+    `start`. `cluster` is a session whose minted handles start at `FIRST_MINTED_HANDLE`. `on_lost` and `on_recording`
+    are as in `ClusterSession.set_handlers`. `open_relay` opens the relay for calls into the client's Python.
     """
 
     def __init__(
@@ -88,10 +96,13 @@ class IfrtSession:
         write: Callable[[bytes], None],
         pause: Callable[[], None],
         resume: Callable[[], None],
+        on_lost: Callable[[Status], None] = lambda status: None,
+        on_recording: Callable[[bool], None] = lambda is_recording: None,
+        open_relay: Callable[[], CallbackRelay] | None = None,
     ) -> None:
         self.cluster = cluster
         self.number = number
-        self.responses = ResponseStream(write)
+        self.responses = ResponseStream(write, cluster.recorder.answered)
         self.arrays = Arrays(self.responses.ended_contexts)
         self.buffers = HostBuffers()
         self.executables: dict[int, LoadedExecutable] = {}
@@ -99,7 +110,7 @@ class IfrtSession:
         self.python = PythonFunctions(cluster)
         self.staged: list[int] = []  # handles of the next program's arguments
         self.layouts: dict[Any, bytes] = {}
-        self.open_relay: Callable[[], CallbackRelay] | None = None  # for calls into the client's Python
+        self._open_relay = open_relay
         self._relay: CallbackRelay | None = None
         self.deletions: dict[int, Status] = {}  # by future, about which the client asks once
         self._futures: dict[int, asyncio.Future[Status]] = {}
@@ -109,8 +120,7 @@ class IfrtSession:
         self._resume = resume
         self._is_paused = True
         self._is_window_full = False
-        cluster.held = lambda: {handle: each.error is not None for handle, each in self.arrays.records.items()}
-        cluster.on_quiesce = cluster.on_resume = self._pause_or_resume
+        cluster.set_handlers(on_lost, self._pause_or_resume, self._held, on_recording)
 
     def start(self) -> None:
         """Start to handle requests."""
@@ -134,6 +144,9 @@ class IfrtSession:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _held(self) -> dict[int, bool]:
+        return {handle: each.error is not None for handle, each in self.arrays.records.items()}
 
     # ---- holding the client back
 
@@ -230,9 +243,9 @@ class IfrtSession:
 
         Raise UNIMPLEMENTED if callbacks are not supported.
         """
-        if self.open_relay is None:
+        if self._open_relay is None:
             raise unimplemented(CALLBACK_ADVICE)
-        self._relay = self.open_relay()
+        self._relay = self._open_relay()
         return ImmediateExecutable("the place of callbacks", (0,), msgspec.json.encode(self._relay.where))
 
     # ---- futures

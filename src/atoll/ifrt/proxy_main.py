@@ -33,6 +33,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         options.patience,
         FIRST_MINTED_HANDLE,
         os.environ.get(PLATFORM_VARIABLE, ""),
+        on_hosts_lost=lambda: _note(options.losses) if options.losses else None,
     )
 
     async def open_one() -> ClusterSession:
@@ -41,8 +42,6 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         session = await sessions.open()
         if options.fail_on_loss:
             session.send(FailOnLoss())
-        if options.losses:
-            session.on_hosts_lost = lambda: _note(options.losses)
         return session
 
     service = Service(

@@ -173,30 +173,72 @@ def _run(request: Coroutine[Any, Any, Any]) -> Any:
 class OperatorConnection:
     """A connection to a controller for any number of requests. Each has one reply, and replies arrive in order."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._replies: deque[asyncio.Future[Any]] = deque()
-        self._lost: ConnectError | None = None
-        self._connection: Connection
+    def __init__(self, connection: Connection, replies: _Replies) -> None:
+        self._connection = connection
+        self._replies = replies
 
     @classmethod
     async def open(cls, address: Address, token: str, join: JoinToken | None = None) -> OperatorConnection:
         """Connect. With a join token, the connection uses TLS and that token. Raises ConnectError or a subclass."""
-        self = cls(address)
+        replies = _Replies(address)
         identity = None
         if join is not None:
             token = join.token
             identity = await asyncio.to_thread(joined, replace(join, address=address), Role.CLIENT, "the command atoll")
         token = token or token_beside(address)
-        self._connection = await connect(
-            address, m.ToOperator, self._on_message, self._on_lost, name="the Atoll controller", identity=identity
+        connection = await connect(
+            address,
+            m.ToOperator,
+            replies.received,
+            replies.connection_lost,
+            name="the Atoll controller",
+            identity=identity,
         )
-        self._connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
-        return self
+        connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
+        return cls(connection, replies)
 
-    def _on_message(self, message: Any) -> None:
+    async def ask(self, request: m.Message, seconds: float = REPLY_SECONDS) -> Any:
+        """Return the reply. Raises ConnectError or a subclass, also if no reply arrives within `seconds`."""
+        replies = self._replies
+        if replies.lost is not None:
+            raise replies.lost
+        reply = replies.next()
+        self._connection.send(request)
+        try:
+            async with asyncio.timeout(seconds):
+                return await reply
+        except TimeoutError:
+            # Replies have no numbers, so a late one would be taken for the reply to the next request.
+            replies.fail(ConnectError(f"the controller at {replies.address} did not reply within {seconds:.0f} s"))
+            self.close()
+            assert replies.lost is not None
+            raise replies.lost from None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._replies.lost is not None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Replies:
+    """The replies that are awaited on one connection, in order. All fail once the connection is `lost`."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.lost: ConnectError | None = None
+        self._replies: deque[asyncio.Future[Any]] = deque()
+
+    def next(self) -> asyncio.Future[Any]:
+        """Return the reply to a request that is about to be sent."""
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._replies.append(reply)
+        return reply
+
+    def received(self, message: Any) -> None:
         if isinstance(message, m.Refused):
-            self._fail(refusal(message.status, f"the cluster at {self._address} refuses the connection: "))
+            self.fail(refusal(message.status, f"the cluster at {self.address} refuses the connection: "))
         elif self._replies:
             reply = self._replies.popleft()
             if reply.done():  # its caller has been canceled
@@ -206,37 +248,13 @@ class OperatorConnection:
             else:
                 reply.set_result(message)
 
-    def _on_lost(self, reason: str) -> None:
-        text = f"no reply from {self._address}: {reason}; the request may have succeeded, and can be repeated"
-        self._fail(ConnectError(text))
+    def connection_lost(self, reason: str) -> None:
+        text = f"no reply from {self.address}: {reason}; the request may have succeeded, and can be repeated"
+        self.fail(ConnectError(text))
 
-    def _fail(self, error: ConnectError) -> None:
-        self._lost = self._lost or error
+    def fail(self, error: ConnectError) -> None:
+        self.lost = self.lost or error
         replies, self._replies = self._replies, deque()
         for reply in replies:
             if not reply.done():
-                reply.set_exception(self._lost)
-
-    async def ask(self, request: m.Message, seconds: float = REPLY_SECONDS) -> Any:
-        """Return the reply. Raises ConnectError or a subclass, also if no reply arrives within `seconds`."""
-        if self._lost is not None:
-            raise self._lost
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._replies.append(reply)
-        self._connection.send(request)
-        try:
-            async with asyncio.timeout(seconds):
-                return await reply
-        except TimeoutError:
-            # Replies have no numbers, so a late one would be taken for the reply to the next request.
-            self._fail(ConnectError(f"the controller at {self._address} did not reply within {seconds:.0f} s"))
-            self.close()
-            assert self._lost is not None
-            raise self._lost from None
-
-    @property
-    def is_lost(self) -> bool:
-        return self._lost is not None
-
-    def close(self) -> None:
-        self._connection.close()
+                reply.set_exception(self.lost)

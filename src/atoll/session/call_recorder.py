@@ -1,7 +1,6 @@
 """Records how a front end handles its client's calls while somebody takes a trace: see `telemetry.trace_requests`.
 
-A front end that supports recording sets `on_change`, which the recorder calls when a recording starts and ends. Outside
-a recording, the front end does not report its calls, so the recorder has no cost.
+Outside a recording, the front end does not report its calls, so the recorder has no cost.
 """
 
 from __future__ import annotations
@@ -32,11 +31,14 @@ class _Call:
 
 
 class CallRecorder:
-    """The last calls of a client. `now` is the clock, in nanoseconds. Use it on the session's thread."""
+    """The last calls of a client. Use it on the session's thread.
 
-    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
+    `on_change(is_recording)` is called when a recording starts and when it ends. `now` is the clock, in nanoseconds.
+    """
+
+    def __init__(self, on_change: Callable[[bool], None], now: Callable[[], int] = time.monotonic_ns) -> None:
         self.now = now
-        self.on_change: Callable[[bool], None] = lambda is_recording: None
+        self._on_change = on_change
         self._until = 0
         self._is_recording = False
         self._calls: deque[_Call] = deque(maxlen=MOST_CALLS)
@@ -76,7 +78,7 @@ class CallRecorder:
             self._open.clear()
             self._early.clear()
             self._held = None
-        self.on_change(is_recording)
+        self._on_change(is_recording)
 
     # ---- called by the front end
 

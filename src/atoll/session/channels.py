@@ -44,7 +44,8 @@ class Channels:
     If a channel breaks and the controller does not report the loss of the host, the session is over:
     `on_broken(status)` is called. While the session `is_cut_off()` from its controller and may resume, the channels
     wait. After that, they give the controller time to detect the loss, since a host may be lost together with the
-    previous controller. During a transfer a host may be silent for `lease` seconds.
+    previous controller. During a transfer a host may be silent for `lease` seconds. `awaits()` returns whether contents
+    are awaited of any host.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Channels:
         controller: Address,
         on_feed: OnFeed,
         on_broken: OnBroken,
+        awaits: Callable[[], bool],
         identity: Identity | None = None,
         lease: float = SILENCE_SECONDS,
         is_cut_off: Callable[[], bool] = lambda: False,
@@ -69,7 +71,7 @@ class Channels:
         self._on_feed = on_feed
         self._on_broken = on_broken
         self.calls: CallbackHandler | None = None
-        self.awaits: Callable[[], bool] = lambda: False
+        self._awaits = awaits
         self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         self._open: dict[int, DataChannel] = {}
         self._absent: dict[int, dict[int, Upload]] = {}  # waiting uploads by host and feed
@@ -124,20 +126,19 @@ class Channels:
         """Open a channel. Runs on any thread."""
         try:
             where = _reachable(address, self._controller)
-            channel = DataChannel.connect(where, self._session, self._secret, self._identity)
+            channel = DataChannel.connect(where, self._session, self._secret, self._identity, awaits=self._awaits)
         except ConnectError as error:
             return error
         except (AtollError, OSError) as error:
             return ConnectError(f"the data port at {address} cannot be opened: {error}")
         if channel.liveness is not None:
             channel.liveness.patience = self._lease
-            channel.liveness.awaits = lambda: self.awaits()
         return channel
 
     def _look(self) -> None:
         """Watch all hosts for silence while contents are awaited: a host that cannot send them does not report it."""
         self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
-        if self.awaits():
+        if self._awaits():
             for channel in self._open.values():
                 if channel.liveness is not None:
                     channel.liveness.watch()

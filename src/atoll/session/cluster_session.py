@@ -24,7 +24,7 @@ from atoll.session.controller_lease import ControllerLease
 from atoll.session.outgoing_messages import LaunchWindow, Outgoing
 from atoll.session.registered_programs import ProgramCache, RegisteredPrograms
 from atoll.session.session_feeds import Downloads
-from atoll.session.session_interfaces import CallbackHandler, DataChannels, OnBroken, OnFeed, ReplyFuture, Unreached
+from atoll.session.session_interfaces import CallbackHandler, OpenChannels, ReplyFuture, Unreached
 
 _log = logging.getLogger(__name__)
 
@@ -38,35 +38,35 @@ class ClusterSession:
     `open_channels` is called once and returns the session's data channels. `make_future` creates futures of the
     session's event loop. New handles count up from `first_handle`.
 
-    A front end may set: `on_lost(status)`, called once if the session ends without a call of `close`;
-    `on_hosts_lost()`; `held()`, which returns the contents of `m.HandlesReported`; and `on_quiesce()` and
-    `on_resume()`, between which it must hold its client's requests back.
+    `on_lost(status)` is called once if the session ends without a call of `close`, and `on_hosts_lost()` each time that
+    hosts are lost. A front end calls `set_handlers`.
     """
 
     def __init__(
         self,
         welcome: m.Welcome,
         outgoing: Outgoing,
-        open_channels: Callable[[OnFeed, OnBroken], DataChannels],
+        open_channels: OpenChannels,
         make_future: Callable[[], ReplyFuture],
         first_handle: int = 1,
+        on_lost: Callable[[Status], None] = lambda status: None,
+        on_hosts_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.welcome = welcome
         self.send = outgoing.send
         self.make_future = make_future
         self.window = LaunchWindow(welcome.launch_window)
         self.lost: Status | None = None  # the reason why the session is over
-        self.on_lost: Callable[[Status], None] = lambda status: None
-        self.on_hosts_lost: Callable[[], None] = lambda: None
-        self.on_quiesce: Callable[[], None] = lambda: None
-        self.on_resume: Callable[[], None] = lambda: None
-        self.held: Callable[[], dict[int, bool] | None] = lambda: None
+        self._on_lost = on_lost
+        self._on_hosts_lost = on_hosts_lost
+        self._on_quiesced: Callable[[], None] = lambda: None
+        self._on_recording: Callable[[bool], None] = lambda is_recording: None
+        self._held: Callable[[], dict[int, bool] | None] = lambda: None
         self.lease: ControllerLease | None = None
-        self.recorder = CallRecorder()
+        self.recorder = CallRecorder(lambda is_recording: self._on_recording(is_recording))
         self._outgoing = outgoing
         self.downloads = Downloads()
-        self._channels = open_channels(self.downloads.take, self._lose)
-        self._channels.awaits = self.downloads.any
+        self._channels = open_channels(self.downloads.take, self._lose, self.downloads.any)
         self._functions = _SessionFunctions()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._split = split = RegisteredPrograms(self.send, self.number, self.mint, self._hosts.keys())
@@ -80,6 +80,24 @@ class ClusterSession:
         self._unsent: set[int] = set()  # feeds of launches whose bytes the client has not sent yet
         self._numbers, self._handles = count(2), count(first_handle)
         self._closed = False
+
+    def set_handlers(
+        self,
+        on_lost: Callable[[Status], None],
+        on_quiesced: Callable[[], None] = lambda: None,
+        held: Callable[[], dict[int, bool] | None] = lambda: None,
+        on_recording: Callable[[bool], None] = lambda is_recording: None,
+    ) -> None:
+        """Hand the session over to a front end, as `asyncio.BaseTransport.set_protocol` does.
+
+        Args:
+            on_lost: Replaces the handler that the session was opened with.
+            on_quiesced: Called when `is_quiesced` changes. While it is true, hold the client's requests back.
+            held: Returns the contents of `m.HandlesReported`.
+            on_recording: Called when a recording starts and when it ends. Meanwhile, report calls to `recorder`.
+        """
+        self._on_lost, self._on_quiesced, self._held = on_lost, on_quiesced, held
+        self._on_recording = on_recording
 
     # ---- the end
 
@@ -108,7 +126,7 @@ class ClusterSession:
         for then in waits.values():
             then(status)
         self._wake_resumed()
-        self.on_lost(status)
+        self._on_lost(status)
 
     # ---- numbers and handles
 
@@ -263,13 +281,13 @@ class ClusterSession:
     def _quiesce(self) -> None:
         self._quiesced += 1
         if self._quiesced == 1:
-            self.on_quiesce()
+            self._on_quiesced()
 
     def _resume(self) -> None:
         self._quiesced -= 1
         if not self._quiesced:
             self._wake_resumed()
-            self.on_resume()
+            self._on_quiesced()
 
     def _wake_resumed(self) -> None:
         resumed, self._resumed = self._resumed, []
@@ -329,7 +347,7 @@ class ClusterSession:
         self.downloads.hosts_failed(hosts)
         unsent = sorted(self._unsent)[: m.MOST_FEEDS_NAMED]
         self.send(m.FailureAcknowledged(hosts, tuple(again), tuple(unsent)))
-        self.on_hosts_lost()
+        self._on_hosts_lost()
 
     def _hosts_restarted(self, addresses: tuple[tuple[int, str], ...]) -> None:
         """Connect to restarted hosts, which hold nothing of this session, and recompile the functions that run there.
@@ -392,7 +410,7 @@ class ClusterSession:
                 self._hosts.update(hosts)
                 self._resume()
             case m.ReportHandles(check=check):
-                held = self.held()
+                held = self._held()
                 is_short = held is not None and len(held) <= m.MOST_HANDLES_REPORTED
                 self.send(m.HandlesReported(check, held if is_short else None))
             case m.Late(text=text):

@@ -48,7 +48,6 @@ class DataChannels(Protocol):
     """
 
     calls: CallbackHandler | None
-    awaits: Callable[[], bool]  # returns whether contents are awaited of any host; thread-safe
 
     def connect(
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
@@ -77,6 +76,10 @@ class DataChannels(Protocol):
         """Send the answer to a call, or drop it if the host is lost. Thread-safe; may wait for the host to read."""
 
     def close(self) -> None: ...
+
+
+# Opens the channels of a session. The last argument returns whether contents are awaited of any host, on any thread.
+OpenChannels = Callable[[OnFeed, OnBroken, Callable[[], bool]], DataChannels]
 
 
 class ReplyFuture(Awaitable[Any], Protocol):

@@ -22,7 +22,7 @@ from atoll.session.channels import Channels
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.outgoing_messages import Outgoing
-from atoll.session.session_interfaces import DataChannels, OnBroken, OnFeed, Unreached
+from atoll.session.session_interfaces import DataChannels, OnBroken, OnFeed, OpenChannels, Unreached
 from atoll.wire.address import Address
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
@@ -43,7 +43,14 @@ class SessionOpener:
     """
 
     def __init__(
-        self, controller: Address, label: str, pid: int, patience: float, first_handle: int = 1, platform: str = ""
+        self,
+        controller: Address,
+        label: str,
+        pid: int,
+        patience: float,
+        first_handle: int = 1,
+        platform: str = "",
+        on_hosts_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._controller = controller
         self._label = label
@@ -51,6 +58,7 @@ class SessionOpener:
         self._patience = patience
         self._first_handle = first_handle
         self._platform = platform
+        self._on_hosts_lost = on_hosts_lost
         self._identity: Identity | None = None
         self._joins = asyncio.Lock()
 
@@ -69,6 +77,7 @@ class SessionOpener:
             self._first_handle,
             self._identity,
             self._platform,
+            self._on_hosts_lost,
         )
 
 
@@ -85,6 +94,7 @@ async def open_session(
     first_handle: int = 1,
     identity: Identity | None = None,
     platform: str = "",
+    on_hosts_lost: Callable[[], None] = lambda: None,
 ) -> ClusterSession:
     """Open a session with a controller that may still be starting. Try for `patience` seconds.
 
@@ -97,7 +107,7 @@ async def open_session(
     while True:
         try:
             hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True)
-            return await _Opening(controller, first_handle, identity).run(hello)
+            return await _Opening(controller, first_handle, identity, on_hosts_lost).run(hello)
         except _Unreachable as error:
             if time.monotonic() > deadline:
                 raise ConnectError(str(error)) from None
@@ -107,18 +117,25 @@ async def open_session(
 class _Opening:
     """One attempt to open a session."""
 
-    def __init__(self, controller: Address, first_handle: int, identity: Identity | None) -> None:
+    def __init__(
+        self,
+        controller: Address,
+        first_handle: int,
+        identity: Identity | None,
+        on_hosts_lost: Callable[[], None],
+    ) -> None:
         self._controller = controller
+        self._on_hosts_lost = on_hosts_lost
         self._identity = identity
         self._first_handle = first_handle
         self._loop = asyncio.get_running_loop()
-        self._connection: DialedConnection
+        self._connection: DialedConnection | None = None  # once it is dialed
         self._opened: ClusterSession | None = None
         self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
 
     async def run(self, hello: m.Hello) -> ClusterSession:
         try:
-            self._connection = await dial(
+            connection = self._connection = await dial(
                 self._controller,
                 m.ToProxy,
                 self._handle,
@@ -132,11 +149,11 @@ class _Opening:
             raise _Unreachable(str(error)) from None
         session: ClusterSession | None = None
         try:
-            self._connection.send(hello)
+            connection.send(hello)
             session = await self._welcomed()
             await self._connect_hosts(session)
         except BaseException:
-            (session or self._connection).close()
+            (session or connection).close()
             raise
         return session
 
@@ -172,12 +189,21 @@ class _Opening:
             return
         match message:
             case m.Welcome():
-                lease = ControllerLease(self._loop, lambda reason: self._silent(session, reason))
-                channels = self._open_channels(message, lease)
-                outgoing = Outgoing(self._connection, self._loop.call_later)
-                session = ClusterSession(message, outgoing, channels, self._loop.create_future, self._first_handle)
+                connection = self._connection
+                assert connection is not None
+                lease = ControllerLease(self._loop, lambda reason: self._silent(connection, session, reason))
+                channels = self._open_channels(message, connection, lease)
+                outgoing = Outgoing(connection, self._loop.call_later)
+                session = ClusterSession(
+                    message,
+                    outgoing,
+                    channels,
+                    self._loop.create_future,
+                    self._first_handle,
+                    on_hosts_lost=self._on_hosts_lost,
+                )
                 self._opened = session
-                self._connection.set_handlers(session.handle, session.connection_lost)
+                connection.set_handlers(session.handle, session.connection_lost)
                 session.lease = lease
                 lease.renew(CLIENT_LEASES * message.lease)  # until the first ping, which may never arrive
                 self._answer(session)
@@ -186,12 +212,12 @@ class _Opening:
             case m.Closing(status=status):
                 self._answer(ConnectError(status.message))
 
-    def _silent(self, session: ClusterSession, reason: str) -> None:
-        if not self._connection.can_resume:  # otherwise the connection waits for the time granted by the controller
+    def _silent(self, connection: DialedConnection, session: ClusterSession, reason: str) -> None:
+        if not connection.can_resume:  # otherwise the connection waits for the time granted by the controller
             session.connection_lost(reason)
 
-    def _open_channels(self, welcome: m.Welcome, lease: ControllerLease) -> Callable[[OnFeed, OnBroken], DataChannels]:
-        def open_channels(on_feed: OnFeed, on_broken: OnBroken) -> DataChannels:
+    def _open_channels(self, welcome: m.Welcome, connection: DialedConnection, lease: ControllerLease) -> OpenChannels:
+        def open_channels(on_feed: OnFeed, on_broken: OnBroken, awaits: Callable[[], bool]) -> DataChannels:
             return Channels(
                 self._loop,
                 welcome.session,
@@ -199,9 +225,10 @@ class _Opening:
                 self._controller,
                 on_feed,
                 lambda status: on_broken(lease.explain(status)),
+                awaits,
                 self._identity,
                 welcome.lease,
-                lambda: self._connection.can_resume and (self._connection.is_away or lease.is_silent),
+                lambda: connection.can_resume and (connection.is_away or lease.is_silent),
             )
 
         return open_channels

@@ -117,6 +117,7 @@ class DataChannel:
         stream: Stream | socket.socket,
         kinds: Sequence[type[TransferEngine]] = KINDS,
         dialed: _Dialed | None = None,
+        awaits: Callable[[], bool] = lambda: False,
     ) -> None:
         self._socket = FrameSocket(stream)
         dial_streams = None if dialed is None else partial(self._dial_streams, dialed)
@@ -138,10 +139,10 @@ class DataChannel:
         self.carries_control = False  # messages that are not sent again if they are lost
         self.is_local = self._socket.is_unix  # whether it can pass sockets
         self.silence: TimeoutError | None = None  # set if a silence of the peer has ended the channel
-        self.liveness = self._watch(self._streams) if self._streams is not None else None
+        self.liveness = self._watch(self._streams, awaits) if self._streams is not None else None
 
-    def _watch(self, streams: StreamEngine) -> Liveness:
-        liveness = Liveness(self._socket, streams.sockets, streams.is_busy, self.fail)
+    def _watch(self, streams: StreamEngine, awaits: Callable[[], bool]) -> Liveness:
+        liveness = Liveness(self._socket, streams.sockets, streams.is_busy, self.fail, awaits)
         for engine in self._engines:
             if isinstance(engine, StreamEngine | SocketEngine):
                 engine.liveness = liveness
@@ -167,11 +168,22 @@ class DataChannel:
 
     @classmethod
     def connect(
-        cls, address: Address, session: int, secret: str, identity: Identity | None = None, timeout: float = 10.0
+        cls,
+        address: Address,
+        session: int,
+        secret: str,
+        identity: Identity | None = None,
+        timeout: float = 10.0,
+        awaits: Callable[[], bool] = lambda: False,
     ) -> DataChannel:
-        """Return a channel to the data port at `address`, opened for the session. Raise ConnectError or OSError."""
+        """Return a channel to the data port at `address`, opened for the session. Raise ConnectError or OSError.
+
+        `awaits()` returns whether the caller awaits anything of the peer, on any thread.
+        """
         dialed = _Dialed(address, identity, Open(session, secret, os.urandom(16).hex()))
-        channel = cls(dial_stream(address, "host", identity, what="a data port", timeout=timeout), KINDS, dialed)
+        channel = cls(
+            dial_stream(address, "host", identity, what="a data port", timeout=timeout), KINDS, dialed, awaits
+        )
         try:
             channel.open(session, secret, dialed.opening.channel if channel._streams is not None else "")
         except OSError:

@@ -125,8 +125,8 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 class Liveness:
     """The watch on the peer of one TCP channel. Safe to use from any thread.
 
-    `is_busy()` returns whether large transfers are under way, and `sockets()` all connections of the channel. If the
-    peer is silent, `on_silence(error)` is called.
+    `is_busy()` returns whether large transfers are under way, `awaits()` whether the channel's user awaits other bytes,
+    and `sockets()` all connections of the channel. If the peer is silent, `on_silence(error)` is called.
     """
 
     def __init__(
@@ -135,6 +135,7 @@ class Liveness:
         sockets: Callable[[], list[FrameSocket]],
         is_busy: Callable[[], bool],
         on_silence: Callable[[TimeoutError], None],
+        awaits: Callable[[], bool] = lambda: False,
         monitor: SilenceMonitor | None = None,
     ) -> None:
         self._socket = socket
@@ -143,7 +144,7 @@ class Liveness:
         self._on_silence = on_silence
         self._monitor = monitor or MONITOR
         self.patience = SILENCE_SECONDS
-        self.awaits: Callable[[], bool] = lambda: False  # whether the channel's user awaits anything else
+        self._awaits = awaits
         self._lock = threading.Lock()
         self._unconfirmed: deque[tuple[int, int]] = deque()
         self._confirmed = 0
@@ -189,7 +190,7 @@ class Liveness:
             self._monitor.watch(self)
 
     def is_under_way(self) -> bool:
-        return not self._closed and (bool(self._unconfirmed) or self._is_busy() or self.awaits())
+        return not self._closed and (bool(self._unconfirmed) or self._is_busy() or self._awaits())
 
     def progress(self) -> object:
         return self.counts()

@@ -105,8 +105,7 @@ class VirtualCluster:
             self._inboxes,
             partial(self.process.disconnect, connection),
         )
-        session = ClusterSession(welcome, Outgoing(link), lambda on_feed, on_broken: link, Future)
-        session.on_lost = _raise
+        session = ClusterSession(welcome, Outgoing(link), lambda *_: link, Future, on_lost=_raise)
         handle = session.handle
         return BareClient(session, self.now)
 
@@ -143,7 +142,6 @@ class VirtualConnection:
     ) -> None:
         self.send = send
         self.calls: CallbackHandler | None = None
-        self.awaits: Callable[[], bool] = lambda: False
         self._session = session
         self._inboxes = inboxes
         self._on_close: Callable[[], None] | None = on_close

@@ -48,29 +48,33 @@ class Future(Generic[Result]):
     """A value that is set later: the part of `asyncio.Future` that clients use."""
 
     def __init__(self) -> None:
-        self._result: Result
-        self._is_done = False
+        self._result: tuple[Result] | None = None  # once it is set
         self._when_done: list[Callable[[], None]] = []
 
     def done(self) -> bool:
-        return self._is_done
+        return self._result is not None
 
     def set_result(self, result: Result) -> None:
-        self._result, self._is_done = result, True
+        self._result = (result,)
         calls, self._when_done = self._when_done, []
         for call in calls:
             call()
 
     def when_done(self, call: Callable[[], None]) -> None:
-        if self._is_done:
+        if self._result is not None:
             call()
         else:
             self._when_done.append(call)
 
+    def result(self) -> Result:
+        """Return the value, which must be set."""
+        assert self._result is not None
+        return self._result[0]
+
     def __await__(self) -> Generator[Future[Any], None, Result]:
-        if not self._is_done:
+        if self._result is None:
             yield self
-        return self._result
+        return self.result()
 
 
 class Task(Future[Result]):
@@ -84,10 +88,6 @@ class Task(Future[Result]):
         self._clock = clock
         self._work = work
         clock.call_soon(self._step)
-
-    def result(self) -> Result:
-        """Return the coroutine's result. The task must be done."""
-        return self._result
 
     def _step(self) -> None:
         try:

@@ -54,7 +54,7 @@ def test_within_a_message_a_client_is_given_more_than_the_window(tmp_path: Path)
     seen: list[int] = []
 
     def keep(call: Call) -> None:
-        call.on_message = lambda content: seen.append(len(content))
+        call.set_handlers(lambda content: seen.append(len(content)))
 
     with Serving({"/test.Test/Keep": keep}, path, limits=limits), Peer(path) as peer:
         peer.send(peer.headers(1, request("/test.Test/Keep")))

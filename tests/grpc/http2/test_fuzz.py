@@ -217,11 +217,13 @@ def test_a_mutated_conversation_ends_every_call_once_and_costs_no_more_than_the_
 
     def handler(call: Call) -> None:
         opened.append(call)
-        call.on_closed = lambda: ended.append(call)
         if call.path.endswith("Pause"):
             call.pause()
-        call.on_message = lambda content: call.send(bytes(content))
-        call.on_half_close = lambda: (ended.append(call), call.finish())[1]
+        call.set_handlers(
+            lambda content: call.send(bytes(content)),
+            lambda: (ended.append(call), call.finish())[1],
+            lambda: ended.append(call),
+        )
 
     async def run() -> None:
         server = GrpcServer({"/test.Test/Echo": handler, "/test.Test/Pause": handler}, limits=LIMITS)

@@ -62,7 +62,6 @@ class HostsEngine:
         self._send: Callable[[m.Message], None] = lambda message: None
         self._has_begun = False
         self._reported: m.EngineReport | None = None
-        self._loop: asyncio.AbstractEventLoop  # set by `begin`
 
     @property
     def agents(self) -> AgentHandler:
@@ -196,7 +195,6 @@ class HostsEngine:
     # ---- agents
 
     def begin(self, send: Callable[[m.Message], None]) -> None:
-        self._loop = asyncio.get_running_loop()
         self._send = send
         self._reported = None
         self._connections.clear()  # these were of an earlier controller
@@ -220,7 +218,7 @@ class HostsEngine:
             if isinstance(message, m.AgentHello):
                 self._came(agent, message)
             return
-        self._leases.renew(known.number, self._loop.time())
+        self._leases.renew(known.number, asyncio.get_running_loop().time())
         match message:
             case m.AgentWorkerEnded():
                 known.coordinator_address = message.coordinator_address
@@ -245,7 +243,7 @@ class HostsEngine:
         elif agent.connection is not None:
             self._connections.pop(agent.connection, None)
         self._connections[connection] = agent
-        self._leases.renew(agent.number, self._loop.time())
+        self._leases.renew(agent.number, asyncio.get_running_loop().time())
         agent.came(hello, connection)
         self._form()
 
@@ -258,12 +256,12 @@ class HostsEngine:
             self._forget(known, f"{known.name} has left: {reason}")
             return
         _log.warning("the host agent on %s is away: %s", known.name, reason)
-        self._loop.call_later(min(AWAY_SECONDS, self._leases.seconds), self._still_away, known)
+        asyncio.get_running_loop().call_later(min(AWAY_SECONDS, self._leases.seconds), self._still_away, known)
         self._report()
 
     def _still_away(self, agent: Agent) -> None:
         if self._is_cut_off:
-            self._loop.call_later(AWAY_SECONDS, self._still_away, agent)
+            asyncio.get_running_loop().call_later(AWAY_SECONDS, self._still_away, agent)
         elif agent.connection is None:
             self._forget(agent, f"the host agent on {agent.name} has ended or cannot reach the controller")
 
@@ -285,16 +283,16 @@ class HostsEngine:
     def cut_off(self, is_cut_off: bool) -> None:
         self._is_cut_off = is_cut_off
         for agent in self._agents.values():
-            self._leases.renew(agent.number, self._loop.time())
+            self._leases.renew(agent.number, asyncio.get_running_loop().time())
 
     def _refuse(self, connection: int, text: str) -> None:
         self._send(m.TellAgent(connection, m.agent_content(m.Dismiss(text, error=True)), close=True))
 
     def _tick(self) -> None:
-        self._loop.call_later(self._leases.period, self._tick)
+        asyncio.get_running_loop().call_later(self._leases.period, self._tick)
         if self._is_cut_off:
             return
-        now = self._loop.time()
+        now = asyncio.get_running_loop().time()
         silent = set(self._leases.expired(now))
         for agent in list(self._agents.values()):
             if agent.number in silent:
@@ -336,7 +334,7 @@ class HostsEngine:
                 self._leaves(agent, seconds, "its node is drained")
 
     def drained(self, status: Status, text: str) -> None:
-        island, refusal = self._drains.answered(status, self._loop.time())
+        island, refusal = self._drains.answered(status, asyncio.get_running_loop().time())
         if not status.ok:
             self._left.discard(island)
         if refusal:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -121,9 +122,7 @@ class EngineActor:
     """
 
     def __init__(self, journal: str = "") -> None:
-        self._engine: EngineProcess | AdoptedProcess
-        self._directory: Path  # the engine's
-        self._messages: BinaryIO
+        self._engine: _Engine | None = None
         self._is_up = False
         self._was_told = threading.Event()
         self._note = Path(journal) / NOTE if journal else None
@@ -141,13 +140,12 @@ class EngineActor:
             self._end_later(0.0)
             return
         PidFile(note.held, ProcessId.of(os.getpid()), note.directory).write(path)
-        self._engine, self._directory, self._is_up = AdoptedProcess(note.held), Path(note.directory), True
-        self._begin_watching()
+        self._is_up = True
+        self._engine = _Engine.of(AdoptedProcess(note.held), Path(note.directory))
+        self._begin_watching(self._engine)
 
-    def _begin_watching(self) -> None:
-        # Kept open, since the engine removes its directory before the log of a failed start is read.
-        self._messages = open(self._directory / "log", "rb")  # noqa: SIM115
-        threading.Thread(target=self._watch, name="engine", daemon=True).start()
+    def _begin_watching(self, engine: _Engine) -> None:
+        threading.Thread(target=self._watch, args=(engine,), name="engine", daemon=True).start()
 
     def start(self, start: bytes, environment: dict[str, str]) -> EngineBegun:
         """Start the engine. `start` is an EngineStart in JSON."""
@@ -167,13 +165,13 @@ class EngineActor:
                 Path(given.journal).mkdir(mode=0o700, parents=True, exist_ok=True)
                 check_persisted(Path(given.journal), given.settings)
             kept = kept_environment(Path(given.authority), token) if given.authority else {}
-            self._directory = make_directory("ray")
+            directory = make_directory("ray")
             settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)
-            with open(self._directory / "log", "ab") as log:
-                engine = self._engine = EngineProcess(
+            with open(directory / "log", "ab") as log:
+                process = EngineProcess(
                     EngineOptions(
                         settings,
-                        str(self._directory),
+                        str(directory),
                         listen=str(listen),
                         advertise=advertise,
                         parent=os.getpid(),
@@ -185,48 +183,48 @@ class EngineActor:
                     output=log.fileno(),
                     environment=kept,
                 )
+            engine = self._engine = _Engine.of(process, directory)
             if self._note is not None:
-                PidFile(ProcessId.of(engine.process.pid), ProcessId.of(os.getpid()), str(self._directory)).write(
-                    self._note
-                )
+                PidFile(ProcessId.of(process.process.pid), ProcessId.of(os.getpid()), str(directory)).write(self._note)
         except (AtollError, OSError) as error:
             self._end_later()
             return EngineBegun("", {}, str(error))
-        self._begin_watching()
+        self._begin_watching(engine)
         try:
-            joins = {role: str(engine.join_token(role)) for role in JOINING} if listen.tls else {}
+            joins = {role: str(process.join_token(role)) for role in JOINING} if listen.tls else {}
         except AtollError as error:
             return EngineBegun("", {}, str(error))
         return EngineBegun(str(address), joins, "")
 
     def up(self) -> Up:
         """Return when the cluster is up, or when its start has failed."""
-        assert isinstance(self._engine, EngineProcess)
+        engine = self._started()
+        assert isinstance(engine.process, EngineProcess)
         try:
-            self._engine.wait_until_up()
+            engine.process.wait_until_up()
             self._is_up = True
             return Up("", "")
         except AtollError as error:
-            self._engine.end()
-            return Up(str(error), self._last_messages())
+            engine.process.end()
+            return Up(str(error), engine.last_messages())
         finally:
             self._was_told.set()
 
     def ended(self) -> None:
         """Return when the engine has ended."""
-        self._engine.wait()
+        self._started().process.wait()
 
     def end(self) -> None:
         """End the engine, and return when nothing of the cluster is left, in Ray or elsewhere."""
-        self._engine.end()
+        self._started().process.end()
 
-    def _last_messages(self) -> str:
-        self._messages.seek(0)
-        return "\n".join(self._messages.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
+    def _started(self) -> _Engine:
+        assert self._engine is not None, "the engine was started"
+        return self._engine
 
-    def _watch(self) -> None:
-        self._engine.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)  # in case the engine was killed
+    def _watch(self, engine: _Engine) -> None:
+        engine.process.wait()
+        shutil.rmtree(engine.directory, ignore_errors=True)  # in case the engine was killed
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         if not self._is_up:
@@ -241,6 +239,24 @@ class EngineActor:
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
         threading.Timer(seconds, end).start()
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """An engine that was started or adopted, with its directory and its open log."""
+
+    process: EngineProcess | AdoptedProcess
+    directory: Path
+    log: BinaryIO
+
+    @classmethod
+    def of(cls, process: EngineProcess | AdoptedProcess, directory: Path) -> _Engine:
+        # The log stays open, since the engine removes its directory before the log of a failed start is read.
+        return cls(process, directory, open(directory / "log", "rb"))
+
+    def last_messages(self) -> str:
+        self.log.seek(0)
+        return "\n".join(self.log.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
 
 
 class AgentWatch:

@@ -33,6 +33,7 @@ class RayEngine(HostsEngine):
         if self._controller.is_unix:
             raise ClusterError("a cluster on Ray cannot be embedded: start it with `atoll up --engine ray`")
         super().__init__(options)
+        self._loop: asyncio.AbstractEventLoop | None = None  # before `begin`, the placement has no thread
         self._placement = Placement(
             options.settings.ray_address,
             f"atoll-{self._controller.host}-{self._controller.port}",
@@ -48,10 +49,12 @@ class RayEngine(HostsEngine):
         is_first = not self._has_begun
         super().begin(send)
         if is_first:
+            self._loop = asyncio.get_running_loop()
             self._placement.start()
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         """Make a call of the placement's thread on the event loop."""
+        assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(call)
 

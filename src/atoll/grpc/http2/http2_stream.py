@@ -7,7 +7,7 @@ and within the peer's windows. Frames are built only when bytes are sent, so tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from atoll.grpc.http2 import frames
@@ -66,8 +66,8 @@ class Stream:
     ) -> None:
         self.number = number
         self.consumer: BodyConsumer = DISCARD
-        self.on_sent = ignore
-        self.on_closed = ignore
+        self.on_sent: Callable[[], None] = ignore
+        self.on_closed: Callable[[], None] = ignore
         self.open = True
         self.remote_open = True
         """Whether the peer may still send."""
@@ -90,6 +90,10 @@ class Stream:
         self._sender = sender
         self._window = receive_window
         self._message_window = message_window
+
+    def set_handlers(self, consumer: BodyConsumer, on_sent: Callable[[], None], on_closed: Callable[[], None]) -> None:
+        """Set the consumer and the callbacks. `on_request` does this for each new stream."""
+        self.consumer, self.on_sent, self.on_closed = consumer, on_sent, on_closed
 
     def start(self, headers: HeaderList) -> None:
         """Queue the headers of the response."""
