@@ -70,7 +70,7 @@ check: $(VENV)/.test  ## Check style, types, layers, names in docstrings and pro
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py tests/test_late_binding.py
 	$(BIN)/python -m tests.sizes
 
 docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a broken link is an error
