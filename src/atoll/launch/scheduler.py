@@ -117,12 +117,12 @@ class IslandLines(Generic[Payload]):
 
 
 @dataclass(frozen=True)
-class Wait:
+class Wait(Generic[Payload]):
     """The gangs of one session that wait for an island: their number, the first of them, and its reason."""
 
     session: int
     gangs: int
-    first: Gang[object]
+    first: Gang[Payload]
     reason: Reason
 
 
@@ -500,7 +500,7 @@ class Scheduler(Generic[Payload]):
         """Return whether sessions other than this one have nodes in line on the island."""
         return self._islands[island].others_wait(session)
 
-    def waits(self, island: int) -> list[Wait]:
+    def waits(self, island: int) -> list[Wait[Payload]]:
         """Return the waits for the island, one per session, in the order of their first gangs.
 
         Deferred nodes follow the nodes in line.
@@ -519,7 +519,7 @@ class Scheduler(Generic[Payload]):
                 counts[node.session] += 1
                 firsts.setdefault(node.session, _gang_on(node, island))
         return [
-            Wait(session, counts[session], first, _reason(first.node, state))  # type: ignore[arg-type]
+            Wait(session, counts[session], first, _reason(first.node, state))
             for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
         ]
 

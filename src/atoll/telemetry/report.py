@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -230,7 +230,7 @@ def _python_rules(controller: ReportSource, viewer: Tenant | None) -> PythonRule
     return tenants.python_rules(tenants.default if viewer is None else viewer, controller.settings)
 
 
-def _waits_of(controller: ReportSource, island: int, viewer: Tenant | None) -> list[Wait]:
+def _waits_of(controller: ReportSource, island: int, viewer: Tenant | None) -> list[Wait[GangRun]]:
     sessions = controller.sessions
     return [
         wait
@@ -239,7 +239,9 @@ def _waits_of(controller: ReportSource, island: int, viewer: Tenant | None) -> l
     ]
 
 
-def _gangs(controller: ReportSource, waits: Mapping[int, list[Wait]], viewer: Tenant | None) -> tuple[Gangs, ...]:
+def _gangs(
+    controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]], viewer: Tenant | None
+) -> tuple[Gangs, ...]:
     """Return counts of gangs per island and tenant."""
     waiting: Counter[tuple[int, str]] = Counter()
     for island, some in waits.items():
@@ -273,19 +275,18 @@ def _histogram(histogram: Histogram) -> HistogramView:
     return HistogramView(counts=tuple(histogram.counts), seconds=round(histogram.total, 6))
 
 
-def _waits(controller: ReportSource, waits: Mapping[int, list[Wait]]) -> tuple[WaitSnapshot, ...]:
+def _waits(controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]]) -> tuple[WaitSnapshot, ...]:
     rows = []
     for island, some in waits.items():
         for wait in some:
-            run = wait.first.run
-            assert isinstance(run, GangRun)
+            launch = wait.first.run.launch
             reason, text = _why(controller, island, wait)
             row = WaitSnapshot(
                 session=wait.session,
                 island=island,
                 gangs=wait.gangs,
-                program=run.launch.program.name,
-                since=round(run.launch.seconds, 3),
+                program=launch.program.name,
+                since=round(launch.seconds, 3),
                 reason=reason.value,
                 text=text,
             )
@@ -305,11 +306,10 @@ _TEXTS = {
 }
 
 
-def _why(controller: ReportSource, island: int, wait: Wait) -> tuple[Reason, str]:
+def _why(controller: ReportSource, island: int, wait: Wait[GangRun]) -> tuple[Reason, str]:
     if wait.reason is Reason.ISLAND:
         return wait.reason, f"island {island}, which is {controller.resources.islands[island].state}"
-    node: Any = wait.first.node
-    lacking = controller.launcher.memory.waits.lacking(node)
+    lacking = controller.launcher.memory.waits.lacking(wait.first.node)
     if lacking is None:
         return wait.reason, _TEXTS[wait.reason]
     (host, ordinal), nbytes, quota = lacking
