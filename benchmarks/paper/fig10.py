@@ -58,10 +58,10 @@ FIGURE = Figure(
     key="fig10",
     title="A pipeline over islands",
     explanation=(
-        "Table 2's pipeline of 16 stages and 64 micro-batches on 128 cores, each stage on a host of 8, on null devices "
-        "in virtual time: all hosts in one island, or four in each of four. Between islands, a micro-batch's "
-        "activations (134 MB a host) go over the data centre's network, which takes 11 ms: a stage computes for 71 ms "
-        "forward and 214 ms backward meanwhile."
+        "The figure uses table 2's pipeline of 16 stages and 64 micro-batches on 128 cores, each stage on a host of "
+        "8 cores, on null devices in virtual time. All hosts are in one island, or in four islands of four hosts. "
+        "Between islands, the activations of a micro-batch (134 MB per host) use the network of the data center, "
+        "which takes 11 ms. Meanwhile a stage computes for 71 ms forward and 214 ms backward."
     ),
     paper="The same throughput, 131.4k tokens/s, on one island of 128 cores and on four of 32.",
     axes=None,

@@ -123,10 +123,10 @@ FIGURE = Figure(
     key="fig11",
     title="Traces of many clients on the same devices",
     explanation=(
-        "The workload of figure 8 with computations of 0.33 ms, of 1 client and more. Pictures are traces of it, as "
-        "`atoll trace` takes them; the numbers are read off such traces: which part of the time a device was busy, and "
-        "for how long one client had it until another did (the median; 0 where there is one client). Null devices: "
-        "eight, of two hosts; real ones: four, of one host."
+        "The workload is that of figure 8, with computations of 0.33 ms and one or more clients. The pictures are "
+        "traces from `atoll trace`. The numbers are derived from such traces: the fraction of time that a device "
+        "was busy, and the median time that one client used it before another client did (0 with one client). Null "
+        "devices: eight on two hosts. Real devices: four on one host."
     ),
     paper=(
         "A single client with computations of 0.33 ms does not saturate the devices; with several, utilization rises "

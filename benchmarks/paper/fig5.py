@@ -164,15 +164,16 @@ FIGURE = Figure(
     key="fig5",
     title="Dispatch overhead",
     explanation=(
-        "A scalar float32 on each device, an AllReduce and an addition, each feeding the next; computations a second. "
-        "Op by op is a call for each, chained a call for a program of 128 nodes, fused a call for 128 compiled into "
-        "one. JAX is multi-controller JAX: a process a host, gloo between them, the same functions. Atoll's workers "
-        "start the threads of CPU devices as batch threads, so JAX is there twice: as users start it, and with batch "
-        "threads (`chrt --batch 0 python ...`), which is what the claims compare with. Ray has an actor a host that "
-        "runs the functions of JAX. TensorFlow has all devices, as logical ones, in one process, whatever the number "
-        "of hosts: its sums cross no network, and no other process has to be kept in step. So Atoll is compared with "
-        "it on one host alone; its rows for more hosts say what a runtime without a network would reach. Ray and "
-        "TensorFlow are as users start them."
+        "Each computation is a scalar float32 on each device, an AllReduce and an addition, and feeds the next one. "
+        "The rate is in computations per second. Op by op is one call per computation, chained is one call per "
+        "program of 128 nodes, and fused is one call per 128 computations that are compiled into one function. JAX "
+        "is multi-controller JAX with one process per host, gloo between them, and the same functions. Atoll's "
+        "workers start the threads of CPU devices as batch threads. So JAX is measured twice: as users start it, "
+        "and with batch threads (`chrt --batch 0 python ...`), to which the claims refer. Ray has one actor per "
+        "host, which runs the functions of JAX. TensorFlow has all devices, as logical ones, in one process for any "
+        "number of hosts: its sums use no network, and it synchronizes no other process. So Atoll is compared with "
+        "TensorFlow only on one host; the rows for more hosts show what a runtime without a network would reach. "
+        "Ray and TensorFlow are as users start them."
     ),
     paper=(
         "Pathways keeps up with JAX fused up to 1,000 TPU cores and chained up to 256, and is faster than TensorFlow "

@@ -153,11 +153,11 @@ FIGURE = Figure(
     key="fig6",
     title="The smallest computation that hides the controller",
     explanation=(
-        "The computations of figure 5, op by op, each with a loop that makes it longer. From which length on does "
-        f"Atoll run {PARITY} as many as multi-controller JAX, whose threads are scheduled as those of Atoll's "
-        "devices are (batch threads)? JAX as users start it stands beside it. Null devices are compared with ideal "
-        "dispatch, which never keeps them waiting; beside it stands the CPU time that the controller takes for "
-        "a gang and host."
+        "The computations are those of figure 5, op by op, with a loop that makes each of them longer. The figure "
+        f"shows from which length on Atoll reaches {PARITY} of the rate of multi-controller JAX, whose threads are "
+        "scheduled like those of Atoll's devices (batch threads). It also shows JAX as users start it. Null devices "
+        "are compared with ideal dispatch, which never keeps them waiting, and the CPU time of the controller per "
+        "gang and host is given."
     ),
     paper="2.3 ms with 16 hosts and 128 TPU cores, 35 ms with 512 hosts and 2,048.",
     axes=Axes("milliseconds", "computation, ms", ("rate",), "computations a second", split="hosts", split_unit="hosts"),

@@ -108,10 +108,10 @@ FIGURE = Figure(
     key="fig7",
     title="Parallel and sequential dispatch",
     explanation=(
-        "The short computation of figure 5 in a pipeline: each stage is on a host of its own and sends its result to "
-        "the next. The pipeline is one program; several passes are in flight. Sequential dispatch "
-        "(`--dispatch sequential`) waits until a computation is enqueued before it sends out the next; parallel "
-        "dispatch sends it to all hosts at once."
+        "The short computation of figure 5 runs in a pipeline: each stage is on a separate host and sends its "
+        "result to the next stage. The pipeline is one program, and several passes are in flight. Sequential "
+        "dispatch (`--dispatch sequential`) waits until a computation is enqueued before it sends the next one; "
+        "parallel dispatch sends it to all hosts at once."
     ),
     paper=(
         "Parallel dispatch amortizes the client's and the scheduler's cost over the stages; sequential dispatch is "

@@ -133,11 +133,12 @@ FIGURE = Figure(
     key="fig8",
     title="Many clients on the same devices",
     explanation=(
-        "Each client runs a computation of its own again and again, each feeding the next, on the same four devices; "
-        "throughput of all clients together, from when the last has started to when the first has ended. JAX, whose "
-        "devices belong to one process, has one that dispatches the programs of all clients in turn: as users start "
-        "it, and with batch threads, scheduled as those of Atoll's devices, which is what the claims compare with. "
-        "Null devices: one host of four, against what they could do at most."
+        "Each client repeats its own computation, each feeding the next, on the same four devices. The figure shows "
+        "the throughput of all clients together, from when the last one has started to when the first one has "
+        "ended. JAX's devices belong to one process, so one process dispatches the programs of all clients in turn. "
+        "It is measured as users start it, and with batch threads, scheduled like those of Atoll's devices, to "
+        "which the claims refer. Null devices: one host with four devices, compared with their highest possible "
+        "rate."
     ),
     paper=(
         "Total throughput with up to 256 clients is at least JAX's, for computations of 0.04 to 2.4 ms: there is no "

@@ -158,11 +158,11 @@ FIGURE = Figure(
     key="fig9",
     title="Shares of the same devices",
     explanation=(
-        "Tenants with shares of 1:1:1:1 and of 1:2:4:8, a client each, which have work all the time; how far the one "
-        "that is furthest from its share of the devices' time is from it, from when the last has begun to when the "
-        "first has ended, as the hosts have measured it. Computations of equal length, and of 0.3 ms beside 30 ms. "
-        "Real devices: four of one host. Null devices: also over two islands at once, and 64 clients with random "
-        "shares. The pictures are traces, as `atoll trace` takes them; of null devices, of eight of two hosts."
+        "Tenants with shares of 1:1:1:1 and of 1:2:4:8 have one client each, and always have work. The figure shows "
+        "the largest deviation of a tenant from its share of device time, as the hosts measure it, from when the "
+        "last tenant has begun to when the first has ended. The computations have equal lengths, or 0.3 ms beside "
+        "30 ms. Real devices: four on one host. Null devices: also two islands at once, and 64 clients with random "
+        "shares. The pictures are traces from `atoll trace`; for null devices, of eight devices on two hosts."
     ),
     paper="Traces show four clients that interleave at the grain of a millisecond, in proportion to their shares.",
     axes=None,

@@ -17,27 +17,27 @@ from benchmarks.paper.table import cells, last_words, words
 
 _HEAD = """# Benchmarks: the paper's measurements, and ours
 
-Written by `python -m benchmarks report` from `benchmarks/results/`. A number is the median of rounds, with its
-quartiles in brackets, of one run in which all contestants took turns on the same devices. `python -m benchmarks FIGURE`
-measures one again. Each result has the commit that it is of, and whether the code has changed since.
+`python -m benchmarks report` writes this page from `benchmarks/results/`. Each number is the median of the rounds of
+one run, in which all contestants took turns on the same devices; the quartiles are in brackets. `python -m benchmarks
+FIGURE` repeats a measurement. Each result names its commit, and whether the code has changed since.
 
-Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, under the real controller,
-scheduler, messages and worker code ([how it works](how-it-works/index.md)): they show what the control plane costs
-at sizes that are not at hand. [performance.md](performance.md) says where the time goes.
+Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, with the real controller,
+scheduler, messages and worker code ([how it works](how-it-works/index.md)). They show the cost of the control plane at
+sizes for which no hardware was available. [Performance](performance.md) explains where the time goes.
 
-Atoll's workers start the threads of CPU devices as batch threads, which preempt none (*Threads that wait their turn*
-in performance.md). JAX with *(batch threads)* is started that way, too (`chrt --batch 0 python ...`), and ratios are
-judged against it; JAX as users start it stands beside it. All other peers are as users start them.
+Atoll's workers start the threads of CPU devices as [batch threads](performance.md#batch-threads), which preempt no
+other thread. JAX with *(batch threads)* is started in the same way (`chrt --batch 0 python ...`), and the claims
+compare with it. JAX as users start it is shown beside it. All other peers are as users start them.
 """
 
 _COSTS = """## Costs in virtual time
 
 table1, table2, fig10, pipelines and two-islands on null devices are computed: the real controller, hosts and clients
-exchange their messages in one process, and a clock counts what each of these takes. The costs are measured, with real
-processes (`python -m benchmarks costs`), and what the figures show follows from them. The devices, and the networks
-between them, are those of a model (`tpu-v3`); between islands, a transfer is copied to host memory, sent no faster than
-the data path of this machine carries it, and copied to the device. That data path is between processes of one machine,
-and control messages take their way over its loopback.
+exchange their messages in one process, and a virtual clock adds the cost of each message. The costs are measured with
+real processes (`python -m benchmarks costs`), and the figures follow from them. The devices, and the networks between
+them, are those of a model (`tpu-v3`). Between islands, a transfer is copied to host memory, sent at most at the rate of
+this machine's data path, and copied to the device. That data path connects processes of one machine, and control
+messages use its loopback.
 """
 
 

@@ -243,13 +243,15 @@ FIGURE = Figure(
     key="neighbours",
     title="What tenants notice of each other",
     explanation=(
-        "One tenant's clients have computations of 200 ms in line without end; another's, of a higher priority, calls "
-        "one of 1 ms now and then. How long it waits, by a trace: as a part of the rest of the computation that ran "
-        "when it was launched, and the one after that. And steps of a tenant, as fast as they go, alone and beside "
-        "another tenant's client that makes arrays without end and is refused more at its quota of memory, in turn; on "
-        "null devices alone, so that CPUs do not decide. And four tenants with work all the time and equal "
-        "shares, one of which pauses: what the others have of the devices meanwhile, and all four when it is back. And "
-        "a controller that starts 1,000 gangs a second, alone and while somebody looks at the cluster as the page does."
+        "The first measurement has two tenants. The clients of one always have computations of 200 ms in the queue; "
+        "a client of the other, with a higher priority, occasionally calls a computation of 1 ms. A trace gives its "
+        "waiting time, relative to the rest of the computation that ran when it was launched and the next one. In "
+        "the second measurement, a tenant runs steps as fast as possible, in turn with and without another tenant's "
+        "client. That client creates arrays all the time, and further arrays are rejected at its quota of memory. "
+        "This uses only null devices, so that the CPUs do not decide. The third has four tenants with equal shares "
+        "that always have work. One of them pauses: the figures give the device time of the others meanwhile, and "
+        "of all four when it has work again. The fourth is a controller that starts 1,000 gangs per second, with "
+        "and without a viewer of the cluster's page."
     ),
     paper="Not in the paper.",
     axes=None,

@@ -55,11 +55,12 @@ FIGURE = Figure(
     key="policies",
     title="What fair shares cost",
     explanation=(
-        "Computations of 0.04 ms on null devices, which the controller limits, with the policy `fair` and with "
-        "`first-come`, in turn, in many short rounds; throughput of all clients together, and "
-        "CPU time of the controller. Eight clients launch all the time, or have so few calls that all are in "
-        "line before most have run, so that choosing is a larger part of what the controller does meanwhile. "
-        "There are five clusters with each policy, one after the other. The claims are of the median round's ratio."
+        "The computations take 0.04 ms on null devices, so the controller limits their rate. The policies `fair` "
+        "and `first-come` alternate in many short rounds. The figure shows the throughput of all clients together, "
+        "and the CPU time of the controller. Eight clients either launch all the time, or make so few calls that "
+        "all of them are in the queue before most have run, so that choosing is a larger part of the controller's "
+        "work. Each policy has five clusters, one after the other. The claims refer to the median ratio of the "
+        "rounds."
     ),
     paper="Not in the paper.",
     axes=None,

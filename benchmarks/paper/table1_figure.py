@@ -131,14 +131,15 @@ FIGURE = Figure(
     key="table1",
     title="T5",
     explanation=(
-        "On real devices a small T5 (2 layers, d_model 128), trained for 20 steps over 4 parts of the batch and 2 of "
-        "each layer, with Adafactor; stock is JAX alone on as many CPU devices, as users start it and with batch "
-        "threads. On null devices, the paper's models at the paper's sizes in virtual time (model tpu-v3, hosts of 8 "
-        "cores): a step is an SPMD computation that takes what its operations take and an all-reduce of its float32 "
-        "gradients; ideal is that and nothing else. With steps in flight, devices always have work, and the control "
-        "plane shows only where it takes longer than a step; so the claims are about a client that reads each step's "
-        "loss before it launches the next one. 128 sequences of 512 and 114 tokens a step, as T5 was trained; the "
-        "paper does not say. A copy of the 3B and 11B models lies on 8 cores."
+        "On real devices a small T5 (2 layers, d_model 128) is trained for 20 steps with Adafactor, with the batch "
+        "in 4 parts and each layer in 2. Stock is JAX by itself on as many CPU devices, as users start it and with "
+        "batch threads. On null devices, the models have the paper's sizes and run in virtual time (model tpu-v3, "
+        "hosts of 8 cores). A step is an SPMD computation that takes the time of its operations and of an "
+        "all-reduce of its float32 gradients; ideal is only this time. With several steps in flight, devices always "
+        "have work, and the control plane matters only if it takes longer than a step. So the claims refer to a "
+        "client that reads the loss of each step before it launches the next one. A step has 128 sequences of 512 "
+        "and 114 tokens, as T5 was trained; the paper does not specify this. A copy of the 3B and 11B models is on "
+        "8 cores."
     ),
     paper="The same tokens a second as multi-controller JAX with every model: 618k, 90.4k, 282.8k and 84.8k.",
     axes=None,

@@ -140,16 +140,17 @@ FIGURE = Figure(
     key="two-islands",
     title="Data-parallel training over two islands",
     explanation=(
-        "Decoders of 64B and 136B parameters, on null devices in virtual time, on two islands of 512 and of 1,024 "
-        "cores, and on one island of twice as many. A step is a program: each island computes its gradients and their "
-        "sum over its own interconnect; each host sends its part to its partner in the other island over the data "
-        "centre's network, both ways at once; then each island applies the sum. The bytes between islands are the "
-        "paper's (457 and 1,030 GB a step, both ways together). Nothing overlaps the transfer, as in the paper's "
-        "figure 12. Assumed: a sequence of 1,024 tokens a core and step, and a copy of the model on 128 cores. On real "
-        "devices a small decoder (8 layers, d_model 128, 64 sequences of 64 bytes a step; 6.6 MB of gradients each "
-        "way) on two hosts of two devices, which share this machine's cores: as two islands, in the same way, and as "
-        "one, where a step is one jit function, whose sums go from host to host by gloo. An island's own interconnect, "
-        "which the paper's one island has, is not there: so two islands may well be ahead."
+        "Decoders of 64B and 136B parameters run on null devices in virtual time, on two islands of 512 and of "
+        "1,024 cores, and on one island of twice as many. A step is a program. First, each island computes its "
+        "gradients and their sum over its own interconnect. Then each host sends its part to its partner in the "
+        "other island over the network of the data center, in both directions at once. Finally, each island applies "
+        "the sum. The bytes between islands are those of the paper (457 and 1,030 GB per step, both directions "
+        "together). No computation overlaps the transfer, as in figure 12 of the paper. Assumptions: a sequence of "
+        "1,024 tokens per core and step, and a copy of the model on 128 cores. On real devices a small decoder (8 "
+        "layers, d_model 128, 64 sequences of 64 bytes per step; 6.6 MB of gradients in each direction) runs on two "
+        "hosts of two devices, which share this machine's cores. They form two islands, with the same steps, or one "
+        "island, where a step is one jit function whose sums go from host to host through gloo. The one island "
+        "lacks the fast interconnect of the paper's island, so two islands may be faster."
     ),
     paper="Over two islands, 97 % of the throughput on one island of twice as many devices (97.2 % with 64B).",
     axes=None,
