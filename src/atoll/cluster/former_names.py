@@ -9,22 +9,22 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-VARIABLES = {"ATOLL_SUSPEND_DIR": "ATOLL_SUSPEND_FOLDER"}
-OPTIONS = {"suspend-folder": "suspend-directory", "meeting": "coordinator-address"}
-KEYS = {"suspend_folder": "suspend_directory"}
+FORMER_VARIABLES = {"ATOLL_SUSPEND_DIR": "ATOLL_SUSPEND_FOLDER"}
+FORMER_OPTIONS = {"suspend-folder": "suspend-directory", "meeting": "coordinator-address"}
+FORMER_KEYS = {"suspend_folder": "suspend_directory"}
 
 
 def environment_variable(name: str) -> str:
     """Return the value of an environment variable, or that of its former name; "" if neither is set."""
-    return os.environ.get(name, "") or os.environ.get(VARIABLES.get(name, ""), "")
+    return os.environ.get(name, "") or os.environ.get(FORMER_VARIABLES.get(name, ""), "")
 
 
 def present_option(name: str) -> str:
     """Return the present name of an option or a command of `atoll`, without leading dashes."""
-    return OPTIONS.get(name, name)
+    return FORMER_OPTIONS.get(name, name)
 
 
 def present_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a cluster file's content with the present names of its keys, which win over former ones."""
-    renamed = {KEYS[key]: value for key, value in content.items() if key in KEYS}
-    return renamed | {key: value for key, value in content.items() if key not in KEYS}
+    renamed = {FORMER_KEYS[key]: value for key, value in content.items() if key in FORMER_KEYS}
+    return renamed | {key: value for key, value in content.items() if key not in FORMER_KEYS}

@@ -1,6 +1,10 @@
 """The settings of a cluster, which are chosen when it starts.
 
 One record passes from the command or the client through the engine to the controller, and into its event log.
+
+To add a setting, add its field to `ClusterSettings`, its environment variable to `VARIABLES` and `from_environment`,
+its option to `operate.command.command_options.ClusterOptions`, its key to `cluster_file`, its flag to
+`operate.command.manifests`, and a row to docs/reference/settings.md and to tests/operate/cluster_options.py.
 """
 
 from __future__ import annotations

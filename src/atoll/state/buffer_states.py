@@ -23,11 +23,18 @@ class BufferState(enum.IntEnum):
 
 _S = BufferState
 
+# The states that may follow each state. The comments name the methods of `Entry` and `Directory` that cause the
+# changes.
 TRANSITIONS: dict[BufferState, frozenset[BufferState]] = {
+    # `Directory.fail`; `Entry.settle` at the end of the launch; `spill` if its migration gives up
     _S.PENDING: frozenset({_S.DOOMED, _S.READY, _S.FAILED, _S.SPILLED}),
+    # `Entry.settle` when the last gang of the launch has ended
     _S.DOOMED: frozenset({_S.FAILED, _S.SPILLED}),
+    # `Entry.spill`; `Entry.lose` if its island fails (`controller.islands.island_recovery`)
     _S.READY: frozenset({_S.SPILLED, _S.FAILED}),
+    # `Entry.restore`; `Entry.lose` if the host with its contents fails (`migration.array_spiller`)
     _S.SPILLED: frozenset({_S.PENDING, _S.FAILED}),
+    # `spill` if its migration gives up
     _S.FAILED: frozenset({_S.SPILLED}),
 }
 

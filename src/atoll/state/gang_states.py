@@ -1,12 +1,14 @@
 """The states of a gang, from its launch to its end, the transitions between them, and the reasons to wait.
 
-    NEW ──> DEFERRED ──> WAITING <──> READY ──> COMMITTED ──> RUNNING ──> DONE or FAILED
-                                                    │
-                                                    └──> HELD ──> GRANTED ──> REVOKED ──> DONE or FAILED
+The usual way of a gang, and that of a gang that stands for a delegated run:
+
+    NEW ──> READY <──> WAITING          READY ──> COMMITTED ──> RUNNING ──> DONE or FAILED
+     └──> DEFERRED ──> WAITING or READY               └──> HELD ──> GRANTED ──> DONE or FAILED
+                                                                        └──> REVOKED ──> DONE or FAILED
 
 All gangs of a node are in the same state until the node is committed. From then on, each gang has its own state. A gang
-that has not started may be DROPPED at any time. `TRANSITIONS` lists the legal transitions, and `Gang.enter` refuses all
-others.
+may be DROPPED until it is RUNNING or HELD. `TRANSITIONS` lists the legal transitions, and `Gang.enter` (in
+`queued_nodes`) refuses all others. A launch has no state of its own: it has its gangs, and `Launch.error`.
 """
 
 from __future__ import annotations
@@ -16,19 +18,23 @@ from enum import StrEnum
 
 
 class GangState(enum.IntEnum):
-    """The state of a gang. The members are in the order of a gang's life, so states can be compared."""
+    """The state of a gang.
+
+    The numbers are compared: up to READY a gang is not committed, up to COMMITTED it was not sent, from HELD to REVOKED
+    it stands for a delegated run, and from DONE on it is over.
+    """
 
     NEW = 0  # not in line yet
     DEFERRED = 1  # not in line yet: its launch depends on other launches, or is large and put in line in steps
     WAITING = 2  # in line, but blocked for the node's `reason`
     READY = 3  # nothing is missing: an island that is not full may commit the node
-    COMMITTED = 4  # has its place in the order of its island
+    COMMITTED = 4  # has its position in the order of its island
     HELD = 5  # delegated, and its island is not full; a revocation that is under way decides whether it is granted
     GRANTED = 6  # delegated: its hosts start the gangs that it stands for
-    REVOKED = 7  # delegated: its hosts start no more of them; the rest waits for the other islands of the run
+    REVOKED = 7  # delegated: its part on this island has ended or was lost; the rest waits for the run's other islands
     RUNNING = 8  # was sent to its hosts
-    DONE = 9  # ended on all of its hosts
-    FAILED = 10  # was sent to its hosts; its launch failed or was put in line again
+    DONE = 9  # ended on all of its hosts; or was HELD when its session ended
+    FAILED = 10  # was sent or HELD when its launch failed, or when its launch was put in line again with new gangs
     DROPPED = 11  # was not sent, and will not be
 
 
@@ -40,17 +46,20 @@ TRANSITIONS: dict[GangState, frozenset[GangState]] = {
     _S.NEW: frozenset({_S.DEFERRED, _S.WAITING, _S.READY, _S.DROPPED}),
     # `Scheduler.enqueue`, called by `DependencyTracker` and `LargeLaunches`
     _S.DEFERRED: frozenset({_S.WAITING, _S.READY, _S.DROPPED}),
-    # `Scheduler.arrived`, `retry`, `resume`, `admit`; for nodes further back in line, the commitment of the node ahead
+    # `Scheduler.arrived`, `retry`, `resume`, `admit`, `delegated_run_ended`; for nodes further back in line, the
+    # commitment or the drop of the node ahead
     _S.WAITING: frozenset({_S.READY, _S.DROPPED}),
-    # `Scheduler.next` commits a node. The node waits again if memory is missing or if `lacks` was called.
+    # `Scheduler.next` calls `_commit`. The node waits again if memory or its island is missing, if `lacks` was called,
+    # or if an older node of its session was put in line.
     _S.READY: frozenset({_S.WAITING, _S.COMMITTED, _S.DROPPED}),
-    # `Launcher.start_ready` and, for delegated runs, `DelegatedRuns.start`
+    # `Launcher.start_ready`, by way of `_start` and, for delegated runs, `DelegatedRuns.start`
     _S.COMMITTED: frozenset({_S.RUNNING, _S.HELD, _S.DROPPED}),
-    # At once, or after the last host has answered `RevokeRuns`; or because the launch or the island failed
+    # `DelegatedRuns.start`, at once or after the last host has answered `RevokeRuns`; or the launch or the island
+    # failed
     _S.HELD: frozenset({_S.GRANTED, _S.REVOKED, _S.DONE, _S.FAILED}),
-    # `RunProgress`; REVOKED if other sessions need the island, or if the run failed before it began
+    # `RunProgress` for the last of its gangs: REVOKED if the run was limited by a revocation; or the island failed
     _S.GRANTED: frozenset({_S.REVOKED, _S.DONE, _S.FAILED}),
-    # The remaining gangs were put in line, or the launch failed
+    # The remaining gangs were put in line (`DelegatedRuns._end`), or the launch failed
     _S.REVOKED: frozenset({_S.DONE, _S.FAILED}),
     # `Done` or `Failed` from each host, or the failure of the island
     _S.RUNNING: frozenset({_S.DONE, _S.FAILED}),

@@ -136,13 +136,13 @@ class Dependency(Generic[Payload]):
 class Gang(Generic[Payload]):
     """The part of a node on one island, which the hosts of the island start together."""
 
-    sequence: int
+    sequence: int  # identifies it; given when it is made, so it is not its position in the order
     island: int
     node: QueuedNode[Payload]
     run: Payload
     estimate: int = UNKNOWN_NS  # expected busy time per device, in nanoseconds, which is updated at commitment
     exclusive: bool = False  # runs while nothing else is in flight
-    weight: int = 1  # how much of the island's window it takes
+    weight: int = 1  # how much of the window of each of its hosts it takes
     hosts: tuple[int, ...] = (0,)  # of the island
     devices: int = 1  # number of devices that it keeps busy
     duration_source: HasDuration | None = None  # has the estimate at commitment

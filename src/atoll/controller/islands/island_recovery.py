@@ -14,7 +14,7 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status
 from atoll.launch.compilation import Compilation
-from atoll.launch.failures import Failures
+from atoll.launch.failures import Failures, Survivors
 from atoll.launch.launcher import Launcher
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
@@ -339,18 +339,22 @@ class Recovery:
         for session in self._sessions.values():
             session.unacknowledged_failures.setdefault(island, []).append(status)
             self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(hosts))))
-            for handle, entry in list(session.directory.entries.items()):
-                if hosts.intersection(entry.hosts) and not survivors.will_make(entry):
-                    session.has_errors = True
-                    self._launcher.memory.release(entry)
-                    if not entry.ready:
-                        self._launcher.buffers.settle(session, handle, status.within(entry.producer))
-                    else:
-                        entry.lose(status.within(entry.producer))
+            self._lose_arrays(session, hosts, survivors, status)
         impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}
         self._compilation.give_up(hosts, status, impatient)
         self._queries.give_up(hosts, status, impatient)
         self._failures.fail_doomed()
+
+    def _lose_arrays(self, session: Session, hosts: set[int], survivors: Survivors, status: Status) -> None:
+        """Have the session's arrays on these hosts stand for an error, unless a surviving launch makes them again."""
+        for handle, entry in list(session.directory.entries.items()):
+            if hosts.intersection(entry.hosts) and not survivors.will_make(entry):
+                session.has_errors = True
+                self._launcher.memory.release(entry)
+                if not entry.ready:
+                    self._launcher.buffers.settle(session, handle, status.within(entry.producer))
+                else:
+                    entry.lose(status.within(entry.producer))
 
     def island_restarted(self, back: IslandRestarted) -> None:
         """Let all sessions continue on the island."""
