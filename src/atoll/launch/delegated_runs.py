@@ -130,7 +130,7 @@ class GangLauncher(Protocol):
     def enqueue(self, node: QueuedNode[GangRun]) -> None:
         """Have a node join its lines."""
 
-    def gang_left(self, gang: Gang[GangRun]) -> None:
+    def gang_dequeued(self, gang: Gang[GangRun]) -> None:
         """Note that a gang has started, or was dropped."""
 
     def fail(self, launch: Launch, status: Status) -> None:
@@ -514,7 +514,7 @@ class DelegatedRuns:
             gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
             self._scheduler.delegated_run_ended(gang)
         session = self._sessions.get(gang.run.launch.session)
-        self._launcher.gang_left(gang)
+        self._launcher.gang_dequeued(gang)
         if session is not None:
             self._buffers.drop_uses(session, gang)
         self.over(gang)

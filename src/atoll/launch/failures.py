@@ -83,7 +83,7 @@ class Failures:
         )
         survivors.judge(self._launches_of(island))
         self._launcher.delegated_runs.island_failed(island, survivors.granted, status)
-        self._launcher.run_again(survivors.sent)
+        self._launcher.requeue(survivors.sent)
         for launch in survivors.waiting:
             self._launcher.await_again(launch, hosts)
         for launch, reason in survivors.lost:
@@ -127,7 +127,7 @@ class Failures:
         nodes = (node for island in self._resources.islands for node in self._scheduler.nodes(island))
         return [gang for node in nodes for gang in node.gangs if gang.state is GangState.COMMITTED]
 
-    def fail_doomed(self) -> None:
+    def fail_without_inputs(self) -> None:
         """Fail the launches in line that have lost an input."""
         for node in self._waiting():
             session = self._sessions.get(node.session)

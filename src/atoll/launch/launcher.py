@@ -1,11 +1,12 @@
 """The life of a launch: from a client's request to gangs in line, to messages to hosts, and to its end.
 
-`gang_states` has the states of a gang. The events that change them are the methods here: a launch arrives, bytes
-arrive, a host has ended its part of a gang or reports an error, an island or a session is lost. The inputs of a gang
-are checked when it is launched, and again before it starts.
+The events are methods here: a launch arrives, bytes arrive, a host has ended its part of a gang or reports an error, an
+island or a session is lost. Gangs are sent and end here; `scheduler` puts them in line, commits and drops them; and
+`delegated_runs` grants them. `gang_states` has all states. The inputs of a gang are checked when it is launched, and
+again before it starts.
 
-A gang leaves its island when all of its hosts have ended their parts, and a launch is done when all of its gangs have
-left. If a gang fails, the gangs of its launch that have not started are dropped.
+A gang ends when all of its hosts have ended their parts, and a launch is done when all of its gangs have ended. If a
+gang fails, the gangs of its launch that have not started are dropped.
 
 Dispatch is parallel: the gangs of a node are started before their inputs have been computed, and workers wait for data
 from other hosts. `launch.sequential` has the alternative.
@@ -206,7 +207,7 @@ class Launcher:
         self._limit_rate(session, launch)
         return True
 
-    def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
+    def launch_to_restore(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
         """Launch a program that makes spilled arrays again, under their existing handles. Call `then` at its end."""
         program = session.programs[message.program]
         assert isinstance(program, RegisteredProgram)
@@ -313,7 +314,7 @@ class Launcher:
 
     # ---- launches that survive the failure of an island
 
-    def run_again(self, launches: Sequence[Launch]) -> None:
+    def requeue(self, launches: Sequence[Launch]) -> None:
         """Put launches in line again that were sent to hosts that failed, and that had not started there.
 
         The memory of all launches is released before the first one is enqueued, since later launches may have inherited
@@ -422,7 +423,7 @@ class Launcher:
         self._dispatch(launch, run.spec.hosts, gang.sequence, run.spec.segments)
         if self._sequential is not None:
             self._sequential.started(gang, len(run.spec.hosts))
-        self.gang_left(gang)
+        self.gang_dequeued(gang)
         self.buffers.drop_uses(session, gang)
 
     def publish_frees(self) -> None:
@@ -561,7 +562,7 @@ class Launcher:
             self._dependencies.resolve(dependency)
         self.gang_ended(launch)
 
-    def gang_left(self, gang: Gang[GangRun]) -> None:
+    def gang_dequeued(self, gang: Gang[GangRun]) -> None:
         """Note that a gang has started, or was dropped."""
         program, session = gang.run.launch.program, self._sessions.get(gang.run.launch.session)
         if gang.run.spec.host_call is HostCallKind.PYTHON and session is not None:
@@ -671,7 +672,7 @@ class Launcher:
             if host in launch.hosts_started and not self._resources.has_failed(host):
                 self._outbox.to_host(host, m.DropRun(launch.session, launch.hosts_started[host]))
         for gang in unstarted:
-            self.gang_left(gang)
+            self.gang_dequeued(gang)
             if session is not None:
                 self._refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
                 self.buffers.drop_uses(session, gang)
@@ -711,7 +712,7 @@ class Launcher:
             if gang.state is not GangState.DROPPED:
                 self._fail_incoming(gang, _ended(node.session))  # from the parts that will not start
         for gang in dropped.gangs:
-            self.gang_left(gang)
+            self.gang_dequeued(gang)
             if node.is_delegated:
                 self.delegated_runs.over(gang)
             self.gang_ended(gang.run.launch)

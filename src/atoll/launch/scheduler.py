@@ -1,11 +1,12 @@
 """Decide the order in which gangs are committed, with one line of nodes per session and island.
 
-Each node of a launch becomes a queued node, with one gang on each of the node's islands. The queued nodes of a session
-wait in lines, one line per island. A queued node is *ready* if it is at the head of all of its lines and lacks nothing.
-When an island is not full, its policy (`launch.policy`) chooses a ready node, and the scheduler *commits* it if there
-is memory for it. The gangs of the node then get their positions in the orders of all of its islands, including islands
-that are full. So all islands start their gangs in one total order, the order of commitment. If a gang awaits data from
-a gang on another island, that gang is earlier in this order, so no two gangs wait for each other.
+Each dispatch unit of a launch, usually one node, becomes a queued node, with one gang on each of its islands. The
+queued nodes of a session wait in lines, one line per island. A queued node is *ready* if it is at the head of all of
+its lines and lacks nothing. When an island is not full, its policy (`launch.policy`) chooses a ready node, and the
+scheduler *commits* it if there is memory for it. The gangs of the node then get their positions in the orders of all of
+its islands, including islands that are full. So all islands start their gangs in one total order, the order of
+commitment. If a gang awaits data from a gang on another island, that gang is earlier in this order, so no two gangs
+wait for each other.
 
 Work in flight is bounded per host. An island starts gangs until those in flight keep a host busy for `BUSY_NS`, and at
 most `window` of them. A gang that has a full host blocks the gangs behind it. Nodes are committed as late as possible,
@@ -162,7 +163,7 @@ class Scheduler(Generic[Payload]):
         ]
         self._deferred: dict[int, QueuedNode[Payload]] = {}  # in no line yet, by number
         # Nodes that lack only an island, which is paused or does not admit their sessions; by island, in order.
-        self._held: dict[int, dict[QueuedNode[Payload], None]] = {}
+        self._barred: dict[int, dict[QueuedNode[Payload], None]] = {}
         self.now = 0.0  # time of the event that is being handled, by the controller's clock
         self.touched: set[int] = set()  # islands that may have something to start now
         self.contended: set[int] = set()  # sessions with delegated runs on islands for which another has a ready node
@@ -232,7 +233,10 @@ class Scheduler(Generic[Payload]):
             self._wait(node, reason)
 
     def next(self, island: int) -> Gang[Payload] | None:
-        """Return the next gang to start, or None if the island is full or paused, or if no node is ready."""
+        """Return the next gang to start. If none is committed, commit the nodes that the policy chooses.
+
+        Return None if the island is full, paused or draining, or if no node is ready.
+        """
         state = self._islands[island]
         while not state.draining and not state.paused:
             if not state.committed:
@@ -339,7 +343,7 @@ class Scheduler(Generic[Payload]):
         gangs = [gang for gang in node.gangs if gang.is_unsent]
         were_committed = bool(gangs) and gangs[0].state is GangState.COMMITTED
         for gang in gangs:
-            self._held.get(gang.island, {}).pop(node, None)
+            self._barred.get(gang.island, {}).pop(node, None)
             gang.enter(GangState.DROPPED)
             if were_committed and node.is_delegated:
                 self.delegated_run_ended(gang)
@@ -351,14 +355,14 @@ class Scheduler(Generic[Payload]):
 
     def resume(self, island: int) -> None:
         self._islands[island].paused = False
-        self._offer_held(island)
+        self._offer_barred(island)
 
     def remove_island(self, island: int) -> None:
         """Clear a paused island that will not be resumed. All nodes that need it were dropped."""
         state = self._islands[island]
         state.committed.clear()
         state.policy = self._policy()
-        self._held.pop(island, None)
+        self._barred.pop(island, None)
 
     def exclude(self, island: int, session: int) -> None:
         """Start nothing of the session on the island until `admit`, since it lacks functions there."""
@@ -366,7 +370,7 @@ class Scheduler(Generic[Payload]):
 
     def admit(self, island: int, session: int) -> None:
         self._islands[island].excluded.discard(session)
-        self._offer_held(island)
+        self._offer_barred(island)
 
     def delegated_run_ended(self, gang: Gang[Payload]) -> None:
         """Handle the end of a delegated gang that was committed: later launches of its session may be committed."""
@@ -374,7 +378,7 @@ class Scheduler(Generic[Payload]):
         delegated[session] -= 1
         if not delegated[session]:
             del delegated[session]
-            self._offer_held(gang.island)
+            self._offer_barred(gang.island)
 
     def exclusive_for(self, island: int, session: int) -> float:
         """Return the seconds since another session used the island; -1 if another has queued nodes there."""
@@ -383,9 +387,9 @@ class Scheduler(Generic[Payload]):
             return -1
         return self.now - state.exclusive_since
 
-    def _offer_held(self, island: int) -> None:
+    def _offer_barred(self, island: int) -> None:
         self.touched.add(island)
-        for node in self._held.pop(island, ()):
+        for node in self._barred.pop(island, ()):
             self._offer(node)
 
     # ---- lines
@@ -423,9 +427,9 @@ class Scheduler(Generic[Payload]):
         """Return why the node is not ready, or ORDER if it can be ready."""
         if node.behind:
             return Reason.OWN
-        return node.lacks if node.missing > 0 else self._held_for(node)
+        return node.lacks if node.missing > 0 else self._barrier(node)
 
-    def _held_for(self, node: QueuedNode[Payload]) -> Reason:
+    def _barrier(self, node: QueuedNode[Payload]) -> Reason:
         """Return why one of the node's islands does not take it now, or ORDER if all do.
 
         The node is offered again when that island takes it.
@@ -433,18 +437,19 @@ class Scheduler(Generic[Payload]):
         for gang in node.gangs:
             state = self._islands[gang.island]
             if state.paused or node.session in state.excluded:
-                self._held.setdefault(gang.island, {})[node] = None
+                self._barred.setdefault(gang.island, {})[node] = None
                 return Reason.ISLAND if state.paused else Reason.FUNCTIONS
             if node.session in state.delegated and not node.is_delegated:
-                self._held.setdefault(gang.island, {})[node] = None
+                self._barred.setdefault(gang.island, {})[node] = None
                 return Reason.OWN
         return Reason.ORDER
 
     def _commit(self, node: QueuedNode[Payload]) -> None:
+        """Give the gangs of a node their positions in the orders of all of its islands, unless something is missing."""
         # Policies may have several copies of a node, and do not know if it waits again or was dropped.
         if not node.gangs or node.gangs[0].state is not GangState.READY:
             return
-        reason = self._held_for(node)
+        reason = self._barrier(node)
         if reason is not Reason.ORDER:
             self._wait(node, reason)
             return

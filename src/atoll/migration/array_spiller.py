@@ -259,7 +259,7 @@ class ArraySpiller:
             self._out.to_host(host, m.SendSpilled(session.number, first, tuple(pieces)))
         self._internal.take_credit(session)
         launch = m.Launch(program, sources, (restore.handle,), feeds)
-        restore.launch = self._launches.launch_again(session, launch, partial(self._restored, restore, feeds))
+        restore.launch = self._launches.launch_to_restore(session, launch, partial(self._restored, restore, feeds))
 
     def _is_there(self, host: int) -> bool:
         record = self._resources.hosts.get(host)

@@ -47,7 +47,7 @@ class Launches(Protocol):
 
     def launch(self, session: Session, message: m.Launch) -> None: ...
 
-    def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
+    def launch_to_restore(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
         """Launch a program that makes spilled buffers of the session again; call `then` when it ends."""
 
     def fail(self, launch: Launch, status: Status) -> None: ...

@@ -325,7 +325,7 @@ class Recovery:
             lost = session.feeds.lost(hosts, message.resent, message.unsent)
             if lost:
                 self._failures.feeds_lost(session, lost, status)
-                self._failures.fail_doomed()
+                self._failures.fail_without_inputs()
 
     # ---- subscriptions
 
@@ -343,7 +343,7 @@ class Recovery:
         impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}
         self._compilation.give_up(hosts, status, impatient)
         self._queries.give_up(hosts, status, impatient)
-        self._failures.fail_doomed()
+        self._failures.fail_without_inputs()
 
     def _lose_arrays(self, session: Session, hosts: set[int], survivors: Survivors, status: Status) -> None:
         """Have the session's arrays on these hosts stand for an error, unless a surviving launch makes them again."""
