@@ -170,17 +170,18 @@ FIGURE = Figure(
     key="table2",
     title="A transformer of 3B parameters, SPMD and pipelined",
     explanation=(
-        "62 decoder layers (d_model 2048, feed-forward 8192), the embedding and the softmax each as another one, on "
-        "null devices in virtual time (model tpu-v3, hosts of 8 cores): one SPMD computation a step, or S stages on "
-        "hosts of their own and M micro-batches of 4 examples a core in GPipe's order, a step as one program of about "
-        "4 S M nodes. Sequences of 1,024 tokens and backward passes that compute the forward one again are assumed. "
-        "Ideal is what theory gives: (M + S - 1) times a stage's forward and backward pass, and the update, without "
-        "any message or transfer. How SPMD compares with pipelines is the model's doing, not Atoll's. On real devices "
-        "a small decoder (8 layers, d_model 128, 64 sequences of 64 bytes a step) on four hosts of one device, which "
-        "share this machine's cores: by `atoll.pipeline`, in GPipe's order with 4 examples of a micro-batch a "
-        "device, and as one jit function over all four. A stage that waits leaves its core to others: a bubble costs "
-        "nothing there (pipelines, below, has one that does); what is left is what nodes, transfers and collectives "
-        "cost."
+        "On null devices, in virtual time (model tpu-v3, hosts of 8 cores), the model has 62 decoder layers "
+        "(d_model 2048, feed-forward 8192); the embedding and the softmax count as one more layer each. A step is "
+        "one SPMD computation, or a pipeline of S stages on separate hosts with M micro-batches of 4 examples per "
+        "core in GPipe's order, which is one program of about 4 S M nodes. Assumptions: sequences of 1,024 tokens, "
+        "and backward passes that recompute the forward pass. Ideal is the theoretical time: (M + S - 1) times a "
+        "stage's forward and backward pass, and the update, without messages and transfers. The ratio of SPMD to "
+        "pipelines is a property of the model, not of Atoll. On real devices a small decoder (8 layers, d_model "
+        "128, 64 sequences of 64 bytes per step) runs on four hosts of one device, which share this machine's "
+        "cores: with `atoll.pipeline`, in GPipe's order with 4 examples of a micro-batch per device, and as one jit "
+        "function on all four. A waiting stage leaves its core to other stages, so a bubble costs nothing there (in "
+        "the figure pipelines, below, it does). The remaining difference is the cost of nodes, transfers and "
+        "collectives."
     ),
     paper=(
         "125.7k tokens/s as SPMD on 128 cores; 133.7k, 132.7k and 131.4k with 4, 8 and 16 stages; 507.8k with 16 "
