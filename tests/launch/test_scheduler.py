@@ -327,7 +327,7 @@ def test_held_nodes_that_are_dropped_are_forgotten():
         scheduler.enqueue(node)
     scheduler.drop(mine)
     scheduler.drop_session(2)
-    assert not any(scheduler._held.values())
+    assert not any(scheduler._barred.values())
 
 
 def test_a_removed_island_keeps_no_dropped_nodes():
