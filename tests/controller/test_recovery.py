@@ -125,7 +125,7 @@ def test_an_island_that_was_removed_keeps_no_nodes():
         play.say(m.Launch(1, (), (handle,), ()))
     play.engine(m.IslandRemoved(0, "its workers ended 9 times"))
     scheduler = play.controller.scheduler
-    assert not any(scheduler._held.values())
+    assert not any(scheduler._barred.values())
     assert scheduler.statistics(0).waiting == 0
 
 
