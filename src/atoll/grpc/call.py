@@ -83,7 +83,7 @@ class Call:
         on_half_close: Callable[[], None] = ignore,
         on_closed: Callable[[], None] = ignore,
     ) -> None:
-        """Replace all callbacks, as `asyncio.BaseTransport.set_protocol` does. Do nothing if the call has ended."""
+        """Replace all callbacks, as asyncio's transports do with a new protocol. Do nothing if the call has ended."""
         if not self._ended:
             self._reader.set_handlers(on_message, on_half_close)
             self._on_closed = on_closed

@@ -88,7 +88,7 @@ class ClusterSession:
         held: Callable[[], dict[int, bool] | None] = lambda: None,
         on_recording: Callable[[bool], None] = lambda is_recording: None,
     ) -> None:
-        """Hand the session over to a front end, as `asyncio.BaseTransport.set_protocol` does.
+        """Hand the session over to a front end, as asyncio's transports do with a new protocol.
 
         Args:
             on_lost: Replaces the handler that the session was opened with.

@@ -207,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         on_link: Callable[[AnyLinkMessage], None] | None = None,
         on_read: Callable[[], None] | None = None,
     ) -> None:
-        """Hand the connection over to other handlers, as `asyncio.BaseTransport.set_protocol` does.
+        """Hand the connection over to other handlers, as asyncio's transports do with a new protocol.
 
         They replace all handlers, from the next message of the current read on. `on_read()` runs after each read.
         """

@@ -91,14 +91,14 @@ class DelegatedUnits:
     """The units of delegated runs that are in flight. Safe to use from any thread.
 
     `report` receives the reports of the executor and its watchers. Reports about units of delegated runs are passed to
-    `DelegatedRunDispatcher.handle` through `submit`, and others are sent to the controller.
+    `DelegatedRunDispatcher.handle` through `to_dispatcher`, and others are sent to the controller.
     """
 
-    def __init__(self, to_controller: Callable[..., None], submit: Callable[[UnitsEnded], None]) -> None:
+    def __init__(self, to_controller: Callable[..., None], to_dispatcher: Callable[[UnitsEnded], None]) -> None:
         # With their segments, by sequence. Only the executor's thread changes it.
         self.in_flight: dict[int, tuple[_Run, int]] = {}
         self.to_controller = to_controller
-        self.submit = submit
+        self.to_dispatcher = to_dispatcher
 
     def report(self, *messages: Any) -> None:
         own: list[Any] = []
@@ -116,7 +116,7 @@ class DelegatedUnits:
                 continue
             self.to_controller(message)
         if own:
-            self.submit(UnitsEnded(tuple(own)))
+            self.to_dispatcher(UnitsEnded(tuple(own)))
 
     def gang_of(self, sequence: int) -> int:
         """Return the sequence number by which the controller knows the unit."""
@@ -149,7 +149,7 @@ class DelegatedRunDispatcher:
         self._execute = execute
         self._await_feeds = await_feeds
         self._to_controller = units.to_controller
-        self._submit = units.submit
+        self._submit = units.to_dispatcher
         self._now = now
         self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # plan, computing and expected of `_Run`
         self._runs: dict[int, _Run] = {}  # by sequence, in order
