@@ -191,7 +191,7 @@ LAUNCH: Picture = (
                 "decided: controller/islands/island_recovery.py",
                 "states: cluster/lifecycle.py",
                 "restarted: engines/island_processes.py",
-                "what fails: launch/failures.py",
+                "which launches fail: launch/failures.py",
             ),
             GREY,
         ),

@@ -51,6 +51,7 @@ def test_an_extension_is_one_file_its_test_and_one_line(guide: str) -> None:
     assert [line for block in changed for line in block.text.splitlines() if line.startswith("-")] == []
     assert len([line for block in changed for line in block.text.splitlines() if line.startswith("+")]) == 1
     assert [path for path in new if (ROOT / path).exists()] == []
+    assert [path for path in new if not (ROOT / path).parent.is_dir()] == []
 
 
 @pytest.fixture(scope="module")
