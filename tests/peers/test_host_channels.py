@@ -83,16 +83,16 @@ def test_a_host_that_answers_late_holds_up_neither_the_control_thread_nor_other_
     hosts: HostChannels, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, dialing, dials = threading.Event(), threading.Semaphore(0), []
-    dial = DataChannel.dial
+    connect = DataChannel.connect
 
-    def dial_late(address: Address, **more: Any) -> DataChannel:
+    def connect_late(address: Address, *given: Any, **more: Any) -> DataChannel:
         if str(address) == addresses[0]:
             dials.append(address)
             dialing.release()
             assert answers.wait(SECONDS)
-        return dial(address, **more)
+        return connect(address, *given, **more)
 
-    monkeypatch.setattr(host_channels.DataChannel, "dial", dial_late)
+    monkeypatch.setattr(host_channels.DataChannel, "connect", connect_late)
     found: list[DataChannel] = []
     threads = [threading.Thread(target=lambda: found.append(hosts.to(0))) for _ in range(3)]
     for thread in threads:
