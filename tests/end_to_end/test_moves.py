@@ -129,7 +129,7 @@ def test_a_moved_slice_has_the_same_arrays_and_computes_the_same(
     remap(islands, 0, (0, 2, 1, 3))  # the other way round
     assert python.call(compute) == computed
     assert python.call(look) == made
-    with pytest.raises(StatusError, match="no 2x2 mesh"):
+    with pytest.raises(StatusError, match="do not form a 2x2 mesh"):
         remap(islands, 1, (4, 7, 5, 6))
 
 
