@@ -60,8 +60,8 @@ def test_one_with_a_session_or_without_spares_stays_and_the_refusal_is_one_event
     cluster.open()
     cluster.engine(m.DrainRequest(0, returns=True, has_spares=True))
     assert cluster.controller.resources.islands[0].state is IslandState.READY
-    events = [each for each in cluster.controller.history.events() if each["kind"] == "refused"]
-    assert [each["text"] for each in events] == ["island 0 is the only one that is ready"]
+    events = [each for each in cluster.controller.history.events() if each.kind == "refused"]
+    assert [each.text for each in events] == ["island 0 is the only one that is ready"]
 
 
 def test_the_second_time_that_two_machines_do_not_hear_each_other_one_is_avoided():

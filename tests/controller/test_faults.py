@@ -33,7 +33,7 @@ def test_a_session_ends_with_the_bug_and_others_do_not():
     assert closing.status.code == Code.INTERNAL
     assert REASON in closing.status.message
     assert set(cluster.controller.sessions) == {other.number}
-    assert cluster.controller.history.events()[-2]["text"] == REASON
+    assert cluster.controller.history.events()[-2].text == REASON
 
 
 def test_of_a_worker_the_island_restarts_and_the_reason_is_the_controllers():

@@ -20,7 +20,7 @@ def pass_time(play: Play, until: float, since: float = 0.0) -> list[str]:
 
 
 def events(play: Play) -> list[dict[str, Any]]:
-    return [each for each in play.controller.history.events() if each["kind"] == "late"]
+    return [each for each in play.controller.history.events() if each.kind == "late"]
 
 
 def test_a_gang_that_runs_on_is_reported_once_to_its_session_and_runs_on():
@@ -32,7 +32,7 @@ def test_a_gang_that_runs_on_is_reported_once_to_its_session_and_runs_on():
     (text,) = pass_time(play, 200, 55)
     assert text.startswith("f has run on host 0 of island 0 for ")
     assert text.endswith(" s: the worker of host 0 owes its end")
-    assert [(each["text"], each["session"], each["island"]) for each in events(play)] == [(text, play.session, 0)]
+    assert [(each.text, each.session, each.island) for each in events(play)] == [(text, play.session, 0)]
     assert play.controller.resources.islands[0].restarts == 0
     play.done(run.sequence)
     (again,) = runs(play.say(m.Launch(1, (7,), (9,), ())))

@@ -105,7 +105,8 @@ def test_what_is_asked_twice_over_one_connection_is_answered_in_order_and_again_
         assert json.loads(first)["topology"] == json.loads(second)["topology"] == "2x1x2"
         assert (spans, position) == ([], 0)
         assert source._connection is not None
-        source._connection._on_lost("the test has cut it")
+        source._connection._replies.connection_lost("the test has cut it")
+        source._connection.close()
         assert json.loads(await source.report())["topology"] == "2x1x2"
         source.close()
 

@@ -80,7 +80,10 @@ class Tenants:
     def __init__(self, settings: Iterable[TenantSettings] = ()) -> None:
         self.by_name = {each.name: _one_of_several(each) for each in settings}
         self.are_told_apart = bool(self.by_name)
-        self.by_name.setdefault(DEFAULT_NAME, Tenant(DEFAULT_TENANT, is_one_of_several=self.are_told_apart))
+        if self.are_told_apart:
+            self.by_name.setdefault(DEFAULT_NAME, _one_of_several(DEFAULT_TENANT))
+        else:
+            self.by_name[DEFAULT_NAME] = Tenant(DEFAULT_TENANT)
 
     @property
     def default(self) -> Tenant:

@@ -22,6 +22,9 @@ KINDS = (
     "session opened",
     "session closed",
     "session ended",
+    "session suspended",
+    "session resumed",
+    "suspended",
     "controller restarted",
     "controller failed",
 )
