@@ -156,7 +156,7 @@ LAUNCH: Picture = (
             635,
             400,
             "7  dispatch",
-            ("one message a host: Run, later Dispatch", "launch/launcher.py"),
+            ("one message per host: Run, later Dispatch", "launch/launcher.py"),
             ORANGE,
         ),
         Box(

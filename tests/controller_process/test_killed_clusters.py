@@ -14,6 +14,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.shell import ControllerShell, ShellState
+from atoll.errors import JournalError
 from atoll.journal.files import Directory
 from atoll.journal.persisted_state import NAME, persisted_in
 from atoll.journal.snapshots import pickled
@@ -75,3 +76,13 @@ def test_the_file_of_a_cluster_that_was_killed_before_it_had_begun_stays(tmp_pat
     (tmp_path / "journal" / NAME).write_bytes(b"of the cluster before")
     end(tmp_path / "journal", persist=True)
     assert (tmp_path / "journal" / NAME).read_bytes() == b"of the cluster before"
+
+
+def test_the_journal_stays_if_the_sessions_cannot_be_written(tmp_path: Path) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    (tmp_path / "journal" / f"{NAME}.unfinished").mkdir()
+    before = {path.name for path in (tmp_path / "journal").iterdir()}
+    with pytest.raises(JournalError, match="cannot persist suspended sessions"):
+        end(tmp_path / "journal", persist=True)
+    assert {path.name for path in (tmp_path / "journal").iterdir()} == before
+    assert (tmp_path / "1.piece").exists()

@@ -29,7 +29,7 @@ def end_killed_cluster(path: str, start: Callable[..., ControllerShell], persist
 
     `start` makes the shell of its controller from a `term`, a `controller` and its `state`.
     Afterwards the directory has no journal, and the file of persisted sessions if there are any. Raises JournalError if
-    the directory is unusable.
+    the directory is unusable or full.
     """
     directory = Directory(path)
     try:
@@ -66,7 +66,10 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
         return
     kept: tuple[int, ...] = ()
     if persisted:
-        directory.write_persisted(NAME, found.term, persisted)
+        try:
+            directory.write_persisted(NAME, found.term, persisted)
+        except OSError as error:  # the journal stays, so that another start can do it
+            raise JournalError(f"cannot persist suspended sessions in {directory.path}: {error}") from None
         kept = msgspec.msgpack.decode(persisted, type=PersistedState).cluster.sessions
     # The hosts of the killed cluster cannot remove the files of other sessions any more.
     lost = [piece for number, some in pieces.items() if number not in kept for piece in some]

@@ -1,7 +1,7 @@
 """The parts of the controller that a migration uses: its outbox, launches, compilation, programs and queries.
 
-These are interfaces of the classes in `dispatch` and `controller`, which are packages of higher layers. No method
-blocks, and methods raise only if their documentation says so.
+These are interfaces of classes in `launch` and in `controller`, which is a package of a higher layer. No method
+blocks, and methods raise only documented errors.
 """
 
 from __future__ import annotations

@@ -11,6 +11,12 @@ LOOP_HANDLES = range(1 << 60, 1 << 61)  # the controller, for values that loops 
 COPY_HANDLES = range(1 << 61, 1 << 62)  # the controller, for copies of arrays that migrate
 PROXY_HANDLES = range(1 << 62, 1 << 63)
 
+
+def is_client_handle(handle: int) -> bool:
+    """Return whether a client or its proxy may choose this handle."""
+    return handle in CLIENT_HANDLES or handle in PROXY_HANDLES
+
+
 # Feeds: bytes that are sent to a host.
 CLIENT_FEEDS = range(1 << 47)
 SPILL_FEEDS = range(1 << 47, 1 << 48)  # the controller, for pieces of spilled arrays

@@ -8,7 +8,7 @@ The usual way of a gang, and that of a gang that stands for a delegated run:
 
 All gangs of a node are in the same state until the node is committed. From then on, each gang has its own state. A gang
 may be DROPPED until it is RUNNING or HELD. `TRANSITIONS` lists the legal transitions, and `Gang.enter` (in
-`queued_nodes`) refuses all others. A launch has no state of its own: it has its gangs, and `Launch.error`.
+`queued_nodes`) refuses all others. A launch has only the states of its gangs and `Launch.error`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from atoll.cluster.locations import HostDevice
 from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
-from atoll.protocol.number_ranges import CLIENT_HANDLES, PROXY_HANDLES
+from atoll.protocol.number_ranges import is_client_handle
 from atoll.state.buffer_directory import Entry
 from atoll.state.memory_ledger import Block
 from atoll.state.queued_nodes import Gang
@@ -231,7 +231,7 @@ def _add_expected(session: Session, expected: Mapping[int, dict[int, _Expected]]
 def _handle_differences(session: Session, held: Mapping[int, bool]) -> Iterator[str]:
     """Yield how the arrays that a proxy knows differ from the directory's arrays that its client has not released."""
     entries = session.directory.entries
-    kept = {handle for handle, entry in entries.items() if not entry.released and _is_client_handle(handle)}
+    kept = {handle for handle, entry in entries.items() if not entry.released and is_client_handle(handle)}
     lacking = {handle for handle, has_failed in held.items() if not has_failed} - kept
     more = kept - held.keys()
     who = f"the proxy of session {session.number}"
@@ -244,7 +244,3 @@ def _handle_differences(session: Session, held: Mapping[int, bool]) -> Iterator[
 def _list_handles(handles: set[int]) -> str:
     some = ", ".join(map(str, sorted(handles)[:_MOST_NAMED]))
     return f"{len(handles)} arrays ({some}{', ...' if len(handles) > _MOST_NAMED else ''})"
-
-
-def _is_client_handle(handle: int) -> bool:
-    return handle in CLIENT_HANDLES or handle in PROXY_HANDLES

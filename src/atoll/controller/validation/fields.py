@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.errors import MAX_TEXT, Code, Status, StatusError
 from atoll.protocol import messages as m
-from atoll.protocol.number_ranges import CLIENT_HANDLES, PROXY_HANDLES
+from atoll.protocol.number_ranges import CLIENT_HANDLES, is_client_handle
 
 # Bound of the numbers that clients choose for programs, functions, waits and the like. Negative ones are internal.
 MAX_NUMBER = 1 << 62
@@ -65,11 +65,6 @@ def check_seconds(message: Any, field: str) -> None:
     value: float = getattr(message, field)
     if not (math.isfinite(value) and value >= 0):
         raise violation(message, field, value, "a finite number, 0 or more")
-
-
-def is_client_handle(handle: int) -> bool:
-    """Whether a client may use this handle for an array."""
-    return handle in CLIENT_HANDLES or handle in PROXY_HANDLES
 
 
 def check_handles(message: Any, field: str) -> None:
