@@ -25,6 +25,7 @@ from atoll.security.tokens import BURST, TOO_MANY
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import MAX_FIRST_FRAME, encode, frame_header
+from atoll.wire.resumption.link_messages import Resume, encode_link
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 from tests.controller.play import chain_of
 
@@ -202,6 +203,21 @@ def test_an_admitted_peer_counts_in_no_bound(tmp_path: Path) -> None:
             assert await read_message(reader) is not None
             for each in (writer, *(each for _, each in strangers)):
                 each.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_stranger_cannot_resume_a_connection_and_is_refused_at_once(tmp_path: Path, tls: bool) -> None:
+    async def scene() -> None:
+        async with port(tmp_path, tls=tls) as opened:
+            reader, writer = await opened.open()
+            writer.write(encode_link(Resume(1, "0" * 64, 1, 0, 0, 1)))
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), SECONDS)
+            writer.close()
+            statistics = opened.unauthenticated.statistics()
+            assert (statistics.open, statistics.expired, statistics.refused) == (0, 0, 1)
 
     play(scene)
 

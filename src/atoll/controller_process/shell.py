@@ -41,7 +41,8 @@ from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
 from atoll.wire.framing import MAX_FIRST_FRAME, MAX_FRAME, FrameLimits, encode
 from atoll.wire.resumption.link_messages import AlternateAddresses, AnyLinkMessage, Resume
-from atoll.wire.resumption.resumable_connections import AcceptedConnection, LinkState, ResumableConnections
+from atoll.wire.resumption.link_record import LinkRecord
+from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class ShellState:
     seconds: float = 0.0  # of the monotonic clock
     next: int = 1  # number of a connection
     key: bytes = field(default_factory=lambda: os.urandom(32))  # of the secrets that resume connections
-    links: list[LinkState] = field(default_factory=list)
+    links: list[LinkRecord] = field(default_factory=list)
     others: dict[int, str] = field(default_factory=dict)  # roles of connections that end with the process
     timers: dict[int, float] = field(default_factory=dict)  # when they are due
 
@@ -520,13 +521,13 @@ class ControllerShell:
 
     def state(self) -> ShellState:
         """Return the part of a snapshot that is not the controller. Call this between two turns."""
-        links = [connection.state() for connection in self.resumable.all()]
+        links = [connection.record() for connection in self.resumable.all()]
         resumable = {link.number for link in links}
         others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
         others |= self._others
         return ShellState(self._clock(), self._next, self._key, links, others, dict(self._timers))
 
-    def _add_away(self, link: LinkState) -> None:
+    def _add_away(self, link: LinkRecord) -> None:
         self._connections[link.number] = self.resumable.add(link, *self._callbacks(link.number))
 
     def replay(self, turn: Sequence[e.AnyEvent]) -> None:
@@ -554,7 +555,7 @@ class ControllerShell:
                 self._forget(number)
             case e.Received(connection=number, message=message):
                 if isinstance(message, m.Hello) and message.resumes and number in self._others:
-                    self._add_away(LinkState(number, self._others.pop(number), "a client of the controller"))
+                    self._add_away(LinkRecord(number, self._others.pop(number), "a client of the controller"))
                 self.resumable.count(number)
             case e.TimerEnded(timer=timer):
                 self._timers.pop(timer, None)

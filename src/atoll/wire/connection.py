@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, FrameError
 from atoll.wire.framing import (
     HEADER_BYTES,
     MAX_FIRST_FRAME,
@@ -76,7 +76,8 @@ class Connection(asyncio.BufferedProtocol):
     `unauthenticated` counts an accepted connection until `authenticated()` is called. Until then, the peer can send
     only small frames, and the connection may be dropped.
 
-    `on_link(message)` receives link messages; see `wire.resumption`.
+    `on_link(message)` receives link messages; see `wire.resumption`. If there is no `on_link`, a link message of an
+    unauthenticated peer ends the connection, and the connection ignores those of other peers.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self.name = name
         self._on_message = on_message
         self._on_lost = on_lost
-        self._on_link = on_link or _ignore
+        self._on_link: Callable[[AnyLinkMessage], None] | None = on_link
         self._on_read: Callable[[], None] | None = None
         self.peer_role = self.peer_name = ""  # from the peer's certificate; "" without TLS
         self.is_broken = False  # an error of one side ended the connection, not the loss of its socket
@@ -211,11 +212,11 @@ class Connection(asyncio.BufferedProtocol):
 
         They replace all handlers, from the next message of the current read on. `on_read()` runs after each read.
         """
-        self._on_message, self._on_lost, self._on_link, self._on_read = on_message, on_lost, on_link or _ignore, on_read
+        self._on_message, self._on_lost, self._on_link, self._on_read = on_message, on_lost, on_link, on_read
 
     def ignore(self) -> None:
         """Call no handlers anymore."""
-        self.set_handlers(_ignore, _ignore)
+        self.set_handlers(_ignore, _ignore, _ignore)
 
     def expect(self, message_type: Any, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         """Hand the connection over to handlers of another type of messages. Call this before the first message."""
@@ -274,8 +275,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _link(self, content: memoryview) -> None:
         message = decode_link(content)
-        if not self._closed:
+        if self._closed:
+            return
+        if self._on_link is not None:
             self._on_link(message)
+        elif self._unauthenticated is not None:
+            raise FrameError(f"a {type(message).__name__} is not expected from this peer")
 
     def eof_received(self) -> bool:
         return False

@@ -112,7 +112,7 @@ def test_where_a_later_term_has_begun_meanwhile_nothing_of_it_was_said(monkeypat
     async def main() -> None:
         listener, network = Listener(), Network([])
         connection, dialer = await fenced(network, listener, monkeypatch)
-        state = connection.state()
+        state = connection.record()
         connection.send(Note(3))  # of which the other knows nothing
         other = Listener(term=1)
         other.connection = other.table.add(state, other.messages.append, other.lost)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import pickle
 from functools import partial
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.wire.framing import PIECE_BYTES, encode
 from atoll.wire.resumption import dialed_connection
 from atoll.wire.resumption import resumable_connection as module
-from atoll.wire.resumption.resumable_connections import AcceptedConnection, LinkState
+from atoll.wire.resumption.link_record import LinkRecord
+from atoll.wire.resumption.resumable_connections import AcceptedConnection
 from tests.thoroughness import examples
 from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until
 
@@ -195,7 +196,9 @@ def test_another_process_goes_on_with_the_state_of_the_first(monkeypatch):
         listener.connection.send(Note(2))
         dialer.connection.send(Note(3))
         assert isinstance(listener.connection, AcceptedConnection)
-        state: LinkState = pickle.loads(pickle.dumps(listener.connection.state()))
+        state: LinkRecord = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(listener.connection.record()), type=LinkRecord
+        )
 
         second = Listener(term=2)
         second.connection = second.table.add(state, second.messages.append, second.lost)
@@ -218,7 +221,7 @@ def test_of_several_addresses_the_one_of_the_latest_term_is_resumed_at(monkeypat
         await until(lambda: dialer.connection.can_resume)
         assert isinstance(first.connection, AcceptedConnection)
         standby = Listener(term=2)
-        standby.connection = standby.table.add(first.connection.state(), standby.messages.append, standby.lost)
+        standby.connection = standby.table.add(first.connection.record(), standby.messages.append, standby.lost)
         network.others = {"/there": Listener(), "/standby": standby}
         network.others["/there"].accept = first.refuse  # type: ignore[method-assign]
         network.cut(network.ends[0])

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
+
+import msgspec
 
 from atoll.wire.connection import Connection
 from atoll.wire.resumption.link_messages import Resume
-from atoll.wire.resumption.resumable_connections import AcceptedConnection, LinkState
+from atoll.wire.resumption.link_record import LinkRecord
+from atoll.wire.resumption.resumable_connections import AcceptedConnection
 from atoll.wire.resumption.retransmit_buffer import Counts
 from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until
 
 
-def state_of(listener: Listener) -> LinkState:
+def state_of(listener: Listener) -> LinkRecord:
     """What another process would know of its connection."""
     assert isinstance(listener.connection, AcceptedConnection)
-    state: LinkState = pickle.loads(pickle.dumps(listener.connection.state()))
-    return state
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(listener.connection.record()), type=LinkRecord)
 
 
-def successor(state: LinkState, term: int) -> Listener:
+def successor(state: LinkRecord, term: int) -> Listener:
     listener = Listener(term=term - 1)
     listener.connection = listener.table.add(state, listener.messages.append, listener.lost)
     listener.table.begin(term)

@@ -17,29 +17,17 @@ import asyncio
 import hashlib
 import hmac
 import weakref
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from atoll.errors import FrameError
 from atoll.wire.connection import Connection
 from atoll.wire.resumption.link_messages import AlternateAddresses, Resume, Resumed, ResumeRefused, ResumeToken
+from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connection import ResumableConnection
 from atoll.wire.resumption.retransmit_buffer import Counts, RetransmitBuffer
-
-
-@dataclass
-class LinkState:
-    """The state of a connection that survives the accepting process. It can be pickled at any time."""
-
-    number: int
-    role: str  # from the peer's certificate
-    name: str
-    retransmit_buffer: RetransmitBuffer = field(default_factory=RetransmitBuffer)
-    # terms, each with the counts of sent messages when it began
-    term_history: list[tuple[int, Counts]] = field(default_factory=list)
-    patience: float = 0.0  # seconds that the peer waits after a loss of its socket; 0: as long as all others
 
 
 class AcceptedConnection(ResumableConnection):
@@ -48,34 +36,37 @@ class AcceptedConnection(ResumableConnection):
     def __init__(
         self,
         table: ResumableConnections,
-        state: LinkState,
+        record: LinkRecord,
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        super().__init__(on_message, on_lost, state.name, state.retransmit_buffer)
-        self.number = state.number
-        self.peer_role = state.role
+        super().__init__(on_message, on_lost, record.name, _buffer_of(record))
+        self.number = record.number
+        self.peer_role = record.role
         self.pid = 0  # process ID of a peer on this machine
         self.attempt = 0  # last attempt of the peer
-        self.term_history = state.term_history  # terms that began since the peer was last connected
-        self._patience = state.patience
+        self.term_history = list(record.term_history)  # terms that began since the peer was last connected
+        self._patience = record.patience
         self._table = table
         self._peer_has_ended = False
         self._fenced: Counts | None = None  # counts of sent messages at the time of `fence`
         self._close_when_unfenced = False
         self._grace: asyncio.TimerHandle | None = None
 
-    def state(self) -> LinkState:
+    def record(self) -> LinkRecord:
         """Return a copy of the current state."""
-        retransmit_buffer = self.retransmit_buffer
-        kept = RetransmitBuffer(
+        buffer = self.retransmit_buffer
+        return LinkRecord(
+            self.number,
+            self.peer_role,
+            self.name,
             self.received,
-            retransmit_buffer.acknowledged,
-            retransmit_buffer.whole.copy(),
-            retransmit_buffer.pieced.copy(),
-            retransmit_buffer.nbytes,
+            buffer.acknowledged,
+            list(buffer.whole),
+            list(buffer.pieced),
+            self.term_history.copy(),
+            self._patience,
         )
-        return LinkState(self.number, self.peer_role, self.name, kept, self.term_history.copy(), self._patience)
 
     def set_patience(self, seconds: float) -> None:
         """Let the peer wait for `seconds` after a loss of its socket, or as long as all others if it is 0."""
@@ -205,6 +196,12 @@ class AcceptedConnection(ResumableConnection):
         self._table.forget(self)
 
 
+def _buffer_of(record: LinkRecord) -> RetransmitBuffer:
+    whole, pieced = deque(record.whole), deque(record.pieced)
+    nbytes = sum(map(len, whole)) + sum(map(len, pieced))
+    return RetransmitBuffer(record.received, record.acknowledged, whole, pieced, nbytes)
+
+
 class ResumableConnections:
     """The table of a process's accepted connections. A connection can be away for `seconds`.
 
@@ -252,7 +249,7 @@ class ResumableConnections:
         on_lost: Callable[[str], None],
     ) -> AcceptedConnection:
         """Create a resumable connection from its first transport."""
-        connection = self.add(LinkState(number, transport.peer_role, transport.name), on_message, on_lost)
+        connection = self.add(LinkRecord(number, transport.peer_role, transport.name), on_message, on_lost)
         connection.adopt(transport)
         transport.send_link(self.resume_token(number, self.seconds))
         if self._alternate_addresses:
@@ -280,10 +277,10 @@ class ResumableConnections:
         self._processes[pid].add(connection.number)
 
     def add(
-        self, state: LinkState, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
+        self, record: LinkRecord, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
     ) -> AcceptedConnection:
         """Add a connection that has no transport yet."""
-        connection = self._connections[state.number] = AcceptedConnection(self, state, on_message, on_lost)
+        connection = self._connections[record.number] = AcceptedConnection(self, record, on_message, on_lost)
         return connection
 
     def resume(self, transport: Connection, message: Resume) -> None:
