@@ -108,9 +108,13 @@ class Cluster:
         before = set(self.controller.sessions)
         connection = self.connect("proxy", pid, label, token=token)
         (number,) = set(self.controller.sessions) - before
-        self._names[connection] = ("session", number)
-        self._sessions[number] = connection
+        self.session_opened(connection, number)
         return self.controller.sessions[number]
+
+    def session_opened(self, connection: int, session: int) -> None:
+        """Record the connection of a session's proxy."""
+        self._names[connection] = ("session", session)
+        self._sessions[session] = connection
 
     def close(self, session: int) -> None:
         """The session's proxy closes its connection."""
