@@ -8,7 +8,6 @@ import pytest
 
 from atoll.cluster.lifecycle import (
     TRANSITIONS,
-    IllegalTransition,
     Island,
     IslandDrained,
     IslandFailed,
@@ -18,6 +17,7 @@ from atoll.cluster.lifecycle import (
     IslandState,
     Lifecycle,
 )
+from atoll.cluster.state_machine import IllegalTransition
 from atoll.errors import Code, Status
 
 WHY = Status(Code.DATA_LOSS, "a fire")
@@ -40,7 +40,7 @@ def test_an_island_goes_from_state_to_state_as_the_table_has_it_and_in_no_other_
         CHANGES[to](life)
         assert life.islands[0].state is to
     else:
-        with pytest.raises(IllegalTransition, match=f"from {was.name} to {to.name}"):
+        with pytest.raises(IllegalTransition, match=f"island 0 cannot go from {was.name} to {to.name}"):
             CHANGES[to](life)
         assert life.islands[0].state is was
 

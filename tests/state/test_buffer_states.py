@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.cluster.state_machine import IllegalTransition
 from atoll.errors import Code, Status
 from atoll.state.buffer_directory import Directory, Entry, SpilledArray
 from atoll.state.buffer_states import TRANSITIONS, BufferState, HandleState
@@ -20,7 +21,7 @@ def test_a_buffer_enters_the_states_of_the_table_and_no_other(before: BufferStat
             entry.enter(after)
             assert entry.state is after
         else:
-            with pytest.raises(AssertionError, match=f"is {before.name} and cannot become {after.name}"):
+            with pytest.raises(IllegalTransition, match=f"cannot go from {before.name} to {after.name}"):
                 entry.enter(after)
 
 

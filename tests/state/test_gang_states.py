@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.cluster.state_machine import IllegalTransition
 from atoll.launch.scheduler import Scheduler
 from atoll.state.gang_states import TRANSITIONS, GangState, Reason
 from atoll.state.queued_nodes import Gang, Step, story
@@ -25,7 +26,7 @@ def test_a_gang_enters_the_states_of_the_table_and_no_other(before: GangState):
             gang.enter(after)
             assert gang.state is after
         else:
-            with pytest.raises(AssertionError, match=f"is {before.name} and cannot become {after.name}"):
+            with pytest.raises(IllegalTransition, match=f"cannot go from {before.name} to {after.name}"):
                 gang.enter(after)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status
 
 
@@ -47,14 +48,11 @@ TRANSITIONS: Mapping[IslandState, frozenset[IslandState]] = {
 }
 
 
-class IllegalTransition(RuntimeError):
-    """A transition that the table does not have, which is a bug."""
-
-
 @dataclass
-class Island:
+class Island(StateMachine[IslandState]):
     """A group of hosts that start and fail together."""
 
+    transitions = TRANSITIONS
     number: int
     state: IslandState = IslandState.STARTING
     restarts: int = 0
@@ -89,6 +87,9 @@ class Island:
         if not self.is_over:
             return None
         return self.last_failure or Status(Code.DATA_LOSS, f"island {self.number} is {self.state}")
+
+    def _described(self) -> str:
+        return f"island {self.number}"
 
 
 # ---- notifications
@@ -184,9 +185,7 @@ class Lifecycle:
     def _change(self, island: int, to: IslandState) -> IslandState:
         record = self.islands[island]
         was = record.state
-        if to not in TRANSITIONS[was]:
-            raise IllegalTransition(f"island {island} cannot go from {was.name} to {to.name}")
-        record.state = to
+        record.enter(to)
         record.was_ready = record.was_ready or to is IslandState.READY
         return was
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
-from atoll.state.buffer_states import LEGAL, BufferState, HandleState
+from atoll.state.buffer_states import TRANSITIONS, BufferState, HandleState
 from atoll.state.memory_ledger import Block
 from atoll.state.queued_nodes import Dependency
 
@@ -60,9 +61,10 @@ class SpilledArray:
 
 
 @dataclass(slots=True)
-class Entry:
+class Entry(StateMachine[BufferState]):
     """A logical buffer. `error` is the reason if it is DOOMED or FAILED."""
 
+    transitions = TRANSITIONS
     hosts: tuple[int, ...]
     nbytes: int
     state: BufferState = BufferState.PENDING
@@ -96,11 +98,8 @@ class Entry:
             return False
         return self.handle is HandleState.USABLE and not self.released
 
-    def enter(self, state: BufferState) -> None:
-        """Change the state. An illegal transition is a bug in the controller."""
-        if not LEGAL[self.state] >> state & 1:
-            raise AssertionError(f"a buffer of {self.producer!r} is {self.state.name} and cannot become {state.name}")
-        self.state = state
+    def _described(self) -> str:
+        return f"a buffer of {self.producer!r}"
 
     def settle(self, error: Status | None) -> None:
         """Handle the end of the buffer's launch, which failed with `error` if there is one. An earlier error stays."""

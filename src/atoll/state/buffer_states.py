@@ -38,9 +38,6 @@ TRANSITIONS: dict[BufferState, frozenset[BufferState]] = {
     _S.FAILED: frozenset({_S.SPILLED}),
 }
 
-# The transitions as bit masks, indexed by state.
-LEGAL = tuple(sum(1 << after for after in TRANSITIONS[state]) for state in BufferState)
-
 
 class HandleState(enum.IntEnum):
     """Whether a client may still use a handle that it has not released."""

@@ -7,8 +7,8 @@ The usual way of a gang, and that of a gang that stands for a delegated run:
                                                                         └──> REVOKED ──> DONE or FAILED
 
 All gangs of a node are in the same state until the node is committed. From then on, each gang has its own state. A gang
-may be DROPPED until it is RUNNING or HELD. `TRANSITIONS` lists the legal transitions, and `Gang.enter` (in
-`queued_nodes`) refuses all others. A launch has only the states of its gangs and `Launch.error`.
+may be DROPPED until it is RUNNING or HELD. `TRANSITIONS` lists the legal transitions, and `Gang.enter` refuses all
+others. A launch has only the states of its gangs and `Launch.error`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,6 @@ TRANSITIONS: dict[GangState, frozenset[GangState]] = {
     _S.FAILED: frozenset(),
     _S.DROPPED: frozenset(),
 }
-
-# The transitions as bit masks, indexed by state, because `Gang.enter` is on the path of every launch.
-LEGAL = tuple(sum(1 << after for after in TRANSITIONS[state]) for state in GangState)
 
 
 class Reason(StrEnum):

@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
-from atoll.state.gang_states import LEGAL, GangState, Reason, Waited
+from atoll.state.gang_states import TRANSITIONS, GangState, Reason, Waited
 from atoll.state.tenants import Tenant
 
 # The scheduler never reads the payload of a gang.
@@ -133,9 +134,10 @@ class Dependency(Generic[Payload]):
 
 
 @dataclass(slots=True, eq=False)
-class Gang(Generic[Payload]):
+class Gang(StateMachine[GangState], Generic[Payload]):
     """The part of a node on one island, which the hosts of the island start together."""
 
+    transitions = TRANSITIONS
     sequence: int  # identifies it; given when it is made, so it is not its position in the order
     island: int
     node: QueuedNode[Payload]
@@ -150,11 +152,8 @@ class Gang(Generic[Payload]):
     state: GangState = GangState.NEW
     started_at: float = -1.0  # when its island was ready to start it, by the controller's clock
 
-    def enter(self, state: GangState) -> None:
-        """Change the state. An illegal transition is a bug in the controller."""
-        if not LEGAL[self.state] >> state & 1:
-            raise AssertionError(f"gang {self.sequence} is {self.state.name} and cannot become {state.name}")
-        self.state = state
+    def _described(self) -> str:
+        return f"gang {self.sequence}"
 
     @property
     def is_unsent(self) -> bool:
