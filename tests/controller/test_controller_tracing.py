@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.tenant_settings import TenantRole, TenantSettings, token_hash
 from atoll.operate.operator_requests import merged
 from atoll.protocol import messages as m
@@ -126,10 +127,11 @@ def test_an_island_that_is_not_there_is_waited_for():
     play = Traced("1x1x1")
     play.with_call()
     play.array(10)
-    play.controller.scheduler.pause(0)
+    play.controller.resources.islands[0].enter(IslandState.RESTARTING)
     play.at(2.0).say(m.Launch(1, (10,), (11,), ()))
     play.at(5.0).tick(5.0)
-    play.controller.scheduler.resume(0)
+    play.controller.resources.islands[0].enter(IslandState.READY)
+    play.controller.launcher.island_restarted(0)
     (run,) = runs(play.outbox())
     play.done(run.sequence)
     assert waits(play.spans()[run.sequence]) == [("island", 3.0)]

@@ -13,10 +13,10 @@ from atoll.launch.dependency_tracker import (
     MOST_OF_AN_ISLAND,
     DependencyTracker,
 )
-from atoll.launch.scheduler import Scheduler
 from atoll.state.buffer_directory import Entry
 from atoll.state.gang_specs import GangSpec
 from atoll.state.queued_nodes import Dependency, Gang, HostCallKind, QueuedNode
+from tests.launch.pausable_scheduler import Scheduler
 
 PYTHON, CLIENT = HostCallKind.PYTHON, HostCallKind.CLIENT
 

@@ -11,9 +11,9 @@ import pytest
 
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.launch.policies.fair import FairShares
-from atoll.launch.scheduler import Scheduler
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.tenants import Tenant
+from tests.launch.pausable_scheduler import Scheduler
 
 US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 

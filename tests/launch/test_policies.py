@@ -11,10 +11,10 @@ from atoll.ir.program import Call, HostBuffer, HostToDevice, Transfer, single
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.launch.policies import POLICIES, find_policy
 from atoll.launch.policy import Policy
-from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.state.queued_nodes import Gang, QueuedNode
 from tests.controller.play import Play, on, runs
+from tests.launch.pausable_scheduler import Scheduler
 
 # Number of gangs that fill an island if they have never run.
 NEW_IN_FLIGHT = 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.launch.scheduler import Scheduler
 from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import UNKNOWN_NS, Gang, QueuedNode
+from tests.launch.pausable_scheduler import Scheduler
 
 MS = 1_000_000
 

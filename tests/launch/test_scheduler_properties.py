@@ -7,9 +7,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.launch.scheduler import Scheduler
 from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import UNKNOWN_NS, Gang, QueuedNode
+from tests.launch.pausable_scheduler import Scheduler
 from tests.launch.test_scheduler import MS, launch
 
 

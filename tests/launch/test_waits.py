@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.launch.scheduler import Scheduler
 from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import Gang, QueuedNode
+from tests.launch.pausable_scheduler import Scheduler
 
 
 def node(number: int, session: int, *islands: int, missing: int = 0, exclusive: bool = False) -> QueuedNode[str]:

@@ -125,9 +125,10 @@ def test_no_nodes_are_joined_while_another_session_waits():
     chained(play, 12)
     for i in range(4):
         launched(play, 100 + i)
-    other = play.open(7, "other.py").number
+    session = play.open(7, "other.py")
+    other = session.number
     play.outbox()
-    play.controller.scheduler.exclude(0, other)  # so that its launch waits
+    session.needs_recompile[0] = {"a function"}  # so that its launch waits
     body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
     play.proxy(other, m.RegisterProgram(1, body))
     play.worker(0, m.FeedsArrived(other, (5,)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from atoll.cluster.state_machine import IllegalTransition
-from atoll.launch.scheduler import Scheduler
 from atoll.state.gang_states import TRANSITIONS, GangState, Reason
 from atoll.state.queued_nodes import Gang, Step, story
+from tests.launch.pausable_scheduler import Scheduler
 from tests.launch.test_scheduler import launch
 from tests.test_layers import SOURCE
 

@@ -329,15 +329,14 @@ class Compilation:
                 self._settle(name, host, status, b"")
 
     def invalidate_island(self, session: Session, island: int) -> None:
-        """Exclude the session from a restarted island, whose hosts have to compile its functions again."""
+        """Note that the hosts of a restarted island have to compile the session's functions again."""
         hosts = set(self._resources.hosts_of(island))
         names = {name for name in session.functions.values() if hosts_of(self.functions.locations[name]) & hosts}
         if names:
             session.needs_recompile[island] = names
-            self._scheduler.exclude(island, session.number)
 
     def _recompiled(self, number: int, name: str) -> None:
-        """Note that a function was compiled again, or is not needed. After the last one, admit the session."""
+        """Note that a function was compiled again, or is not needed. After the last one, the session's nodes start."""
         session = self._sessions.get(number)
         if session is None:
             return
@@ -345,7 +344,7 @@ class Compilation:
             names.discard(name)
             if not names:
                 del session.needs_recompile[island]
-                self._scheduler.admit(island, number)
+                self._scheduler.offer_again(island)
 
 
 _read_outputs = msgspec.msgpack.Decoder(m.FunctionOutputs).decode

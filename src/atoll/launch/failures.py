@@ -75,7 +75,6 @@ class Failures:
 
     def island_failed(self, island: int, status: Status) -> Survivors:
         """Fail the launches that do not survive the failure of the island. Return the survivors, which wait for it."""
-        self._scheduler.pause(island)
         self._launcher.control_flow.island_failed(island, status)
         hosts = set(self._resources.hosts_of(island))
         survivors = Survivors(

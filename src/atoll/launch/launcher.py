@@ -14,6 +14,7 @@ from other hosts. `launch.sequential` has the alternative.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -111,9 +112,12 @@ class Launcher:
         policy: Callable[[], Policy] = FairShares,
         delegate_after_seconds: float | None = None,
     ) -> None:
-        topology = resources.topology
         self.scheduler = Scheduler[GangRun](
-            topology.islands, GANG_WINDOW, policy, hosts=[each.hosts for each in topology.shapes]
+            resources.islands.values(),
+            GANG_WINDOW,
+            policy,
+            hosts=[each.hosts for each in resources.topology.shapes],
+            lacks_functions=self._lacks_functions,
         )
         self.memory = Reservations(sessions, self.scheduler, resources, reclaim)
         self.scheduler.use_memory(self.memory.reserve)
@@ -151,6 +155,10 @@ class Launcher:
             charges,
             delegate_after_seconds,
         )
+
+    def _lacks_functions(self, session: int, island: int) -> bool:
+        record = self._sessions.get(session)
+        return record is not None and island in record.needs_recompile
 
     # ---- launches
 
@@ -595,13 +603,19 @@ class Launcher:
         for host in self._resources.hosts_of(island):
             self._clocks.forget(host)
             self._trace.clock_began(host)
-        self.scheduler.resume(island)
+        self.scheduler.offer_again(island)
 
     def validate(self) -> None:
         """Raise AssertionError if states contradict what is counted. For tests, since it looks at all launches."""
         self.scheduler.validate()
+        self.scheduler.validate_counts(self.in_flight.values())
         in_flight = (GangState.HELD, GangState.GRANTED, GangState.RUNNING)
         assert all(gang.state in in_flight for gang in self.in_flight.values())
+        running = Counter(
+            (gang.island, gang.node.tenant.name) for gang in self.in_flight.values() if gang.state is GangState.RUNNING
+        )
+        for key, tally in self.tallies.items():
+            assert tally.running == running[key], f"tally {key} counts {tally.running} gangs, and has {running[key]}"
         nodes = [node for island in self._resources.islands for node in self.scheduler.nodes(island)]
         gangs = [*self.in_flight.values(), *(gang for node in nodes for gang in node.gangs)]
         for launch in {id(gang.run.launch): gang.run.launch for gang in gangs}.values():

@@ -12,18 +12,20 @@ Work in flight is bounded per host. An island starts gangs until those in flight
 most `window` of them. A gang that has a full host blocks the gangs behind it. Nodes are committed as late as possible,
 so that a new session gets device time within milliseconds, even between the nodes of a long program.
 
-Pure. Methods such as `enqueue`, `arrived`, `finished`, `drop` and `pause` are the events. `next` returns the gangs to
-start, in order, and `touched` has the islands that may have some.
+Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `next` returns the gangs to start, in
+order, and `touched` has the islands that may have some. Whether an island works, and whether a session has its
+functions there, is not stored here: the scheduler asks, and `offer_again` says that an answer has changed.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic
 
+from atoll.cluster.lifecycle import Island
 from atoll.launch.policies.fair import FairShares
 from atoll.launch.policy import Policy
 from atoll.state.gang_states import GangState, Reason
@@ -50,14 +52,24 @@ class HostLoad:
         return least_in_flight(self.busy_ns)
 
 
+def _has_all(session: int, island: int) -> bool:
+    """Return False: the session lacks no functions. The default."""
+    return False
+
+
 def _no_loads() -> GroupedCounts[int, HostLoad]:
     return GroupedCounts(replace, astuple)
 
 
 @dataclass(slots=True)
 class IslandLines(Generic[Payload]):
-    """An island's lines, its committed gangs, and its work in flight."""
+    """An island's lines, its committed gangs, and its work in flight.
 
+    `Launcher.in_flight` has the gangs in flight. The counts here could be derived from them, but each start needs
+    several of them, and to sum up 24 gangs takes 1.4 us. `validate_counts` compares.
+    """
+
+    record: Island
     policy: Policy
     window: int
     most_busy_ns: int
@@ -68,8 +80,6 @@ class IslandLines(Generic[Payload]):
     full_hosts: int = 0
     lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
     committed: deque[Gang[Payload]] = field(default_factory=deque)
-    paused: bool = False
-    excluded: set[int] = field(default_factory=set)  # sessions that may not start anything here
     draining: bool = False  # nothing starts until nothing is in flight, because of an exclusive gang
     in_flight: int = 0
     busy_ns: int = 0
@@ -139,30 +149,40 @@ class SchedulerStatistics:
 
 
 class Scheduler(Generic[Payload]):
-    """Decides which gang each island starts next. `hosts` has the number of hosts of each island, by default 1.
+    """Decides which gang each island starts next.
 
     A host whose window is full gets new gangs only when the window is half empty. The gangs are then sent in one
     message, and the host still has half a window of work.
+
+    Args:
+      islands: the islands, by number. Nothing starts on an island that does not work.
+      window: the limit of gangs in flight on each host.
+      policy: makes the scheduling policy of an island.
+      busy_ns: the expected duration of the gangs in flight from which on a host is full.
+      hosts: the number of hosts of each island, by default 1.
+      lacks_functions: returns whether a session lacks functions on an island. Then it starts nothing there.
     """
 
     def __init__(
         self,
-        islands: int,
+        islands: Iterable[Island],
         window: int,
         policy: Callable[[], Policy] = FairShares,
         busy_ns: int = BUSY_NS,
         hosts: Sequence[int] = (),
+        lacks_functions: Callable[[int, int], bool] = _has_all,
     ) -> None:
         self.window = window
         self._reserve: Callable[[QueuedNode[Payload]], Reason | None] = _enough
         self._may_delegate: Callable[[QueuedNode[Payload]], bool] | None = None
         self._busy_ns = busy_ns
         self._policy = policy
-        self._islands: list[IslandLines[Payload]] = [
-            IslandLines(policy(), window, busy_ns, count) for count in hosts or [1] * islands
-        ]
+        self._lacks_functions = lacks_functions
+        self._islands: list[IslandLines[Payload]] = []
+        for record in islands:
+            self.add_island(record, hosts[record.number] if hosts else 1)
         self._deferred: dict[int, QueuedNode[Payload]] = {}  # in no line yet, by number
-        # Nodes that lack only an island, which is paused or does not admit their sessions; by island, in order.
+        # Nodes that lack only an island, which does not work or lacks functions of their sessions; by island, in order.
         self._barred: dict[int, dict[QueuedNode[Payload], None]] = {}
         self.now = 0.0  # time of the event that is being handled, by the controller's clock
         self.touched: set[int] = set()  # islands that may have something to start now
@@ -187,9 +207,9 @@ class Scheduler(Generic[Payload]):
         """
         self._may_delegate = may
 
-    def add_island(self, hosts: int = 1) -> None:
-        """Add an island, with the next number."""
-        self._islands.append(IslandLines(self._policy(), self.window, self._busy_ns, hosts))
+    def add_island(self, record: Island, hosts: int = 1) -> None:
+        """Add the island with the next number."""
+        self._islands.append(IslandLines(record, self._policy(), self.window, self._busy_ns, hosts))
 
     def set_window(self, island: int, window: int) -> None:
         """Set the limit of gangs in flight on each host of the island, which depends on its devices."""
@@ -235,10 +255,10 @@ class Scheduler(Generic[Payload]):
     def next(self, island: int) -> Gang[Payload] | None:
         """Return the next gang to start. If none is committed, commit the nodes that the policy chooses.
 
-        Return None if the island is full, paused or draining, or if no node is ready.
+        Return None if the island is full, does not work, or waits for an exclusive gang, or if no node is ready.
         """
         state = self._islands[island]
-        while not state.draining and not state.paused:
+        while not state.draining and state.record.works:
             if not state.committed:
                 if state.full_hosts == state.hosts:
                     return None
@@ -334,7 +354,6 @@ class Scheduler(Generic[Payload]):
         found = [self._drop(node) for node in waiting.values()]
         for state in self._islands:
             state.lines.pop(session, None)
-            state.excluded.discard(session)
             state.policy.forget(session)
         return found
 
@@ -349,28 +368,18 @@ class Scheduler(Generic[Payload]):
                 self.delegated_run_ended(gang)
         return Dropped(node, gangs, were_committed)
 
-    def pause(self, island: int) -> None:
-        """Start no nodes that need the island until `resume`."""
-        self._islands[island].paused = True
-
-    def resume(self, island: int) -> None:
-        self._islands[island].paused = False
-        self._offer_barred(island)
+    def offer_again(self, island: int) -> None:
+        """Offer the nodes again that lack only the island: it works again, or a session has its functions there."""
+        self.touched.add(island)
+        for node in self._barred.pop(island, ()):
+            self._offer(node)
 
     def remove_island(self, island: int) -> None:
-        """Clear a paused island that will not be resumed. All nodes that need it were dropped."""
+        """Clear an island that will not work again. All nodes that need it were dropped."""
         state = self._islands[island]
         state.committed.clear()
         state.policy = self._policy()
         self._barred.pop(island, None)
-
-    def exclude(self, island: int, session: int) -> None:
-        """Start nothing of the session on the island until `admit`, since it lacks functions there."""
-        self._islands[island].excluded.add(session)
-
-    def admit(self, island: int, session: int) -> None:
-        self._islands[island].excluded.discard(session)
-        self._offer_barred(island)
 
     def delegated_run_ended(self, gang: Gang[Payload]) -> None:
         """Handle the end of a delegated gang that was committed: later launches of its session may be committed."""
@@ -378,7 +387,7 @@ class Scheduler(Generic[Payload]):
         delegated[session] -= 1
         if not delegated[session]:
             del delegated[session]
-            self._offer_barred(gang.island)
+            self.offer_again(gang.island)
 
     def exclusive_for(self, island: int, session: int) -> float:
         """Return the seconds since another session used the island; -1 if another has queued nodes there."""
@@ -386,11 +395,6 @@ class Scheduler(Generic[Payload]):
         if state.newest not in (0, session) or state.others_wait(session):
             return -1
         return self.now - state.exclusive_since
-
-    def _offer_barred(self, island: int) -> None:
-        self.touched.add(island)
-        for node in self._barred.pop(island, ()):
-            self._offer(node)
 
     # ---- lines
 
@@ -436,9 +440,10 @@ class Scheduler(Generic[Payload]):
         """
         for gang in node.gangs:
             state = self._islands[gang.island]
-            if state.paused or node.session in state.excluded:
+            is_away = not state.record.works
+            if is_away or self._lacks_functions(node.session, gang.island):
                 self._barred.setdefault(gang.island, {})[node] = None
-                return Reason.ISLAND if state.paused else Reason.FUNCTIONS
+                return Reason.ISLAND if is_away else Reason.FUNCTIONS
             if node.session in state.delegated and not node.is_delegated:
                 self._barred.setdefault(gang.island, {})[node] = None
                 return Reason.OWN
@@ -524,9 +529,19 @@ class Scheduler(Generic[Payload]):
                 counts[node.session] += 1
                 firsts.setdefault(node.session, _gang_on(node, island))
         return [
-            Wait(session, counts[session], first, _reason(first.node, state))
+            Wait(session, counts[session], first, self._reason(first.node, state))
             for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
         ]
+
+    def _reason(self, node: QueuedNode[Payload], island: IslandLines[Payload]) -> Reason:
+        """Return why the node, which is the first of its session, waits for the island."""
+        if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
+            return node.reason
+        if not island.record.works:
+            return Reason.ISLAND
+        if self._lacks_functions(node.session, island.record.number):
+            return Reason.FUNCTIONS
+        return Reason.ALONE if island.draining else Reason.ORDER
 
     def validate(self) -> None:
         """Raise AssertionError if the states of gangs contradict the lines. For tests, since it looks at all nodes."""
@@ -549,6 +564,28 @@ class Scheduler(Generic[Payload]):
         for node in self._deferred.values():
             assert all(gang.state is GangState.DEFERRED for gang in node.gangs)
 
+    def validate_counts(self, in_flight: Collection[Gang[Payload]]) -> None:
+        """Raise AssertionError if the islands count other work than that of the gangs in flight. For tests."""
+        for number, island in enumerate(self._islands):
+            gangs = [gang for gang in in_flight if gang.island == number]
+            loads: dict[int, list[int]] = {}
+            for gang in gangs:
+                for host in gang.hosts:
+                    load = loads.setdefault(host, [0, 0])
+                    load[0] += gang.weight
+                    load[1] += gang.estimate
+            counted = island.in_flight, island.busy_ns, island.unbounded
+            found = (
+                sum(gang.weight for gang in gangs),
+                sum(gang.estimate for gang in gangs),
+                sum(not gang.weight for gang in gangs),
+            )
+            assert counted == found, f"island {number} counts {counted} in flight, and has {found}"
+            for group in island.loads:
+                for host in group.keys:
+                    counts = [group.count.in_flight, group.count.busy_ns]
+                    assert counts == loads.get(host, [0, 0]), f"host {host} counts {counts} in flight"
+
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]
         waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
@@ -561,13 +598,3 @@ def _enough(node: QueuedNode[Any]) -> None:
 
 def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
     return next(gang for gang in node.gangs if gang.island == island)
-
-
-def _reason(node: QueuedNode[Payload], island: IslandLines[Payload]) -> Reason:
-    if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
-        return node.reason
-    if island.paused:
-        return Reason.ISLAND
-    if node.session in island.excluded:
-        return Reason.FUNCTIONS
-    return Reason.ALONE if island.draining else Reason.ORDER

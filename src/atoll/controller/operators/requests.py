@@ -184,7 +184,7 @@ class Operators:
         except ValueError as error:
             raise invalid(str(error)) from None
         island = self._resources.add_island(shape)
-        self._launcher.scheduler.add_island(shape.hosts)
+        self._launcher.scheduler.add_island(self._resources.islands[island], shape.hosts)
         self._starting[island] = _Start(operator, ask.wait_seconds or self._start_seconds)
         self._outbox.to_engine(m.StartIsland(island, shape))
 

@@ -1,0 +1,37 @@
+"""A scheduler whose islands fail and restart, and lack functions, as a test says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.cluster.lifecycle import Island, IslandState
+from atoll.launch import scheduler
+from atoll.state.queued_nodes import Payload
+
+
+class Scheduler(scheduler.Scheduler[Payload]):
+    """A scheduler of `islands` islands that work."""
+
+    def __init__(self, islands: int, *args: Any, **options: Any) -> None:
+        self.records = [Island(number, IslandState.READY) for number in range(islands)]
+        self.lacking: set[tuple[int, int]] = set()  # (session, island)
+        super().__init__(self.records, *args, lacks_functions=self._lacks, **options)
+
+    def _lacks(self, session: int, island: int) -> bool:
+        return (session, island) in self.lacking
+
+    def pause(self, island: int) -> None:
+        """Have the island fail."""
+        self.records[island].enter(IslandState.RESTARTING)
+
+    def resume(self, island: int) -> None:
+        self.records[island].enter(IslandState.READY)
+        self.offer_again(island)
+
+    def exclude(self, island: int, session: int) -> None:
+        """Have the session lack functions on the island."""
+        self.lacking.add((session, island))
+
+    def admit(self, island: int, session: int) -> None:
+        self.lacking.discard((session, island))
+        self.offer_again(island)
