@@ -20,6 +20,7 @@ ROOT = Path(atoll.__file__).parent
 PACKAGES = (
     *("worker", "controller", "controller_process", "launch", "state", "session", "ifrt"),
     *("transfers", "peers", "host_services", "engines", "journal", "migration"),
+    "client/jax_patches",
 )
 _BROAD = {"Exception", "BaseException"}
 _LOGS = {"_log", "logging", "traceback"}
@@ -50,7 +51,8 @@ TABLE: dict[tuple[str, str], Does] = {
     **dict.fromkeys(
         (
             ("host_services/calls/direct_channels.py", "DirectChannels._receive"),
-            ("host_services/calls/callback_table.py", "CallbackTable._call"),
+            ("client/jax_patches/callback_table.py", "CallbackTable._call"),
+            ("client/jax_patches/profiler.py", "_warning"),
             ("host_services/python/python_process.py", "PythonProcess._guarded"),
             ("host_services/python/python_process.py", "PythonProcess._serve"),
             ("peers/listener.py", "Listener._run"),
@@ -97,7 +99,9 @@ TABLE: dict[tuple[str, str], Does] = {
     **dict.fromkeys(
         (
             ("engines/null_hosts/null_host.py", "AtOnce.submit"),
-            ("host_services/calls/client_compile_calls.py", "_Outcome.run"),
+            ("client/jax_patches/compiling_thread.py", "_Outcome.run"),
+            ("client/jax_patches/redirection.py", "_redirect_native.entry"),
+            ("client/jax_patches/other_clients.py", "_through_the_host.one"),
         ),
         Does.KEEPS,
     ),
@@ -106,6 +110,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("engines/ray/actors.py", "EngineActor._end_later.end"),
             ("engines/ray/ray_cluster.py", "_end"),
             ("engines/ray/ray_placement.py", "Placement._end_actor"),
+            ("client/jax_patches/profiler.py", "_ClusterProfilerSession._drop"),
             ("host_services/profiles/profile_recorder.py", "Recorder._drop"),
             ("host_services/profiles/profile_recorder.py", "Recorder._watch"),
         ),

@@ -147,7 +147,7 @@ def leaves_its_channels(only_to_hosts: bool) -> str:
 
 def answers_with(wrong: str) -> str:
     """The client answers with something that no callable returns: its own library does not check it."""
-    from atoll.host_services.calls import callback_table as call_tables
+    from atoll.client.jax_patches import callback_table as call_tables
     from atoll.host_services.calls.call_messages import ArrayType, Call, Returned, encode
 
     answers = {
@@ -321,7 +321,14 @@ def test_what_a_waiting_callback_reads_can_be_donated_and_nobody_waits(
     assert donor.call(reads_what_was_made_of_it) == (2.0, 3.0)
 
 
+def test_a_client_that_takes_no_calls_gets_an_error(standing: StandingCluster, start_python: StartPython) -> None:
+    """Its programs name callables, but it has opened no connection for their calls."""
+    python = start_python(ATOLL_ADDRESS=standing.address)
+    assert "does not take calls" in python.call(compiles_with, "1+1")
+
+
 def test_numbers_that_a_client_does_not_have_call_nobody(user: RemotePython) -> None:
+    assert user.call(calls_back) == [2.0, 2.0]
     assert "its function was deleted" in user.call(compiles_with, "999999+1")
     for numbers in ("", "7", "-1+1", "1+0", "1+99999999", "1+1+1", "x+1"):
         assert "invalid numbers of callbacks" in user.call(compiles_with, numbers)

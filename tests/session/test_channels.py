@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from atoll.errors import ConnectError, Status
+from atoll.host_services.calls.call_messages import NO_CLIENT, first_call
 from atoll.session import channels
 from atoll.session.channels import Channels
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
 
 REPORT_SECONDS = 0.3
@@ -30,6 +32,7 @@ class FakeChannel:
     def __init__(self) -> None:
         self._over = threading.Event()
         self.sent: list[tuple[int, Any]] = []
+        self.calls: list[int] = []  # the feeds of the calls that arrive
 
     def start(self, session: int, feed: int, contents: Any, on_end: Any) -> None:
         self.sent.append((feed, [bytes(view) for view in contents.views()]))
@@ -39,7 +42,12 @@ class FakeChannel:
         return True
 
     def receive(self, on_piece: Any, on_failure: Any = None, on_socket: Any = None) -> None:
+        for feed in self.calls:
+            on_piece(Piece(1, feed, 0), b"", lambda: None)
         self._over.wait(20)
+
+    def send(self, session: int, feed: int, contents: Any) -> None:
+        self.sent.append((feed, contents))
 
     @property
     def is_closed(self) -> bool:
@@ -237,6 +245,22 @@ def test_a_host_that_was_lost_meanwhile_is_dialled_no_more_and_not_unreached(mon
         await asyncio.sleep(0.05)
         end(rig.channels)
         assert await asyncio.wait_for(connecting, 10) == {}
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_calls_of_a_client_that_takes_none_are_answered(monkeypatch: pytest.MonkeyPatch):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        call = first_call(0) + 7
+        rig.latest.calls = [first_call(0), call]  # a notice has no answer
+        answered = rig.latest
+        await rig.connect(0)
+        async with asyncio.timeout(10):
+            while not answered.sent:
+                await asyncio.sleep(0.01)
+        assert answered.sent == [(call, NO_CLIENT)]
         rig.channels.close()
 
     asyncio.run(play())

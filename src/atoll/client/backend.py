@@ -16,7 +16,7 @@ from atoll.client.jax_patches import host_callbacks
 from atoll.client.jax_patches import install as install_patches
 from atoll.client.log_filter import filtered_stderr
 from atoll.client.processes import ClientProcesses, Settings
-from atoll.cluster.processes.timer_slack import relaxed
+from atoll.client.timer_slack import relaxed
 from atoll.errors import BackendError
 from atoll.security.join_token import JoinToken
 

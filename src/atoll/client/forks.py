@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from atoll.client.jax_patches.patch import Patch, Replacement, install
+from atoll.client.jax_patches.patch import Replacement
 from atoll.errors import BackendError
 
 # The kinds of descriptors that a connection consists of, as named in /proc.
@@ -85,7 +85,6 @@ def _cut(descriptors: dict[int, str]) -> None:
 
 def _refuse(parent: int) -> None:
     """Make JAX raise BackendError when it compiles, runs, copies, reads or waits."""
-    import jax
     from jax._src.lib import _jax
 
     def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,13 +93,10 @@ def _refuse(parent: int) -> None:
 
         return refused
 
-    each = [Replacement(owner, name, refusing, ()) for owner, names in _REFUSED.items() for name in names]
-    refusals = Patch(
-        "refusals after a fork",
-        "JAX calls in a forked child hang, or fail with jaxlib's own errors",
-        tuple(replacement for replacement in each if not replacement.difference()),
-    )
-    install((refusals,), jax.__version_info__)
+    for owner, names in _REFUSED.items():
+        for replacement in (Replacement(owner, name, refusing, ()) for name in names):
+            if not replacement.difference():
+                replacement.apply()
     _jax.PjitFunctionCache.clear_all()  # calls on JAX's C++ path bypass these functions
 
 

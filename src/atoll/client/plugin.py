@@ -16,12 +16,21 @@ _GOOGLES_PLATFORM = "proxy"
 
 
 def initialize() -> None:
-    """Register the platform `atoll`, and prepare JAX for clients of `atoll proxy`. JAX calls this."""
+    """Register the platform `atoll`, and prepare JAX for clients of `atoll proxy`.
+
+    JAX calls this before it creates its first client. If the script uses Atoll, this installs the patches of JAX, so
+    that they are in place before any backend starts.
+    """
     import jax
     from jax._src.xla_bridge import register_backend_factory  # `jax.extend` would import Pallas in every script
 
     register_backend_factory(PLATFORM, _make_client, priority=_PRIORITY, fail_quietly=True)
-    if _GOOGLES_PLATFORM in str(jax.config.jax_platforms).split(","):
+    platforms = str(jax.config.jax_platforms).split(",")
+    if PLATFORM in platforms:
+        from atoll.client.jax_patches import install
+
+        install()
+    if _GOOGLES_PLATFORM in platforms:
         _patch_google_proxy_client()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.host_services.calls.call_messages import (
     GREETING,
-    Raised,
+    NO_CLIENT,
     Released,
     Retained,
     decode,
@@ -36,8 +36,6 @@ from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
 
 _log = logging.getLogger(__name__)
-
-_NOBODY = encode(Raised("the client of the program does not take calls", cancelled=True))
 
 
 class CallbackPort:
@@ -113,7 +111,7 @@ class CallbackRelay:
                 raise BrokenPipeError
             channel.send(0, feed, [content])
         except (AtollError, OSError, ValueError):  # ValueError: the channel's memory is being closed
-            self._answer(feed, _NOBODY)
+            self._answer(feed, NO_CLIENT)
         finally:
             done()
 
@@ -199,7 +197,7 @@ class CallbackRelay:
                     self._channel = None
                 unanswered = [feed for feed, each in self._unanswered.items() if each is channel]
             for feed in unanswered:
-                self._answer(feed, _NOBODY)
+                self._answer(feed, NO_CLIENT)
 
     def close(self) -> None:
         with self._lock:

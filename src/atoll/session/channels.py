@@ -19,7 +19,7 @@ from typing import Any
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
-from atoll.host_services.calls.call_messages import host_of, is_call
+from atoll.host_services.calls.call_messages import NO_CLIENT, host_of, is_call, is_notice
 from atoll.session.session_feeds import SentUploads, Upload
 from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
@@ -235,8 +235,10 @@ class Channels:
     def _receive(self, host: int, channel: DataChannel) -> None:
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             if is_call(piece.feed):  # the device waits, so bypass the loop, which may be busy
-                if self.calls is None:
+                if self.calls is None:  # the client has announced callables, but it has not asked for their calls
                     done()
+                    if not is_notice(piece.feed):
+                        self.answer(piece.feed, NO_CLIENT)
                 else:
                     self.calls.call(piece.feed, content, done)
                 return

@@ -44,7 +44,7 @@ class CallbackHandler(Protocol):
 class DataChannels(Protocol):
     """Carries contents to and from hosts. Uploads to a host without a channel wait until it has one.
 
-    `calls` takes the hosts' calls into the client's Python. If it is None, calls are not answered.
+    `calls` takes the hosts' calls into the client's Python. If it is None, each call gets an error.
     """
 
     calls: CallbackHandler | None

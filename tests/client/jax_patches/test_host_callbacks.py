@@ -16,10 +16,11 @@ from jax._src.lib import _jax
 from jax._src.lib.mlir.dialects import hlo
 
 from atoll.client.jax_patches import host_callbacks
+from atoll.client.jax_patches.compile_pipeline import CompileRequest
+from atoll.client.jax_patches.host_callbacks import SendAndReceive
 from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.client_callbacks import Held, Signature, stubs
 from atoll.errors import StatusError
-from atoll.host_services.calls.callback_operations import SendAndReceive
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.protocol.callbacks import CALLBACKS_OPTION, CHANNELS_OPTION
 from atoll.protocol.messages import HostChannels
@@ -30,7 +31,7 @@ Lower = Callable[..., tuple[bytes, list[SendAndReceive]]]
 @pytest.fixture
 def lower(monkeypatch: pytest.MonkeyPatch) -> Lower:
     """Lowers a function as where Atoll's workers have TPUs: the program as a worker gets it, and its callables."""
-    (replacement,) = host_callbacks.SEND_AND_RECEIVE_PATCH.replacements
+    (replacement,) = host_callbacks.SEND_AND_RECEIVE_PATCH.changes
     patched = replacement.wrap(getattr(_jax.Client, replacement.name))
     monkeypatch.setattr(_jax.Client, replacement.name, patched)
     monkeypatch.setattr(host_callbacks, "is_atoll", lambda client: True)
@@ -125,16 +126,11 @@ def test_the_channels_go_along_with_the_numbers_when_a_program_is_compiled(
     lower: Lower, monkeypatch: pytest.MonkeyPatch
 ):
     _, callbacks = lower(two, jnp.ones((2, 3), jnp.float32))
-    monkeypatch.setattr(host_callbacks, "is_atoll", lambda client: True)
     monkeypatch.setattr(host_callbacks.TABLE, "add", lambda client, given: tuple(range(5, 5 + len(given))))
-    options = SimpleNamespace(env_option_overrides=[])
-    sent: list[Any] = []
-
-    def compile_and_load(backend: Any, module: Any, devices: Any, options: Any, host_callbacks: Any) -> None:
-        sent.append((dict(options.env_option_overrides), host_callbacks))
-
-    host_callbacks._numbering(compile_and_load)(SimpleNamespace(platform="tpu"), None, None, options, callbacks)
-    ((overrides, given),) = sent
+    sent: list[CompileRequest] = []
+    request = CompileRequest(SimpleNamespace(platform="tpu"), None, None, None, callbacks)
+    host_callbacks._number(request, sent.append)
+    overrides, given = dict(sent[0].added), sent[0].host_callbacks
     assert overrides[CALLBACKS_OPTION] == "5+2"
     channels = msgspec.json.decode(overrides[CHANNELS_OPTION], type=list[HostChannels])
     assert channels == [each.channels for each in callbacks]
@@ -159,7 +155,7 @@ def test_channels_that_are_not_the_programs_are_refused(lower: Lower, change: An
 
 
 def test_other_clients_make_their_callbacks_themselves():
-    (replacement,) = host_callbacks.SEND_AND_RECEIVE_PATCH.replacements
+    (replacement,) = host_callbacks.SEND_AND_RECEIVE_PATCH.changes
     patched = replacement.wrap(lambda *given: given)
     client = SimpleNamespace(runtime_type="tpu")
     assert patched(client, print, [], [], [1], [2], None) == (client, print, [], [], [1], [2], None)

@@ -39,7 +39,7 @@ def test_an_interval_of_the_user_stays(interval: SwitchInterval) -> None:
 
 
 def test_a_read_sees_the_threads_of_the_process(interval: SwitchInterval) -> None:
-    (replacement,) = PATCH.replacements
+    (replacement,) = PATCH.changes
     read = replacement.wrap(lambda array: array + 1)
     ends = threading.Event()
     threads = [threading.Thread(target=ends.wait) for _ in range(300)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +13,14 @@ import jax
 import pytest
 
 from atoll.client.jax_patches import PATCHES
-from atoll.client.jax_patches.patch import Patch, Replacement, install, parameters
+from atoll.client.jax_patches.patch import (
+    SUPPORTED_BEFORE,
+    SUPPORTED_SINCE,
+    Patch,
+    Replacement,
+    install,
+    parameters,
+)
 
 VERSION = (0, 10, 2)
 
@@ -20,8 +29,7 @@ VERSION = (0, 10, 2)
 def library() -> Iterator[Any]:
     """A module that stands for JAX's."""
     module: Any = ModuleType("library_of_the_test")
-    module.double = lambda x, times=2: x * times
-    module.triple = lambda x: x * 3
+    exec("def double(x, times=2): return x * times\ndef triple(x): return x * 3", module.__dict__)
     sys.modules[module.__name__] = module
     yield module
     del sys.modules[module.__name__]
@@ -32,8 +40,8 @@ def negated(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_of(*names: tuple[str, tuple[str, ...]], **options: Any) -> Patch:
-    replacements = tuple(Replacement("library_of_the_test", name, negated, expected) for name, expected in names)
-    return Patch("signs", "numbers keep their sign", replacements, **options)
+    changes = tuple(Replacement("library_of_the_test", name, negated, expected) for name, expected in names)
+    return Patch("signs", "numbers with signs", changes, "no sign", **options)
 
 
 def test_a_patch_that_fits_replaces_and_calls_the_original(library: Any) -> None:
@@ -55,21 +63,68 @@ def test_a_patch_of_something_else_is_left_out_whole_with_a_warning(
     patch = patch_of(("triple", ("x",)), (name, expected))
     with pytest.warns(RuntimeWarning, match=said) as warned:
         assert install([patch], VERSION) == ()
-    assert "numbers keep their sign" in str(warned[0].message)
+    assert "1 of its 1 patches of JAX 0.10.2. " in str(warned[0].message)
+    assert "- signs: numbers with signs (no sign)" in str(warned[0].message)
     assert library.triple(1) == 3
 
 
-@pytest.mark.parametrize(("since", "before"), [((0, 10, 3), (0, 13)), ((0, 10), (0, 10, 2))])
-def test_a_patch_for_other_versions_is_left_out_silently(
-    library: Any, since: tuple[int, ...], before: tuple[int, ...]
+@pytest.mark.parametrize(("since", "before"), [((0, 10, 3), None), ((), (0, 10, 2))])
+def test_a_patch_that_a_version_does_not_need_is_left_out_silently(
+    library: Any, since: tuple[int, ...], before: tuple[int, ...] | None
 ) -> None:
     assert install([patch_of(("double", ("y",)), since=since, before=before)], VERSION) == ()
     assert library.double(4) == 8
 
 
+@pytest.mark.parametrize("version", [(0, 10, 1), (0, 13, 0), (1, 0)])
+def test_one_warning_lists_what_a_version_that_is_not_supported_lacks(library: Any, version: tuple[int, ...]) -> None:
+    patches = [patch_of(("double", ("x",))), patch_of(("triple", ("x",))), patch_of(("triple", ("x",)), since=(2,))]
+    with pytest.warns(RuntimeWarning) as warned:
+        assert install(patches, version) == ()
+    (message,) = [str(each.message) for each in warned]
+    assert message.startswith(f"Atoll leaves out 2 of its 2 patches of JAX {'.'.join(map(str, version))}, because")
+    assert message.endswith("\n- signs: numbers with signs (no sign)" * 2)
+    assert (library.double(1), library.triple(1)) == (2, 3)
+
+
+def test_the_supported_versions_are_those_of_the_package() -> None:
+    root = Path(__file__).parents[3]
+    (requirement,) = [
+        each
+        for each in tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+        if each.startswith("jax>")
+    ]
+    since, before = (".".join(map(str, each)) for each in (SUPPORTED_SINCE, SUPPORTED_BEFORE))
+    assert requirement == f"jax>={since},<{before}"
+
+
+# ---- functions that the user's code has replaced before
+
+
+def test_a_function_of_jax_is_patched_inside_of_the_users_wrapper(library: Any) -> None:
+    original = library.double
+
+    def wrapper(*arguments: Any) -> Any:
+        return [original(*arguments)]
+
+    library.double = wrapper
+    assert install([patch_of(("double", ("x",)))], VERSION)
+    assert library.double is wrapper
+    assert library.double(4) == [-8]
+    library.double = original  # when the wrapper is removed, the patch remains
+    assert library.double(4) == -8
+
+
+def test_a_patch_of_a_function_that_the_users_code_does_not_call_any_more_is_left_out(library: Any) -> None:
+    library.double = lambda x: 7
+    with pytest.warns(RuntimeWarning, match=r"library_of_the_test\.double was replaced by .*test_patch\."):
+        assert install([patch_of(("double", ("x",)))], VERSION) == ()
+    assert library.double(4) == 7
+
+
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_the_self_test_of_each_patch_passes_on_the_installed_jax(patch: Patch) -> None:
-    if not patch.since <= jax.__version_info__ < patch.before:
+    if not patch.is_needed(jax.__version_info__):
         pytest.skip("it is for other versions")
     assert patch.difference() == ""
 
@@ -83,15 +138,10 @@ def test_parameters_of_jaxlibs_functions_are_read_from_their_signatures() -> Non
 
 
 def test_a_property_is_replaced_by_a_property(library: Any) -> None:
-    class Owner:
-        @property
-        def size(self) -> int:
-            return 3
-
-    library.Owner = Owner
-    patch = Patch("sizes", "", (Replacement("library_of_the_test:Owner", "size", negated, ("self",)),))
+    exec("class Owner:\n  @property\n  def size(self): return 3", library.__dict__)
+    patch = Patch("sizes", "sizes", (Replacement("library_of_the_test:Owner", "size", negated, ("self",)),))
     assert install([patch], VERSION) == (patch,)
-    assert Owner().size == -3
+    assert library.Owner().size == -3
 
 
 def test_modules_that_bound_the_original_get_the_replacement(library: Any) -> None:
@@ -99,6 +149,8 @@ def test_modules_that_bound_the_original_get_the_replacement(library: Any) -> No
     copy.triple = library.triple
     sys.modules[copy.__name__] = copy
     copies = ("copy_of_the_test", "never_imported")
-    install([Patch("signs", "", (Replacement("library_of_the_test", "triple", negated, ("x",), copies),))], VERSION)
+    install(
+        [Patch("signs", "signs", (Replacement("library_of_the_test", "triple", negated, ("x",), copies),))], VERSION
+    )
     del sys.modules[copy.__name__]
     assert copy.triple(1) == -3

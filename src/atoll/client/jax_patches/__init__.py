@@ -1,6 +1,7 @@
 """Atoll's changes of JAX in the user's process: the table of patches. `patch` documents what a patch is.
 
-Only processes that use Atoll are changed: creating Atoll's client installs the patches, once per process.
+Only processes that use Atoll are changed: the plug-in installs the patches, once per process, before JAX creates its
+first client.
 """
 
 from __future__ import annotations

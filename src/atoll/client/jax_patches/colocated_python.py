@@ -53,8 +53,8 @@ def settings() -> ClientSettings:
 
 PATCH = Patch(
     name="settings of colocated Python",
-    lifts="functions of colocated Python find the user's modules only if they are on the host's own path",
-    replacements=(
+    enables="the user's modules and settings in functions of colocated Python",
+    changes=(
         Replacement(
             "jaxlib._jax:ifrt_programs",
             "make_colocated_python_program",

@@ -11,17 +11,17 @@ registers them with this process's compiler and clients, but hosts compile progr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
+from atoll.client.jax_patches import compiling_thread
+from atoll.client.jax_patches.compile_pipeline import Compile, CompilePass, CompileRequest
+from atoll.client.jax_patches.compiling_thread import CompilingThread, Decide, answering
 from atoll.client.jax_patches.host_callbacks import TABLE
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import invalid
-from atoll.host_services.calls import client_compile_calls
-from atoll.host_services.calls.client_compile_calls import CompilingThread, Decide, answering
 from atoll.protocol.callbacks import (
     COMPILE_CALLS_OPTION,
     CUSTOM_PARTITIONING,
@@ -57,39 +57,20 @@ def _known(rule: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments: rule(*arguments)
 
 
-def _serving(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
-    from atoll.client.jax_internals import leave_out_of_tracebacks
-
-    for file in (__file__, str(client_compile_calls.__file__)):
-        leave_out_of_tracebacks(file)
-
-    def backend_compile_and_load(
-        backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any
-    ) -> Any:
-        decisions = _decisions(module) | _transformations(backend.platform) if is_atoll(backend) else {}
-        if not decisions:
-            return compile_and_load(backend, module, devices, options, *others, **named)
-        thread = CompilingThread()
-        numbers = TABLE.add(backend, [answering(thread, decide) for decide in decisions.values()])
-        try:
-            with _announced(options, numbers[0], tuple(decisions)):
-                return thread.compile(lambda: compile_and_load(backend, module, devices, options, *others, **named))
-        except BaseException:
-            TABLE.remove(numbers)
-            raise
-
-    return backend_compile_and_load
-
-
-@contextmanager
-def _announced(options: Any, first: int, keys: Sequence[bytes]) -> Iterator[None]:
-    before = list(options.env_option_overrides)
-    text = f"{first}:{','.join(key.hex() for key in keys)}"
-    options.env_option_overrides = [*before, (COMPILE_CALLS_OPTION, text)]
+def _serve(request: CompileRequest, compile_: Compile) -> Any:
+    """Compile on another thread, and answer XLA's calls on this one."""
+    decisions = _decisions(request.module) | _transformations(request.backend.platform)
+    if not decisions:
+        return compile_(request)
+    thread = CompilingThread()
+    numbers = TABLE.add(request.backend, [answering(thread, decide) for decide in decisions.values()])
+    keys = ",".join(key.hex() for key in decisions)
+    announced = request.with_option(COMPILE_CALLS_OPTION, f"{numbers[0]}:{keys}")
     try:
-        yield
-    finally:
-        options.env_option_overrides = before
+        return thread.compile(lambda: compile_(announced))
+    except BaseException:
+        TABLE.remove(numbers)
+        raise
 
 
 def _decisions(module: Any) -> dict[bytes, Decide]:
@@ -222,8 +203,8 @@ def _clearing_for_clients(clear: Callable[..., bool]) -> Callable[..., bool]:
 
 PATCH = Patch(
     name="callbacks at compile time",
-    lifts="custom_partitioning and jax.debug.inspect_array_sharding inside jit are refused",
-    replacements=(
+    enables="`custom_partitioning` and `jax.debug.inspect_array_sharding` inside `jax.jit`",
+    changes=(
         Replacement("jaxlib.xla_client", "encode_inspect_sharding_callback", _recording, ("arg",)),
         Replacement(
             "jax._src.custom_partitioning",
@@ -243,21 +224,14 @@ PATCH = Patch(
             _known,
             ("arg_shapes", "arg_shardings", "result_shape", "result_sharding", "backend_string"),
         ),
-        Replacement(
-            "jax._src.compiler",
-            "backend_compile_and_load",
-            _serving,
-            ("backend", "module", "executable_devices", "options"),
-        ),
+        CompilePass("callbacks at compile time", _serve, (compiling_thread.__file__,)),
     ),
 )
 
-_LIFTS = "programs on Atoll ignore the transformations of jax.extend.xla.register_hlo_module_transformation"
-
 MODULE_PATCH = Patch(
     name="transformations of modules",
-    lifts=_LIFTS,
-    replacements=(
+    enables="transformations of HLO modules on CPU devices (`jax.extend.xla`)",
+    changes=(
         Replacement("jaxlib._xla", "register_xla_transform", _registering, ("name", "stage", "callback")),
         Replacement("jaxlib._xla", "clear_xla_transform", _clearing, ("name", "stage")),
     ),
@@ -267,8 +241,8 @@ MODULE_PATCH = Patch(
 # create all clients first, and support clients of other devices only from PjRt plug-ins.
 CLIENT_PATCH = Patch(
     name="transformations of modules for clients",
-    lifts=_LIFTS,
-    replacements=(
+    enables="transformations of HLO modules that are registered for a client (`jax.extend.xla`)",
+    changes=(
         Replacement(
             "jaxlib._xla",
             "register_xla_transform_c_api",

@@ -111,8 +111,8 @@ def _reshard(x: Any) -> Any:
 
 PATCH = Patch(
     name="resharding",
-    lifts="device_put to another sharding reads arrays into this process and sends them again",
-    replacements=(
+    enables="`jax.device_put` to another sharding without reading the array into this process",
+    changes=(
         Replacement(
             "jax._src.array",
             "shard_sharded_device_array_slow_path",

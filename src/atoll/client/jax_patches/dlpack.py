@@ -103,8 +103,9 @@ def _without_cuda_interface(interface: Callable[..., Any]) -> Callable[..., Any]
 
 PATCH = Patch(
     name="dlpack",
-    lifts="This operation is implemented for a PjRt-compatible backend only",
-    replacements=(
+    enables="dlpack: `np.from_dlpack`, `torch.from_dlpack` and `jnp.from_dlpack`",
+    error="This operation is implemented for a PjRt-compatible backend only",
+    changes=(
         Replacement(
             "jaxlib._jax:ArrayImpl", "__dlpack__", _exporting, ("self", "stream", "max_version", "dl_device", "copy")
         ),

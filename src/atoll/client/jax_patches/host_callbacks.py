@@ -1,7 +1,7 @@
 """Lets programs on a cluster call back into the user's Python.
 
 JAX passes a program's callables to the compiler, but jaxlib's IFRT proxy client refuses to send them. The patch removes
-them from the compile request, keeps them in this process under numbers (`host_services/calls/callback_table.py`), and
+them from the compile request, keeps them in this process under numbers (`client/jax_patches/callback_table.py`), and
 sends the numbers in an option of the request, which the proxy removes again.
 """
 
@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
+import numpy as np
 
+from atoll.client.jax_patches.callback_buffers import on_arrays
+from atoll.client.jax_patches.callback_table import CallbackTable
+from atoll.client.jax_patches.compile_pipeline import Compile, CompilePass, CompileRequest
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
-from atoll.host_services.calls.callback_buffers import on_arrays
 from atoll.host_services.calls.callback_operations import (
     BUFFER_CALLBACK,
-    SendAndReceive,
     aliases,
     callback_index,
     result_types,
 )
-from atoll.host_services.calls.callback_table import CallbackTable
 from atoll.protocol.callbacks import CALLBACKS_OPTION, CHANNELS_OPTION
 from atoll.protocol.messages import HostChannels
 
@@ -33,39 +35,26 @@ TABLE = CallbackTable(submit)
 _WITH_BUFFERS = "jax._src.buffer_callback"
 
 
-def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
-    def backend_compile_and_load(
-        backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Sequence[Any]
-    ) -> Any:
-        if not host_callbacks or not is_atoll(backend):
-            return compile_and_load(backend, module, executable_devices, options, host_callbacks)
-        callbacks, caller = _on_arrays(module, host_callbacks), Caller()
-        if backend.platform == "cpu" and len(executable_devices) == 1:
-            callbacks = [caller.bind(each) for each in callbacks]
-        numbers = TABLE.add(backend, callbacks)
-        before = list(options.env_option_overrides)
-        options.env_option_overrides = [
-            *before,
-            (CALLBACKS_OPTION, f"{numbers[0]}+{len(numbers)}"),
-            *_channels(host_callbacks),
-        ]
-        try:
-            executable = compile_and_load(backend, module, executable_devices, options, [])
-            _callers[id(executable)] = caller
-            return executable
-        except BaseException:
-            TABLE.remove(numbers)
-            raise
-        finally:
-            options.env_option_overrides = before
-
-    return backend_compile_and_load
-
-
-def _channels(host_callbacks: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return the option with the channels of each callback, for TPUs."""
-    channels = [each.channels for each in host_callbacks if isinstance(each, SendAndReceive)]
-    return [(CHANNELS_OPTION, msgspec.json.encode(channels).decode())] if channels else []
+def _number(request: CompileRequest, compile_: Compile) -> Any:
+    """Compile without the callables, and send their numbers."""
+    if not request.host_callbacks:
+        return compile_(request)
+    backend, caller = request.backend, Caller()
+    callbacks = _on_arrays(request.module, request.host_callbacks)
+    if backend.platform == "cpu" and len(request.devices) == 1:
+        callbacks = [caller.bind(each) for each in callbacks]
+    numbers = TABLE.add(backend, callbacks)
+    numbered = replace(request, host_callbacks=[]).with_option(CALLBACKS_OPTION, f"{numbers[0]}+{len(numbers)}")
+    channels = [each.channels for each in request.host_callbacks if isinstance(each, SendAndReceive)]
+    if channels:
+        numbered = numbered.with_option(CHANNELS_OPTION, msgspec.json.encode(channels).decode())
+    try:
+        executable = compile_(numbered)
+    except BaseException:
+        TABLE.remove(numbers)
+        raise
+    _callers[id(executable)] = caller
+    return executable
 
 
 def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:
@@ -195,6 +184,21 @@ class Caller:
         return call
 
 
+@dataclass(frozen=True)
+class SendAndReceive:
+    """A callable with its channels, which JAX holds until the program is compiled.
+
+    Calls convert the results to `dtypes`, because a callable without results returns a Python number.
+    """
+
+    callback: Callable[..., Any]
+    channels: HostChannels
+    dtypes: tuple[Any, ...]
+
+    def __call__(self, *arguments: Any) -> tuple[np.ndarray[Any, Any], ...]:
+        return tuple(map(np.asarray, self.callback(*arguments), self.dtypes))
+
+
 def _with_channels(make: Callable[..., Any]) -> Callable[..., Any]:
     """Support callbacks of programs for TPUs. Untested on a TPU.
 
@@ -215,14 +219,10 @@ def _with_channels(make: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="host callbacks",
-    lifts="Unsupported host callback type",
-    replacements=(
-        Replacement(
-            "jax._src.compiler",
-            "backend_compile_and_load",
-            _numbering,
-            ("backend", "module", "executable_devices", "options", "host_callbacks"),
-        ),
+    enables="callbacks into Python: `jax.pure_callback`, `io_callback`, `jax.debug.print`",
+    error="Unsupported host callback type",
+    changes=(
+        CompilePass("host callbacks", _number),
         Replacement(
             "jax._src.interpreters.pxla:ExecuteReplicated",
             "_add_tokens_to_inputs",
@@ -242,8 +242,8 @@ PATCH = Patch(
 _EXPECTED = ("self", "callable", "operand_shapes", "result_shapes", "send_channel_ids", "recv_channel_ids")
 SEND_AND_RECEIVE_PATCH = Patch(
     name="send and receive",
-    lifts="callbacks of programs on TPUs are refused",
-    replacements=(
+    enables="callbacks into Python on TPUs",
+    changes=(
         Replacement("jaxlib._jax:Client", "make_python_callback_from_host_send_and_recv", _with_channels, _EXPECTED),
     ),
 )

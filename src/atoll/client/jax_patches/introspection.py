@@ -71,16 +71,19 @@ def _local_cpu_cost(analyse: Callable[..., Any]) -> Callable[..., Any]:
 
 ADDRESS_PATCH = Patch(
     name="addresses",
-    lifts="This operation is implemented for a PjRt-compatible backend only",
-    replacements=(Replacement("jaxlib._jax:ArrayImpl", "unsafe_buffer_pointer", _worker_pointer, ("self",)),),
+    enables="`unsafe_buffer_pointer()` of arrays on CPU devices",
+    error="This operation is implemented for a PjRt-compatible backend only",
+    changes=(Replacement("jaxlib._jax:ArrayImpl", "unsafe_buffer_pointer", _worker_pointer, ("self",)),),
 )
 MEMORY_PATCH = Patch(
     name="memory statistics",
-    lifts="MemoryStats is only supported for addressable PjRt devices",
-    replacements=(Replacement("jaxlib._jax:Device", "memory_stats", _cluster_memory, ("self",)),),
+    enables="`device.memory_stats()`",
+    error="MemoryStats is only supported for addressable PjRt devices",
+    changes=(Replacement("jaxlib._jax:Device", "memory_stats", _cluster_memory, ("self",)),),
 )
 COST_PATCH = Patch(
     name="cost analysis",
-    lifts="This operation is implemented for a PjRt-compatible backend only",
-    replacements=(Replacement("jaxlib._jax", "hlo_module_cost_analysis", _local_cpu_cost, ("arg0", "arg1")),),
+    enables="`jax.jit(f).lower(x).cost_analysis()`",
+    error="This operation is implemented for a PjRt-compatible backend only",
+    changes=(Replacement("jaxlib._jax", "hlo_module_cost_analysis", _local_cpu_cost, ("arg0", "arg1")),),
 )

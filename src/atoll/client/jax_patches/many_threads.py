@@ -50,6 +50,6 @@ def _with_many_threads(value: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 PATCH = Patch(
     name="many threads",
-    lifts="reads by hundreds of threads take minutes",
-    replacements=(Replacement("jaxlib._jax:ArrayImpl", "_value", _with_many_threads, ("self",)),),
+    enables="reads by hundreds of threads within seconds instead of minutes",
+    changes=(Replacement("jaxlib._jax:ArrayImpl", "_value", _with_many_threads, ("self",)),),
 )

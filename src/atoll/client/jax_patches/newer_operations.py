@@ -10,62 +10,44 @@ jaxlib, and sends it in an option of a compile request for an empty module. The 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from atoll.client.jax_patches.patch import Patch, Replacement
-from atoll.client.plugin_programs import is_atoll
+from atoll.client.jax_patches.compile_pipeline import Compile, CompilePass, CompileRequest
+from atoll.client.jax_patches.patch import Patch
 from atoll.protocol.callbacks import PROGRAM_OPTION
 
 _REFUSAL = "Failed to serialize StableHLO to plugin version"
 
 
-def _second_try(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
+def _second_try(request: CompileRequest, compile_: Compile) -> Any:
     import jax
 
-    from atoll.client.jax_internals import leave_out_of_tracebacks
-
-    leave_out_of_tracebacks(__file__)
-
-    def backend_compile_and_load(
-        backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any
-    ) -> Any:
-        try:
-            return compile_and_load(backend, module, devices, options, *others, **named)
-        except jax.errors.JaxRuntimeError as error:
-            if _REFUSAL not in str(error) or not is_atoll(backend):
-                raise
-        carrier, carrying = _carried(module, options)
-        return compile_and_load(backend, carrier, devices, carrying, *others, **named)
-
-    return backend_compile_and_load
+    try:
+        return compile_(request)
+    except jax.errors.JaxRuntimeError as error:
+        if _REFUSAL not in str(error):
+            raise
+    return compile_(_carried(request))
 
 
-def _carried(module: Any, options: Any) -> tuple[Any, Any]:
-    """Return an empty module of the same name, and options that include the whole program."""
-    from jax._src.lib import _jax, xla_client
+def _carried(request: CompileRequest) -> CompileRequest:
+    """Return a request for an empty module of the same name, with the whole program in an option."""
+    from jax._src.lib import _jax
     from jax._src.lib.mlir import ir
     from jax._src.lib.mlir.dialects import hlo
 
+    module = request.module
     written = _jax.mlir.serialize_portable_artifact(module, hlo.get_current_version(), True)
     with module.context, ir.Location.unknown(module.context):
         carrier = ir.Module.parse("func.func public @main() { return }")
         carrier.operation.attributes["sym_name"] = module.operation.attributes["sym_name"]
-    carrying = xla_client.CompileOptions.ParseFromString(options.SerializeAsString())
-    text = base64.b64encode(written).decode()
-    carrying.env_option_overrides = [*carrying.env_option_overrides, (PROGRAM_OPTION, text)]
-    return carrier, carrying
+    return replace(request, module=carrier).with_option(PROGRAM_OPTION, base64.b64encode(written).decode())
 
 
 PATCH = Patch(
     name="newer operations",
-    lifts=_REFUSAL,
-    replacements=(
-        Replacement(
-            "jax._src.compiler",
-            "backend_compile_and_load",
-            _second_try,
-            ("backend", "module", "executable_devices", "options"),
-        ),
-    ),
+    enables="programs with StableHLO operations that are newer than twelve weeks",
+    error=_REFUSAL,
+    changes=(CompilePass("newer operations", _second_try),),
 )

@@ -159,9 +159,9 @@ def _compiled_for_own_arguments(pjit: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="other clients",
-    lifts="CopyArrays only supports devices that are instances of xla::ifrt::proxy::Device (in the other direction: "
-    "The destination device is owned by a non-PjRt-compatible client)",
-    replacements=(
+    enables="copies of arrays between the cluster and this process's own devices",
+    error="CopyArrays only supports devices that are instances of",
+    changes=(
         Replacement(
             "jaxlib.xla_client",
             "batched_copy_array_to_devices_with_sharding",

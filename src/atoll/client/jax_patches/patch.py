@@ -1,11 +1,11 @@
 """Patches of JAX in the user's process, and their installation.
 
-A patch lifts one limitation of jaxlib's IFRT proxy client. The client refuses before it sends a message, so a server
-cannot lift it. Each patch is a constant of a file in this package and a line of the table in `__init__`. Invariant: for
-arrays, devices and clients that are not Atoll's, JAX behaves exactly as without the patch.
+A patch lifts one limitation of jaxlib's IFRT proxy client, which no server can lift. Each patch is a constant of a file
+in this package and a line of the table in `__init__`. Invariant: for arrays, devices and clients that are not Atoll's,
+JAX behaves exactly as without the patch.
 
-A patch replaces names of JAX or jaxlib. Before that, a self-test checks that each name exists with the parameters that
-the patch expects. If not, the whole patch is left out with a warning, and the limitation remains.
+Before a patch is installed, a self-test checks that JAX has the names that the patch replaces, with the expected
+parameters. If not, the whole patch is left out. One warning lists all patches that are left out.
 """
 
 from __future__ import annotations
@@ -15,13 +15,31 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import FunctionType
+from typing import Any, Protocol
 
 from atoll.client.jax_patches.redirection import redirect
 
+# The versions of JAX with which the patches are tested: from SUPPORTED_SINCE, and before SUPPORTED_BEFORE.
+SUPPORTED_SINCE = (0, 10, 2)
+SUPPORTED_BEFORE = (0, 13)
+
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Change(Protocol):
+    """A change of JAX that is part of a patch."""
+
+    @property
+    def target(self) -> str:
+        """The name in JAX that is changed."""
+
+    def difference(self) -> str:
+        """Describe how JAX differs from what the change expects, or return ""."""
+
+    def apply(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -52,23 +70,43 @@ class Replacement:
     def difference(self) -> str:
         """Describe how JAX differs from what the replacement expects, or return ""."""
         try:
-            original = getattr(self._resolve(), self.name)
+            found = getattr(self._resolve(), self.name)
         except (ImportError, AttributeError) as error:
             return f"{self.target}: {error}"
-        found = parameters(original)
-        if found[: len(self.parameters)] != self.parameters:
-            return f"{self.target} takes ({', '.join(found)}), not ({', '.join(self.parameters)}, ...)"
+        original = self._original(found)
+        if original is None:
+            function = _function(found)
+            return f"{self.target} was replaced by {function.__module__}.{function.__qualname__}"
+        names = parameters(original)
+        if names[: len(self.parameters)] != self.parameters:
+            return f"{self.target} takes ({', '.join(names)}), not ({', '.join(self.parameters)}, ...)"
         return ""
 
     def apply(self) -> None:
         owner = self._resolve()
         found = getattr(owner, self.name)
+        original = self._original(found)
+        if original is not _function(found):  # the user's wrapper stays, and continues to call the changed function
+            redirect(inspect.unwrap(original), self.wrap)
+            return
         holders = [owner, *(sys.modules[each] for each in self.copies if each in sys.modules)]
-        original = _function(found)
         new: Any = redirect(original, self.wrap) if self.copies else self.wrap(original)
         new.__name__, new.__doc__, new.__wrapped__ = self.name, original.__doc__, original
         for holder in holders:
             setattr(holder, self.name, property(new) if isinstance(found, property) else new)
+
+    def _original(self, found: Any) -> Any:
+        """Return JAX's function, or None. It may be inside a wrapper, if the user's code has replaced it."""
+        function = _function(found)
+        if not isinstance(function, FunctionType) or self._is_own(function):
+            return function
+        called = (each for each in _used_by(function) if each.__name__ == self.name and self._is_own(each))
+        return next(called, None)
+
+    def _is_own(self, function: FunctionType) -> bool:
+        """Return whether the function is defined in JAX, or in Atoll, since two patches may change one function."""
+        package = str(function.__globals__.get("__name__")).partition(".")[0]
+        return package in ("jax", "jaxlib", "atoll", self.owner.partition(":")[0].partition(".")[0])
 
     def _resolve(self) -> Any:
         module, _, attribute = self.owner.partition(":")
@@ -78,42 +116,71 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Patch:
-    """Replacements that lift one limitation of jaxlib's client. Either all of them are installed or none.
+    """Changes of JAX that lift one limitation. Either all of them are installed or none.
 
-    `lifts` is the client's error message, or describes what happens without the patch; it is part of the warning about
-    a patch that is left out. `since` and `before` bound the JAX versions of the patch: with other versions, it is left
-    out silently.
+    Args:
+      name: The name in warnings and in the documentation.
+      enables: What works only with the patch.
+      changes: The changes.
+      error: The error of JAX without the patch, if it is an error.
+      since, before: The versions of JAX that have the limitation, if these are not all supported versions.
     """
 
     name: str
-    lifts: str
-    replacements: tuple[Replacement, ...]
-    since: tuple[int, ...] = (0, 10, 2)
-    before: tuple[int, ...] = (0, 13)
+    enables: str
+    changes: tuple[Change, ...]
+    error: str = ""
+    since: tuple[int, ...] = ()
+    before: tuple[int, ...] | None = None
+
+    def is_needed(self, version: tuple[int, ...]) -> bool:
+        return self.since <= version and (self.before is None or version < self.before)
 
     def difference(self) -> str:
         """Describe how JAX differs from what the patch expects, or return "". This is the self-test."""
-        return "; ".join(filter(None, (each.difference() for each in self.replacements)))
+        return "; ".join(filter(None, (each.difference() for each in self.changes)))
 
 
 def install(patches: Sequence[Patch], version: tuple[int, ...]) -> tuple[Patch, ...]:
-    """Install and return the patches that are for this version of JAX and pass their self-test."""
-    done = []
-    for patch in patches:
-        if not patch.since <= version < patch.before:
+    """Install the patches that this version of JAX needs and that pass their self-test. Return them.
+
+    Install none in a version that is not supported. If patches are left out, warn once, with what stops working.
+    """
+    needed = [patch for patch in patches if patch.is_needed(version)]
+    is_supported = SUPPORTED_SINCE <= version < SUPPORTED_BEFORE
+    done, left_out = [], []
+    for patch in needed:
+        difference = patch.difference() if is_supported else ""
+        if difference or not is_supported:
+            reasons = filter(None, (patch.error, difference))
+            left_out.append(f"\n- {patch.name}: {patch.enables}" + "".join(f" ({each})" for each in reasons))
             continue
-        if difference := patch.difference():
-            warnings.warn(
-                f"Atoll does not install its patch {patch.name!r} of JAX {'.'.join(map(str, version))}: {difference}. "
-                f"This limitation remains: {patch.lifts}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            continue
-        for replacement in patch.replacements:
-            replacement.apply()
+        for change in patch.changes:
+            change.apply()
         done.append(patch)
+    if left_out:
+        supported = f"jax>={_text(SUPPORTED_SINCE)},<{_text(SUPPORTED_BEFORE)}"
+        reason = "" if is_supported else f", because they are only tested with {supported}"
+        warnings.warn(
+            f"Atoll leaves out {len(left_out)} of its {len(needed)} patches of JAX {_text(version)}{reason}. "
+            f"JAX on Atoll then lacks:{''.join(left_out)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return tuple(done)
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _used_by(function: FunctionType) -> Iterator[FunctionType]:
+    """Yield the Python functions that a function wraps or uses as variables."""
+    variables = inspect.getclosurevars(function)
+    wrapped = getattr(function, "__wrapped__", None)
+    for each in (wrapped, *variables.nonlocals.values(), *variables.globals.values()):
+        if isinstance(each, FunctionType):
+            yield each
 
 
 def _function(found: Any) -> Any:

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.client.jax_patches.callback_table import CallbackTable
 from atoll.client.jax_patches.host_callbacks import TABLE
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, is_atoll
-from atoll.host_services.calls.callback_table import CallbackTable
 from atoll.host_services.profiles import xspace
 from atoll.protocol import profiles
 from atoll.protocol.questions import MissingHosts, ProfileQuestion
@@ -202,15 +202,15 @@ def _report(missing: MissingHosts) -> None:
 
 PATCH = Patch(
     name="profiler",
-    lifts="jax.profiler records only this process, and not the devices",
-    replacements=(Replacement("jaxlib._profiler", "ProfilerSession", _with_hosts, ()),),
+    enables="profiles of the hosts in `jax.profiler`",
+    changes=(Replacement("jaxlib._profiler", "ProfilerSession", _with_hosts, ()),),
 )
 
 # Before JAX 0.12, jaxlib's profiler session exports the files by itself.
 EXPORT_PATCH = Patch(
     name="exported profiles",
-    lifts="the log directory lacks the profiles of the hosts",
-    replacements=(
+    enables="profiles of the hosts in the log directory of `jax.profiler`",
+    changes=(
         Replacement(
             "jax._src.profiler",
             "export_profile_data",

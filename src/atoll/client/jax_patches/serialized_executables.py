@@ -101,8 +101,9 @@ def _used_on_atoll(is_used: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="serialized executables",
-    lifts="IFRT service executable does not support Serialize",
-    replacements=(
+    enables="`jax.experimental.serialize_executable` and JAX's persistent compilation cache",
+    error="IFRT service executable does not support Serialize",
+    changes=(
         Replacement("jaxlib._jax:LoadedExecutable", "serialize", _serializing, ("self",)),
         Replacement("jax._src.compilation_cache", "is_cache_used", _used_on_atoll, ("backend",)),
         Replacement("jaxlib._jax:Client", "serialize_executable", _serializing_executable, ("self", "arg")),

@@ -75,6 +75,7 @@ def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
 PATCH = Patch(
     name="jit over several meshes",
-    lifts="Received incompatible devices for jitted computation",
-    replacements=(Replacement("jax._src.pjit", "_pjit_call_impl_python", _running_as_program, ("args", "jaxpr")),),
+    enables="`jax.jit` of programs over several meshes",
+    error="Received incompatible devices for jitted computation",
+    changes=(Replacement("jax._src.pjit", "_pjit_call_impl_python", _running_as_program, ("args", "jaxpr")),),
 )

@@ -35,8 +35,7 @@ def _sendable(array: Any) -> Any:
 
 PATCH = Patch(
     name="strided arrays",
-    lifts="Negative or zero strides are not fully supported",
-    replacements=(
-        Replacement("jaxlib.xla_client", "batched_device_put", _copying, ("aval", "sharding", "xs", "devices")),
-    ),
+    enables="`jax.device_put` of NumPy arrays with negative or zero strides",
+    error="Negative or zero strides are not fully supported",
+    changes=(Replacement("jaxlib.xla_client", "batched_device_put", _copying, ("aval", "sharding", "xs", "devices")),),
 )

@@ -29,8 +29,8 @@ def _refused_on_atoll(start: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="transfer server",
-    lifts="jax.experimental.transfer.start_transfer_server ends the process (SIGSEGV)",
-    replacements=(
+    enables="an error of `jax.experimental.transfer.start_transfer_server` instead of a crash (SIGSEGV)",
+    changes=(
         Replacement(
             "jaxlib._jax",
             "start_transfer_server",

@@ -8,14 +8,17 @@ follows no address that a client has sent, and gets no answer of a client that w
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import secrets
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
@@ -24,12 +27,12 @@ from jax._src.lib.mlir import ir
 from atoll.devices.xla.client_callbacks import PARTITIONING, find
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.host_services.calls.client_calls import ClientError, wrapped
-from atoll.host_services.calls.client_compile_calls import Questions
 from atoll.protocol.callbacks import (
     COMPILE_CALL_ADVICE,
     INSPECT_SHARDING,
     TRANSFORMATION,
     CompileAnswer,
+    CompileCall,
     Infer,
     Inspect,
     Partition,
@@ -51,6 +54,30 @@ class AskedClient(Protocol):
 
         Raises ClientError if the callable raises, and StatusError if there is no answer.
         """
+
+
+_answers: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(CompileAnswer)
+
+
+class Questions:
+    """The calls of one compilation.
+
+    `ask` sends the key of a custom call and the bytes of a request to the client, and returns the answer's bytes.
+    """
+
+    def __init__(self, ask: Callable[[bytes, bytes], bytes]) -> None:
+        self._ask = ask
+        self._asked: Counter[bytes] = Counter()
+
+    def ask(self, key: bytes, call: CompileCall) -> CompileAnswer:
+        """Make a call and wait for the answer. Raise INVALID_ARGUMENT if the answer is invalid."""
+        digest = hashlib.sha256(key + msgspec.msgpack.encode(call)).digest()
+        self._asked[digest] += 1
+        numbered = msgspec.structs.replace(call, occurrence=self._asked[digest])
+        try:
+            return _answers.decode(self._ask(key, msgspec.msgpack.encode(numbered)))
+        except msgspec.MsgspecError as error:
+            raise invalid(f"the answer of a callback of a compilation is invalid: {error}") from None
 
 
 class CompileCalls:

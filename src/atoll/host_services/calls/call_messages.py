@@ -119,6 +119,10 @@ def encode(message: CallMessage, arrays: Sequence[Any] = ()) -> list[Any]:
     return contents
 
 
+# The answer for a client that is not connected.
+NO_CLIENT = encode(Raised("the client of the program does not take calls", cancelled=True))
+
+
 def decode(content: Any) -> tuple[Any, list[int]]:
     """Return a message and the offsets of its arrays' bytes in the content. Raise FrameError if it is invalid."""
     whole = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")

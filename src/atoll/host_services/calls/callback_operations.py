@@ -7,15 +7,11 @@ This is based on JAX's sources and is not tested on a TPU. The functions import 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from atoll.errors import invalid, unimplemented
-from atoll.host_services.calls.call_messages import Array
 from atoll.ir.types import DTYPE_BITS, ShardType
 from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.messages import HostChannels
@@ -75,21 +71,6 @@ def shard_type(kind: Any) -> ShardType:
     if isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and str(kind.element_type) in _dtypes():
         return _dtypes()[str(kind.element_type)], tuple(kind.shape)
     raise invalid(f"a callback cannot take or return {str(kind)[:100]}")
-
-
-@dataclass(frozen=True)
-class SendAndReceive:
-    """A callable with its channels, which JAX holds until the program is compiled.
-
-    Calls convert the results to `dtypes`, because a callable without results returns a Python number.
-    """
-
-    callback: Callable[..., Any]
-    channels: HostChannels
-    dtypes: tuple[Any, ...]
-
-    def __call__(self, *arguments: Any) -> tuple[Array, ...]:
-        return tuple(map(np.asarray, self.callback(*arguments), self.dtypes))
 
 
 class HostTransfers:

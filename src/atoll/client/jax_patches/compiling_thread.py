@@ -7,51 +7,21 @@ the same program make the same calls, and the client computes the answer to each
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from atoll.errors import Code, StatusError, invalid
+from atoll.errors import Code, StatusError
 from atoll.protocol.callbacks import CompileAnswer, CompileCall
 
 Decide = Callable[[CompileCall], CompileAnswer]
 Array = np.ndarray[Any, Any]
 
 _calls: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CompileCall)
-_answers: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(CompileAnswer)
-
-
-# ---- on a host
-
-
-class Questions:
-    """The calls of one compilation.
-
-    `ask` sends the key of a custom call and the bytes of a request to the client, and returns the answer's bytes.
-    """
-
-    def __init__(self, ask: Callable[[bytes, bytes], bytes]) -> None:
-        self._ask = ask
-        self._asked: Counter[bytes] = Counter()
-
-    def ask(self, key: bytes, call: CompileCall) -> CompileAnswer:
-        """Make a call and wait for the answer. Raise INVALID_ARGUMENT if the answer is invalid."""
-        digest = hashlib.sha256(key + msgspec.msgpack.encode(call)).digest()
-        self._asked[digest] += 1
-        numbered = msgspec.structs.replace(call, occurrence=self._asked[digest])
-        try:
-            return _answers.decode(self._ask(key, msgspec.msgpack.encode(numbered)))
-        except msgspec.MsgspecError as error:
-            raise invalid(f"the answer of a callback of a compilation is invalid: {error}") from None
-
-
-# ---- in the client
 
 
 class _Outcome:

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from atoll.client.jax_patches.compiling_thread import CompilingThread, answering
 from atoll.errors import StatusError
-from atoll.host_services.calls.client_compile_calls import CompilingThread, answering
 from atoll.protocol.callbacks import CompileAnswer, CompileCall, Inspect
 
 SECONDS = 10.0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.client.jax_patches.callback_table import CallbackTable
 from atoll.errors import ConnectError
 from atoll.host_services.calls.call_messages import (
     GREETING,
@@ -23,7 +24,6 @@ from atoll.host_services.calls.call_messages import (
     encode,
     first_call,
 )
-from atoll.host_services.calls.callback_table import CallbackTable
 from atoll.peers.listener import Listener
 from atoll.protocol.callbacks import CallbackAddress
 from atoll.transfers.channel import DataChannel, Open
@@ -101,7 +101,7 @@ def test_what_a_callable_raises_is_sent_with_the_users_frames_alone():
     assert message.text.startswith("Traceback (most recent call last):\n")
     assert "in stumbles" in message.text
     assert message.text.endswith("SystemExit: mine")
-    assert "atoll/host_services/calls/callback_table.py" not in message.text
+    assert "atoll/client/jax_patches/callback_table.py" not in message.text
 
 
 def test_frames_of_a_directory_whose_name_begins_with_that_of_the_package_are_the_users():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.host_services.calls.callback_buffers import Buffer, on_arrays
+from atoll.client.jax_patches.callback_buffers import Buffer, on_arrays
 
 
 def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from atoll.cluster.processes.timer_slack import SLACK_NANOSECONDS, relaxed
+from atoll.client.timer_slack import SLACK_NANOSECONDS, relaxed
 from tests.conftest import RunScript
 
 
