@@ -120,7 +120,7 @@ class Patch:
 
     Args:
       name: The name in warnings and in the documentation.
-      enables: What works only with the patch.
+      enables: The feature that needs the patch.
       changes: The changes.
       error: The error of JAX without the patch, if it is an error.
       since, before: The versions of JAX that have the limitation, if these are not all supported versions.

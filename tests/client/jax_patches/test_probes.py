@@ -1,0 +1,542 @@
+"""JAX still uses the functions that Atoll's patches replace, and as the patches expect: one probe per patch.
+
+A probe runs what a user's script would run, on stock JAX, while the functions that the patch replaces are recorded. It
+checks their arguments and results. This is the part of a patch's self-test that would cost time when a script starts.
+`make matrix` runs it with each supported version of JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import custom_partitioning as jax_custom_partitioning
+from jax._src import pjit, stages
+from jax._src.interpreters import mlir, pxla
+from jax._src.lib import xla_client
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from atoll.client.jax_patches import (
+    PATCHES,
+    compile_pipeline,
+    compile_time_callbacks,
+    host_callbacks,
+    newer_operations,
+)
+from atoll.client.jax_patches.compile_pipeline import CompilePass, CompileRequest
+from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.host_services.calls.callback_operations import callback_index
+from atoll.protocol.callbacks import PROGRAM_OPTION, Inspect, Partition, Value
+from atoll.protocol.translation.xla_objects import sharding_to_bytes
+
+COMPILE = "jax._src.compiler.backend_compile_and_load"
+FAST_PATH = "jax._src.pjit._get_fastpath_data"
+PUT = "jaxlib.xla_client.batched_device_put"
+
+
+class Calls:
+    """The calls of the recorded functions, by target: (arguments, named arguments, result)."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Any]]] = defaultdict(list)
+        self.targets: set[str] = set()
+        self.instead: dict[str, Callable[..., Any]] = {}  # functions to call in place of the recorded ones
+        self.directory = Path()
+
+    def arguments(self, target: str) -> list[tuple[Any, ...]]:
+        return [arguments for arguments, _, _ in self.of[target]]
+
+    def recording(self, target: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def recorded(*arguments: Any, **named: Any) -> Any:
+                self.targets.add(target)
+                self.of[target].append((arguments, named, None))
+                result = self.instead.get(target, original)(*arguments, **named)
+                self.of[target][-1] = arguments, named, result
+                return result
+
+            return recorded
+
+        return wrap
+
+
+@contextlib.contextmanager
+def replaced(change: Replacement) -> Iterator[None]:
+    """JAX with this change, until the end of the block."""
+    holders = [change._resolve(), *(sys.modules[each] for each in change.copies if each in sys.modules)]
+    before = [(holder, holder.__dict__.get(change.name, getattr(holder, change.name))) for holder in holders]
+    dataclasses.replace(change, copies=()).apply()
+    for holder in holders[1:]:
+        setattr(holder, change.name, getattr(holders[0], change.name))
+    try:
+        yield
+    finally:
+        for holder, original in before:
+            setattr(holder, change.name, original)
+
+
+def replacement_of(change: Any) -> Replacement:
+    found = compile_pipeline._REPLACEMENT if isinstance(change, CompilePass) else change
+    assert isinstance(found, Replacement)
+    return found
+
+
+def sharded(*spec: str | None, first: int = 0) -> NamedSharding:
+    """A sharding over four devices, from the device `first` on."""
+    return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[first : first + 4]), ("x",)), P(*spec))
+
+
+def same_type(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+# ---- arrays
+
+
+def strided_arrays(calls: Calls) -> None:
+    """`device_put` passes the user's array with its strides."""
+    x = np.arange(6.0)[::-1]
+    assert jax.device_put(x).tolist() == x.tolist()
+    _, _, arrays, devices = calls.arguments(PUT)[0][:4]
+    assert [each.strides for each in arrays] == [x.strides]
+    assert [each.client for each in devices] == [jax.devices()[0].client]
+
+
+def other_clients(calls: Calls) -> None:
+    """Copies between devices and of uncommitted arguments use the replaced functions. None is no fast path."""
+    first, second = jax.devices()[:2]
+    moved = jax.device_put(jax.device_put(jnp.arange(4.0), first), second)
+    assert (moved.device, moved.tolist()) == (second, [0, 1, 2, 3])
+    assert calls.arguments(PUT)[-1][2][0].device is first
+    x = jax.device_put(np.arange(4.0), sharded("x"))
+    target = sharded("x", first=4)
+    calls.of.clear()
+    assert jax.device_put(x, target).tolist() == [0, 1, 2, 3]
+    ((arrays, devices, shardings, semantics),) = calls.arguments(
+        "jaxlib.xla_client.batched_copy_array_to_devices_with_sharding"
+    )
+    assert [each.sharding for each in arrays] == [x.sharding]
+    assert list(devices[0]) == jax.devices()[4:8]
+    assert shardings == [target]
+    assert len(semantics) == 1
+
+    added = jax.jit(lambda x: x + 1, in_shardings=sharded())(jnp.arange(4.0))
+    assert added.tolist() == [1, 2, 3, 4]
+    assert any(isinstance(each, jax.Array) for arguments in calls.arguments(PUT) for each in arguments[2])
+
+    calls.instead[FAST_PATH] = lambda *arguments, **named: None
+    function, x = jax.jit(lambda x: x * 3), jnp.arange(3.0)
+    function(x)  # traces
+    calls.of.clear()
+    assert [function(x).tolist() for _ in range(3)] == [[0, 3, 6]] * 3
+    assert len(calls.of[FAST_PATH]) == 3
+    del calls.instead[FAST_PATH]
+    function = jax.jit(lambda x: x * 4)
+    function(x)
+    calls_before = len(calls.of[FAST_PATH])
+    arguments, _, data = calls.of[FAST_PATH][-1]
+    assert [function(x).tolist() for _ in range(3)] == [[0, 4, 8]] * 3
+    assert len(calls.of[FAST_PATH]) == calls_before  # these calls use the fast path
+    assert arguments[2][0] is x
+    assert data.xla_executable.client is first.client
+    assert list(data.const_args) == []
+
+    compiled = jax.jit(lambda x: x * 5).lower(x).compile()
+    assert compiled(x).tolist() == [0, 5, 10]
+    _, fun, cache_miss = calls.arguments("jaxlib._jax.pjit")[-1][:3]
+    assert fun is None
+    outputs, data, _ = cache_miss(x)
+    assert outputs.tolist() == [0, 5, 10]
+    assert data.xla_executable.client is first.client
+
+
+def resharding(calls: Calls) -> None:
+    """Arrays whose parts change are passed whole, with the indices of the new parts."""
+    name = "jax._src.array.shard_sharded_device_array_slow_path"
+    x = jax.device_put(np.arange(16.0).reshape(4, 4), sharded("x"))
+    target = sharded(None, "x")
+    assert jax.device_put(x, target).tolist() == x.tolist()
+    (((given, devices, indices, sharding), _, result),) = calls.of[name]
+    assert given is x
+    assert list(devices) == jax.devices()[:4]
+    assert list(map(str, indices)) == list(map(str, target.devices_indices_map(x.shape).values()))
+    assert sharding == target
+    assert result.sharding == target
+
+    whole = jax.device_put(x, jax.devices()[0])
+    calls.of.pop("jax._src.array.shard_device_array", None)
+    assert jax.device_put(whole, target).tolist() == x.tolist()
+    (((given, *_, sharding), _, result),) = calls.of["jax._src.array.shard_device_array"]
+    assert given is whole
+    assert (sharding, result.sharding) == (target, target)
+
+
+def dlpack(calls: Calls) -> None:
+    """Consumers and JAX itself use these methods."""
+    x = jnp.arange(4.0)
+    assert np.from_dlpack(x).tolist() == [0, 1, 2, 3]
+    assert jnp.from_dlpack(x).tolist() == [0, 1, 2, 3]
+    calls.of.pop("jaxlib._jax.dlpack_managed_tensor_to_buffer")
+    assert jnp.from_dlpack(np.arange(3.0)).tolist() == [0, 1, 2]
+    assert not hasattr(x, "__cuda_array_interface__")
+    (_, _, device), *_ = calls.of["jaxlib._jax.ArrayImpl.__dlpack_device__"]
+    assert int(device[0]) == 1
+    (((tensor, device, *_), _, array),) = calls.of["jaxlib._jax.dlpack_managed_tensor_to_buffer"]
+    assert type(tensor).__name__ == "PyCapsule"
+    assert device is jax.devices()[0]
+    assert array.tolist() == [0, 1, 2]
+
+
+def addresses(calls: Calls) -> None:
+    x = jnp.arange(4.0)
+    assert x.unsafe_buffer_pointer() == x.unsafe_buffer_pointer() != 0
+
+
+def memory_statistics(calls: Calls) -> None:
+    jax.devices()[0].memory_stats()
+    ((device,),) = calls.arguments("jaxlib._jax.Device.memory_stats")
+    assert device is jax.devices()[0]
+
+
+def many_threads(calls: Calls) -> None:
+    x = jnp.arange(4.0)
+    assert x.tolist() == [0, 1, 2, 3]
+    assert any(array is x for (array,) in calls.arguments("jaxlib._jax.ArrayImpl._value"))
+
+
+# ---- executables
+
+
+def cost_analysis(calls: Calls) -> None:
+    assert jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).cost_analysis()["flops"] > 0
+    (((client, module), _, _),) = calls.of["jaxlib._jax.hlo_module_cost_analysis"]
+    assert client is jax.devices()[0].client
+    assert type(module).__name__ == "HloModule"
+
+
+def serialized_executables(calls: Calls) -> None:
+    """`serialize_executable` and the persistent cache use the replaced methods, and the cache if it is told so."""
+    from jax._src import compilation_cache
+    from jax.experimental import serialize_executable
+
+    x = jnp.arange(4.0)
+    compiled = jax.jit(lambda x: x + 2).lower(x).compile()
+    serialized = serialize_executable.serialize(compiled)
+    loaded = serialize_executable.deserialize_and_load(*serialized, execution_devices=[x.device])
+    assert loaded(x).tolist() == [2, 3, 4, 5]
+    client, serialized, *_ = calls.arguments("jaxlib._jax.Client.deserialize_executable")[0]
+    assert client is x.device.client
+    assert isinstance(serialized, bytes)
+
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
+    before = {name: getattr(jax.config, name) for name in names}
+    compilation_cache.reset_cache()
+    try:
+        for name, value in zip(names, (str(calls.directory), 0, True), strict=True):
+            jax.config.update(name, value)
+        for _ in range(2):
+            jax.jit(lambda x: x + 3)(x)
+            jax.clear_caches()
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+    assert calls.of["jax._src.compilation_cache.is_cache_used"][-1][::2] == ((x.device.client,), True)
+    client, executable = calls.arguments("jaxlib._jax.Client.serialize_executable")[-1]
+    assert client is x.device.client
+    assert executable.client is client
+    client, serialized, devices, *_ = calls.arguments("jaxlib._jax.Client.deserialize_executable")[-1]
+    assert [each.id for each in devices] == [x.device.id]
+
+
+def transfer_server(calls: Calls) -> None:
+    name = "jaxlib._jax.start_transfer_server"
+    calls.instead[name] = lambda *arguments, **named: "server"
+    from jax.experimental import transfer
+
+    assert transfer.start_transfer_server(jax.devices()[0].client) == "server"
+    assert calls.arguments(name)[0][0] is jax.devices()[0].client
+
+
+def several_meshes(calls: Calls) -> None:
+    """JAX raises this error for arguments on different devices, with the devices in it."""
+    first, second = (jax.device_put(jnp.arange(4.0), each) for each in jax.devices()[:2])
+    seen: list[Exception] = []
+    original = pjit._pjit_call_impl_python.__wrapped__  # type: ignore[attr-defined]
+
+    def noting(*arguments: Any, **params: Any) -> Any:
+        try:
+            return original(*arguments, **params)
+        except stages.DeviceAssignmentMismatchError as error:
+            seen.append(error)
+            raise
+
+    calls.instead["jax._src.pjit._pjit_call_impl_python"] = noting
+    with pytest.raises(ValueError, match="Received incompatible devices for jitted computation"):
+        jax.jit(lambda x, y: x + y)(first, second)
+    (mismatches,) = seen[-1].args
+    assert {device for each in mismatches for device in each.da} == set(jax.devices()[:2])
+    arguments, params, _ = calls.of["jax._src.pjit._pjit_call_impl_python"][-1]
+    assert arguments[0] is first
+    assert params["name"]
+    assert len(params["jaxpr"].jaxpr.invars) == 2
+    assert [len(params[name]) for name in ("in_shardings", "out_shardings", "donated_invars")] == [2, 1, 2]
+    del calls.instead["jax._src.pjit._pjit_call_impl_python"]
+    jax.jit(lambda x: x - 1)(first)
+    outputs, *rest = calls.of["jax._src.pjit._pjit_call_impl_python"][-1][2]
+    assert len(outputs) == 1
+    assert len(rest) == 3
+
+
+# ---- compiling
+
+
+def newer_operations_(calls: Calls) -> None:
+    """A module can be written with the latest StableHLO, and JAX compiles an empty module of the same name."""
+    jax.jit(lambda x: x * 7).lower(jnp.ones(3)).compile()
+    backend, module, devices, options, given = calls.arguments(COMPILE)[-1]
+    request = newer_operations._carried(CompileRequest(backend, module, devices, options, given))
+    name = "sym_name"
+    assert str(request.module.operation.attributes[name]) == str(module.operation.attributes[name])
+    ((option, text),) = request.added
+    assert option == PROGRAM_OPTION
+    assert text
+    before = list(options.env_option_overrides)
+    options.env_option_overrides = [*before, ("xla_dump_to", "")]
+    assert [name for name, _ in options.env_option_overrides][len(before) :] == ["xla_dump_to"]
+    options.env_option_overrides = before
+    compiled = backend.compile_and_load(request.module, executable_devices=devices, compile_options=options)
+    assert compiled.client is backend
+
+
+def host_callbacks_(calls: Calls) -> None:
+    """JAX passes callables to the compiler, and runs such programs between these two methods, not on the fast path."""
+    seen: list[Any] = []
+
+    def look(x: Any) -> None:
+        seen.append(np.asarray(x).tolist())
+
+    function = jax.jit(lambda x: (jax.debug.callback(look, x), x + 1)[1])
+    assert [function(jnp.arange(2.0)).tolist() for _ in range(2)] == [[1, 2]] * 2
+    jax.effects_barrier()
+    assert seen == [[0, 1]] * 2
+    backend, module, _, _, given = calls.arguments(COMPILE)[-1]
+    assert list(map(callable, given)) == [True]
+    custom_calls: list[Any] = []
+    module.operation.walk(lambda each: (custom_calls.append(each), ir_advance())[1])
+    names = ("stablehlo.custom_call",)
+    (operation,) = [each for each in custom_calls if each.name in names]
+    assert callback_index(operation) == 0
+    owner = "jax._src.interpreters.pxla.ExecuteReplicated"
+    for target in (f"{owner}._add_tokens_to_inputs", f"{owner}._handle_token_bufs"):
+        assert len(calls.of[target]) == 2
+        executable = calls.arguments(target)[-1][0]
+        assert executable.has_host_callbacks
+        assert [each.id for each in executable._local_devices] == [jax.devices()[0].id]
+        assert executable.xla_executable.client is backend
+    _, _, token = calls.arguments(f"{owner}._handle_token_bufs")[-1]
+    token.get_token(0).block_until_ready()
+    arguments, _, data = calls.of[FAST_PATH][-1]
+    assert isinstance(arguments[0].unsafe_call, pxla.ExecuteReplicated)
+    assert data is None
+    with jax.numpy_dtype_promotion("strict"):
+        assert "strict" in [value for _, value in host_callbacks.settings()]
+    with host_callbacks.within(((jax._src.config.numpy_dtype_promotion, "strict"),)):
+        assert jax.config.jax_numpy_dtype_promotion == "strict"
+
+
+def ir_advance() -> Any:
+    from jax._src.lib.mlir import ir
+
+    return ir.WalkResult.ADVANCE
+
+
+def send_and_receive(calls: Calls) -> None:
+    """JAX lowers callbacks for TPUs to sends and receives, and has the client make a callable for them."""
+    before = mlir.ModuleContext.get_backend
+    mlir.ModuleContext.get_backend = lambda context, *others: jax.devices()[0].client  # type: ignore[assignment]
+    try:
+        function = jax.jit(lambda x: jax.pure_callback(lambda x: x, same_type(x), x))
+        function.trace(jnp.ones(3, jnp.float32)).lower(lowering_platforms=("tpu",))
+    finally:
+        mlir.ModuleContext.get_backend = before  # type: ignore[method-assign]
+    name = "jaxlib._jax.Client.make_python_callback_from_host_send_and_recv"
+    client, callback, operands, results, sends, receives, *_ = calls.arguments(name)[0]
+    assert client is jax.devices()[0].client
+    assert callable(callback)
+    assert [each.numpy_dtype() for each in (*operands, *results)] == [np.float32] * 2
+    assert (len(sends), len(receives)) == (1, 1)
+
+
+def callbacks_at_compile_time(calls: Calls) -> None:
+    """The program contains the keys of the callbacks, and JAX's rules answer for a key."""
+    from jax.experimental.custom_partitioning import custom_partitioning
+
+    shown: list[Any] = []
+
+    @custom_partitioning
+    def double(x: Any) -> Any:
+        return x * 2
+
+    double.def_partition(
+        partition=lambda mesh, operands, result: (mesh, lambda x: x * 2, operands[0].sharding, (operands[0].sharding,)),
+        sharding_rule="i -> i",
+    )
+
+    def function(x: Any) -> Any:
+        jax.debug.inspect_array_sharding(x, callback=shown.append)
+        return double(x)
+
+    encode = "jaxlib.xla_client.encode_inspect_sharding_callback"
+    original = xla_client.encode_inspect_sharding_callback.__wrapped__  # type: ignore[attr-defined]
+    calls.instead[encode] = compile_time_callbacks._recording(original)
+    rule = jax_custom_partitioning._custom_partitioning_partition
+    compile_time_callbacks._known(rule.__wrapped__)  # type: ignore[attr-defined]
+    x = jax.device_put(jnp.arange(8.0), sharded("x"))
+    lowered = jax.jit(function).lower(x)
+    inspection, partitioning = sorted(
+        compile_time_callbacks._decisions(lowered.compiler_ir()).values(),
+        key=lambda each: "_inspecting" not in str(each),
+    )
+    tiled = sharding_to_bytes(x.sharding._to_xla_hlo_sharding(1))
+    value = Value("f64[8]", tiled)
+    answer = partitioning(Partition((value,), value))
+    assert (answer.result, answer.operands) == (tiled, (tiled,))
+    assert answer.program
+    inspection(Inspect(tiled))
+    lowered.compile()
+    assert [each.num_devices for each in shown] == [4, 4]
+    # XLA calls JAX's rules, which it has got before any patch.
+    for name in ("propagate_user_sharding", "infer_sharding_from_operands", "partition"):
+        calls.targets.add(f"jax._src.custom_partitioning._custom_partitioning_{name}")
+
+
+def transformations(calls: Calls) -> None:
+    """Registering and clearing a transformation uses these functions, with a number for the stage."""
+    from jax.extend import xla
+
+    name = "probe of Atoll"
+    stage = xla.PipelineStage.PRE_SCHEDULER
+    xla.register_hlo_module_transformation(lambda module: None, name=name, stage=stage, platforms="cpu")
+    try:
+        registered, number, callback = calls.arguments("jaxlib._xla.register_xla_transform")[-1]
+        assert (registered, number, callable(callback)) == (name, stage.value, True)
+    finally:
+        assert xla.clear_hlo_module_transformation(name, stage=stage, platforms="cpu")
+    assert calls.arguments("jaxlib._xla.clear_xla_transform")[-1] == (name, stage.value)
+
+
+def transformations_for_clients(calls: Calls) -> None:
+    """JAX registers a transformation with the clients of the platforms that it is for."""
+    from jax._src import xla_bridge
+    from jax.extend import xla
+
+    stage = xla.PipelineStage.PRE_SCHEDULER
+    client = SimpleNamespace(platform="atoll")
+    names = [f"jaxlib._xla.{verb}_xla_transform_c_api" for verb in ("register", "clear")]
+    calls.instead = {names[0]: lambda *arguments: None, names[1]: lambda *arguments: True}
+    hooks: list[Callable[[Any], None]] = []
+    before = xla_bridge.register_backend_initialization_hook
+    xla_bridge.register_backend_initialization_hook = hooks.append  # type: ignore[assignment]
+    xla_bridge._backends["atoll"] = client  # type: ignore[assignment]
+    try:
+        xla.register_hlo_module_transformation(lambda module: None, name="probe", stage=stage, platforms="atoll")
+        hooks[0](client)
+        assert xla.clear_hlo_module_transformation("probe", stage=stage, platforms="atoll")
+    finally:
+        del xla_bridge._backends["atoll"]
+        xla_bridge.register_backend_initialization_hook = before
+    assert calls.arguments(names[0])[0][:3] == (client, "probe", stage.value)
+    assert calls.arguments(names[1])[0] == (client, "probe", stage.value)
+
+
+# ---- other features
+
+
+def colocated_python(calls: Calls) -> None:
+    """The function is pickled before a program is made of it."""
+    from jax.experimental import colocated_python
+
+    function = colocated_python.colocated_python(lambda x: x + 1)
+    with contextlib.suppress(Exception):  # the client of the CPU does not compile it
+        function(jax.device_put(jnp.arange(2.0), jax.devices()[0]))
+    name, pickled, devices, *_ = calls.arguments("jaxlib._jax.ifrt_programs.make_colocated_python_program")[0]
+    assert isinstance(name, str)
+    assert isinstance(pickled, bytes)
+    assert devices[0] is jax.devices()[0]
+
+
+def profiler(calls: Calls) -> None:
+    """A trace makes a session, with options or none, and asks it for its profile."""
+    jax.profiler.start_trace(calls.directory)
+    jax.profiler.stop_trace()
+    ((arguments, named, session),) = calls.of["jaxlib._profiler.ProfilerSession"]
+    assert named == {}
+    for options in arguments:
+        assert isinstance(options.host_tracer_level, int)
+        assert dict(options.advanced_configuration or {}) == {}
+    assert session.stop
+    assert list(calls.directory.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def exported_profiles(calls: Calls) -> None:
+    """A trace exports the profile of its session to the log directory."""
+    jax.profiler.start_trace(calls.directory)
+    jax.profiler.stop_trace()
+    (((data, *others), named, _),) = calls.of["jax._src.profiler.export_profile_data"]
+    assert getattr(data, "profile_data", data) is not None
+    assert str((*others, *named.values())[0]) == str(calls.directory)
+
+
+PROBES: dict[str, Callable[[Calls], None]] = {
+    "strided arrays": strided_arrays,
+    "other clients": other_clients,
+    "resharding": resharding,
+    "dlpack": dlpack,
+    "addresses": addresses,
+    "memory statistics": memory_statistics,
+    "cost analysis": cost_analysis,
+    "serialized executables": serialized_executables,
+    "transfer server": transfer_server,
+    "newer operations": newer_operations_,
+    "host callbacks": host_callbacks_,
+    "send and receive": send_and_receive,
+    "callbacks at compile time": callbacks_at_compile_time,
+    "transformations of modules": transformations,
+    "transformations of modules for clients": transformations_for_clients,
+    "settings of colocated Python": colocated_python,
+    "profiler": profiler,
+    "exported profiles": exported_profiles,
+    "jit over several meshes": several_meshes,
+    "many threads": many_threads,
+}
+
+
+def test_each_patch_has_a_probe() -> None:
+    assert set(PROBES) == {patch.name for patch in PATCHES}
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_jax_uses_what_the_patch_replaces(patch: Patch, tmp_path: Path) -> None:
+    if not patch.is_needed(jax.__version_info__):
+        pytest.skip("this version of JAX does not need the patch")
+    calls = Calls()
+    calls.directory = tmp_path
+    if patch.name == "transfer server":
+        __import__("jax.experimental.transfer")
+    with contextlib.ExitStack() as stack:
+        for change in map(replacement_of, patch.changes):
+            stack.enter_context(replaced(dataclasses.replace(change, wrap=calls.recording(change.target))))
+        PROBES[patch.name](calls)
+    assert {change.target for change in patch.changes} - calls.targets == set(), "JAX does not call these any more"
