@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from jax.experimental import transfer
 from jax.experimental.transfer import start_transfer_server
 from jax.extend import xla
 
+from atoll.client.jax_patches import PATCHES
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StartCluster
 from tests.end_to_end.test_module_transformations import cosines
@@ -147,3 +150,72 @@ def a_copy_from_another_client() -> bool:
 )
 def test_a_first_use_is_as_later_ones(use: Callable[[], Any], expected: Any, python: RemotePython) -> None:
     assert python.call(in_a_fork, use) == expected
+
+
+# ---- when and where the patches are installed
+
+
+def a_callback_in_a_wrapped_compiler() -> tuple[list[float], int, list[str]]:
+    """The script's own wrapper is there before the patches, and goes away after them."""
+    from jax._src import compiler
+
+    original, seen = compiler.backend_compile_and_load, list[Any]()
+
+    def counting(client: Any, program: Any, *others: Any) -> Any:
+        seen.append(program)
+        return original(client, program, *others)
+
+    compiler.backend_compile_and_load = counting
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = [a_callback()]
+    compiler.backend_compile_and_load = original
+    return [*results, a_callback()], len(seen), [str(each.message) for each in caught]
+
+
+def test_patches_work_inside_of_a_scripts_own_wrapper_and_after_it(python: RemotePython) -> None:
+    results, programs, warned = python.call(in_a_fork, a_callback_in_a_wrapped_compiler)
+    assert results == [2.0, 2.0]
+    assert programs > 0
+    assert warned == []
+
+
+def patched_when_the_first_backend_starts() -> list[tuple[str, bool]]:
+    from jax._src import xla_bridge
+
+    from atoll.client import jax_patches
+
+    start, seen = xla_bridge._init_backend, list[tuple[str, bool]]()
+
+    def starting(platform: str) -> Any:
+        seen.append((platform, bool(jax_patches._installed)))
+        return start(platform)
+
+    xla_bridge._init_backend = starting
+    jax.config.update("jax_platforms", "cpu,atoll")
+    jax.devices()
+    return seen
+
+
+def test_patches_are_installed_before_any_backend_starts(python: RemotePython) -> None:
+    assert python.call(in_a_fork, patched_when_the_first_backend_starts) == [("cpu", True), ("atoll", True)]
+
+
+def warnings_of_a_later_jax() -> tuple[list[str], bool]:
+    from atoll.client.jax_patches import patch
+
+    patch.SUPPORTED_BEFORE = (0, 10, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jax.devices()
+        jax.extend.backend.clear_backends()
+        works = float(jnp.float32(2) * 3) == 6
+    return [str(each.message) for each in caught if each.category is RuntimeWarning], works
+
+
+def test_with_a_later_jax_scripts_work_and_one_warning_says_what_is_missing(python: RemotePython) -> None:
+    (warned,), works = python.call(in_a_fork, warnings_of_a_later_jax)
+    assert works
+    assert "only tested with jax>=0.10.2,<0.10.2" in warned
+    assert "- host callbacks: callbacks into Python: `jax.pure_callback`, `io_callback`" in warned
+    assert warned.count("\n- ") == sum(patch.is_needed(jax.__version_info__) for patch in PATCHES)

@@ -204,6 +204,7 @@ def _clearing_for_clients(clear: Callable[..., bool]) -> Callable[..., bool]:
 PATCH = Patch(
     name="callbacks at compile time",
     enables="`custom_partitioning` and `jax.debug.inspect_array_sharding` inside `jax.jit`",
+    error="this program calls back into the client's Python while XLA compiles it",
     changes=(
         Replacement("jaxlib.xla_client", "encode_inspect_sharding_callback", _recording, ("arg",)),
         Replacement(

@@ -102,7 +102,7 @@ def _used_on_atoll(is_used: Callable[..., Any]) -> Callable[..., Any]:
 PATCH = Patch(
     name="serialized executables",
     enables="`jax.experimental.serialize_executable` and JAX's persistent compilation cache",
-    error="IFRT service executable does not support Serialize",
+    error="the underlying serialization format is not stable",
     changes=(
         Replacement("jaxlib._jax:LoadedExecutable", "serialize", _serializing, ("self",)),
         Replacement("jax._src.compilation_cache", "is_cache_used", _used_on_atoll, ("backend",)),
