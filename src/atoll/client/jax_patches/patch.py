@@ -1,11 +1,12 @@
 """Patches of JAX in the user's process, and their installation.
 
 A patch lifts one limitation of jaxlib's IFRT proxy client, which no server can lift. Each patch is a constant of a file
-in this package and a line of the table in `__init__`. Invariant: for arrays, devices and clients that are not Atoll's,
-JAX behaves exactly as without the patch.
+in this package and a line of the table in `__init__`. `docs/how-it-works/jax-patches.md` documents each. Invariant: for
+arrays, devices and clients that are not Atoll's, JAX behaves exactly as without the patch.
 
 Before a patch is installed, a self-test checks that JAX has the names that the patch replaces, with the expected
-parameters. If not, the whole patch is left out. One warning lists all patches that are left out.
+parameters. If not, the whole patch is left out. One warning lists all patches that are left out. Tests check how JAX
+uses the names, because that would delay the start of scripts (`tests/client/jax_patches/test_probes.py`).
 """
 
 from __future__ import annotations
