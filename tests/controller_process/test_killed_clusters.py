@@ -80,7 +80,7 @@ def test_the_file_of_a_cluster_that_was_killed_before_it_had_begun_stays(tmp_pat
 
 def test_the_journal_stays_if_the_sessions_cannot_be_written(tmp_path: Path) -> None:
     killed(tmp_path / "journal", tmp_path / "1.piece")
-    (tmp_path / "journal" / f"{NAME}.unfinished").mkdir()
+    (tmp_path / "journal" / NAME).mkdir()
     before = {path.name for path in (tmp_path / "journal").iterdir()}
     with pytest.raises(JournalError, match="cannot persist suspended sessions"):
         end(tmp_path / "journal", persist=True)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -28,6 +27,7 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.atomic_files import write_atomically
 from atoll.cluster.sandbox.grants import check_grant
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
@@ -105,9 +105,7 @@ def whose(tenants: Iterable[TenantSettings], presented: str) -> str | None:
 
 def keep_tenants(directory: str, tenants: tuple[TenantSettings, ...]) -> None:
     """Write the tenants to the cluster's directory for its processes, since other users can read command lines."""
-    file = os.open(_kept(directory), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with open(file, "wb") as out:
-        out.write(msgspec.json.encode(tenants))
+    write_atomically(_kept(directory), msgspec.json.encode(tenants), replace=False)
 
 
 def persisted_tenants(directory: str) -> tuple[TenantSettings, ...]:

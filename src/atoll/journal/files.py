@@ -21,6 +21,7 @@ from zlib import crc32
 import msgspec
 
 from atoll._version import __version__
+from atoll.atomic_files import PARTIAL, write_atomically
 from atoll.errors import JournalError
 from atoll.journal.segment import Segment
 from atoll.protocol.messages import PROTOCOL
@@ -31,7 +32,7 @@ _LENGTHS = struct.Struct("<II")  # of a header: its length and checksum
 _MOST_HEADER = 4096
 _LENGTH = struct.Struct("<Q")  # of a payload
 _PART_BYTES = 1 << 20  # of a payload, encrypted at a time
-_SNAPSHOT, _SEGMENT, _UNFINISHED = ".snapshot", ".events", ".unfinished"
+_SNAPSHOT, _SEGMENT = ".snapshot", ".events"
 TAG_BYTES = 16  # added to each part that is sealed
 _SALT_BYTES = 16
 _NONCE_BYTES = 12
@@ -73,16 +74,16 @@ def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int
 
 def write_whole(path: Path, number: int, term: int, payload: bytes, key: bytes) -> None:
     """Write a file to the disk atomically. Raises OSError."""
-    unfinished, salt = path.with_suffix(_UNFINISHED), new_salt()
+    salt = new_salt()
     cipher, view = FileCipher(key, salt), memoryview(payload)
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(header(number, term, salt) + _LENGTH.pack(len(payload)))
+
+    def parts() -> Iterator[bytes]:
+        yield header(number, term, salt) + _LENGTH.pack(len(payload))
         for start in range(0, len(payload), _PART_BYTES):
             part = view[start : start + _PART_BYTES]
-            file.write(cipher.seal(part, is_last=start + len(part) == len(payload)))
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(path)
+            yield cipher.seal(part, is_last=start + len(part) == len(payload))
+
+    write_atomically(path, parts(), durable=True)
 
 
 def read_whole(path: Path, key: bytes) -> tuple[FileHeader, bytes]:
@@ -163,10 +164,10 @@ class Directory:
         return sorted(int(path.stem) for path in self.path.glob(f"*{suffix}") if path.stem.isdigit())
 
     def forget_before(self, number: int) -> None:
-        """Remove the files before this snapshot, and all unfinished ones."""
+        """Remove the files before this snapshot, and all partial ones."""
         for path in self.path.iterdir():
             old = path.suffix in (_SNAPSHOT, _SEGMENT) and path.stem.isdigit() and int(path.stem) < number
-            if old or path.suffix == _UNFINISHED:
+            if old or path.suffix == PARTIAL:
                 path.unlink(missing_ok=True)
 
     def clear(self) -> None:

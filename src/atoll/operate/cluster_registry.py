@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.atomic_files import write_atomically
 from atoll.cluster.directories import registry_directory, sockets_base
 from atoll.cluster.processes.process_table import began, session_of, this_machine
 from atoll.errors import ClusterError
@@ -212,10 +213,7 @@ def _refuses(address: str) -> bool:
 
 def _write(record: ClusterRecord) -> None:
     """Write the record so that a reader finds a complete file or none."""
-    file = Path(record.directory) / _FILE
-    partial = file.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.encode(record))
-    partial.rename(file)
+    write_atomically(Path(record.directory) / _FILE, msgspec.json.encode(record))
 
 
 def _read(directory: Path) -> ClusterRecord | None:

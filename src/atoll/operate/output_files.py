@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
+
+from atoll.atomic_files import write_atomically
 
 
 def write_whole(path: Path, body: bytes) -> None:
@@ -16,12 +16,4 @@ def write_whole(path: Path, body: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(body)
         return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(body)
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        # Name the user's path, not the partial file's.
-        raise type(error)(error.errno, error.strerror, str(path)) from None
+    write_atomically(path, body, mode=0o666)

@@ -9,7 +9,6 @@ commands read the key from the cluster's directory. Only processes that use TLS 
 from __future__ import annotations
 
 import ipaddress
-import os
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from atoll.atomic_files import write_atomically
 from atoll.errors import AccessError
 from atoll.security.roles import Role
 from atoll.wire.tls.identity import Certificate, server_name
@@ -94,8 +94,7 @@ class Authority:
 
     def save(self, file: Path) -> None:
         """Write the certificate and the key to a new file that only this user can read."""
-        with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
-            out.write(self.with_key)
+        write_atomically(file, self.with_key, replace=False)
 
     @property
     def with_key(self) -> bytes:

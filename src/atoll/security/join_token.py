@@ -9,13 +9,13 @@ token, so keep it like a password: in a file that only its user can read, or in 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from atoll.atomic_files import write_atomically
 from atoll.errors import AccessError, AddressError
 from atoll.wire.address import Address, parse_address
 
@@ -40,12 +40,7 @@ class JoinToken:
 
     def save(self, file: Path) -> None:
         """Write the string to `file`, replacing it, readable by this user only. Raises OSError."""
-        partial = file.with_name(file.name + ".partial")
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
-        with open(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "w") as out:
-            out.write(f"{self}\n")
-        partial.rename(file)
+        write_atomically(file, f"{self}\n".encode())
 
 
 def read_join(text: str) -> JoinToken:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from atoll.atomic_files import write_atomically
 from atoll.errors import AccessError, SettingsError
 from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE, token_file
 from atoll.security.join_token import JOIN_VARIABLE, JoinToken
@@ -60,8 +61,7 @@ def start_security(
     given = os.environ.pop(AUTHORITY_VARIABLE, "") if listen.tls else ""
     if has_tenants and not os.environ.get(TOKEN_VARIABLE):
         token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(_TOKEN_BYTES)
-        with open(os.open(token_file(directory), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
-            out.write(token)
+        write_atomically(token_file(directory), token.encode(), replace=False)
     if not given and (not has_agents or listen.tls):
         os.environ.pop(HOST_TOKEN_VARIABLE, None)
         if not listen.is_unix or os.environ.get(TOKEN_VARIABLE):
@@ -151,7 +151,8 @@ def kept_environment(file: Path, token: str = "") -> dict[str, str]:
     """
     if not file.exists():
         try:
-            _create_file(file)
+            content = msgspec.json.format(msgspec.json.encode(_new_credentials()))
+            write_atomically(file, content, durable=True, replace=False)
         except FileExistsError:  # another command created it at the same time
             pass
         except OSError as error:
@@ -160,17 +161,6 @@ def kept_environment(file: Path, token: str = "") -> dict[str, str]:
     if token and token != environment[TOKEN_VARIABLE]:
         raise SettingsError(f"ATOLL_TOKEN is not the token in {file}: unset it, or use another file")
     return environment
-
-
-def _create_file(file: Path) -> None:
-    """Create the file with its complete content, without replacing an existing one. Raises OSError."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    try:
-        with open(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
-            out.write(msgspec.json.format(msgspec.json.encode(_new_credentials())))
-        os.link(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def new_environment() -> dict[str, str]:

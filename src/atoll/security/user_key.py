@@ -13,6 +13,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from atoll.atomic_files import write_atomically
 from atoll.cluster.directories import KEY_VARIABLE, key_file
 from atoll.errors import AccessError
 
@@ -31,7 +32,9 @@ def user_key(purpose: str) -> bytes:
 def _read(path: Path) -> bytes:
     try:
         if not path.exists():
-            _create(path)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another process created it at the same time
+                write_atomically(path, secrets.token_bytes(_BYTES), durable=True, replace=False)
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             key = file.read(_MOST_BYTES)
@@ -44,16 +47,3 @@ def _read(path: Path) -> bytes:
     if len(key) < _BYTES:
         raise AccessError(f"the key file {path} has {len(key)} bytes, but a key has at least {_BYTES}: remove the file")
     return key
-
-
-def _create(path: Path) -> None:
-    """Create the file atomically with its complete content. The first of several processes creates it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_BYTES))
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(unfinished, path)
-    finally:
-        unfinished.unlink()

@@ -8,8 +8,8 @@ Other users of the machine cannot connect without the key. With TLS the browser 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
-import os
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from atoll.atomic_files import write_atomically
 from atoll.errors import SettingsError
 
 METRICS = "/metrics"
@@ -37,17 +38,14 @@ def new_key() -> str:
 def read_key(file: Path) -> str:
     """Return the key in this file. If the file is missing, create it with a new key, readable by its owner only."""
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+        if not file.exists():
+            with contextlib.suppress(FileExistsError):  # another process created it at the same time
+                write_atomically(file, f"{new_key()}\n".encode(), replace=False)
         key = file.read_text().strip()
-        if len(key) < 16:
-            raise SettingsError(f"{file}: a key has at least 16 characters") from None
-        return key
     except OSError as error:
-        raise SettingsError(f"cannot write {file}: {error.strerror}") from None
-    key = new_key()
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(key + "\n")
+        raise SettingsError(f"cannot read or create {file}: {error.strerror}") from None
+    if len(key) < 16:
+        raise SettingsError(f"{file}: a key has at least 16 characters")
     return key
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.atomic_files import sync_directory, write_atomically
 from atoll.cluster.directories import suspended_directory
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
@@ -46,6 +47,7 @@ def make_directory(directory: str) -> None:
     path = path_of(directory)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_directory(path.parent)
     except OSError as error:
         raise _failed("make the directory", path, error) from None
 
@@ -81,13 +83,8 @@ def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m
         for each in sorted(pieces, key=lambda piece: piece.number)
     )
     manifest = Manifest(format=FORMAT, host=host, session=msgspec.Raw(session or b"null"), pieces=rows)
-    started = path.with_suffix(".part")
     try:
-        with open(started, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(manifest)))
-            file.flush()
-            os.fsync(file.fileno())
-        started.replace(path)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(manifest)), durable=True)
     except OSError as error:
         raise _failed("write", path, error) from None
 

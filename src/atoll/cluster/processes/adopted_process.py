@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.atomic_files import write_atomically
 from atoll.cluster.processes.child import END_SECONDS
 from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
 from atoll.cluster.processes.process_table import began
@@ -54,9 +55,7 @@ class PidFile(msgspec.Struct, frozen=True):
 
     def write(self, path: Path) -> None:
         """Write the file atomically. Raise OSError."""
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_bytes(msgspec.json.encode(self))
-        unfinished.rename(path)
+        write_atomically(path, msgspec.json.encode(self))
 
 
 def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None]) -> None:

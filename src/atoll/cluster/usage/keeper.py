@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from atoll.atomic_files import write_atomically
 from atoll.cluster.usage.usage_records import MOST_ESTIMATES, By, Estimate, Expected, Usage
 
 if TYPE_CHECKING:
@@ -198,11 +199,5 @@ def write_estimates(directory: str, learnt: Sequence[Estimate]) -> None:
         merged.pop(each.key, None)
         merged[each.key] = each
     os.makedirs(directory, exist_ok=True)
-    file = Path(directory) / FILE_NAME
-    partial = file.with_name(f".{FILE_NAME}.{os.getpid()}")
-    try:
-        partial.write_bytes(msgspec.json.encode(list(merged.values())[-MOST_ESTIMATES:]))
-        partial.rename(file)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+    content = msgspec.json.encode(list(merged.values())[-MOST_ESTIMATES:])
+    write_atomically(Path(directory) / FILE_NAME, content, mode=0o666)

@@ -22,6 +22,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from atoll.atomic_files import PARTIAL, write_atomically
+
 _log = logging.getLogger(__name__)
 
 # Bounds per tenant and in total. The least recently used entries are removed first.
@@ -33,8 +35,7 @@ _FREED = 0.25
 _MAGIC = b"ATOLL PROGRAM 1\n"
 _MAC_BYTES = hashlib.sha256().digest_size
 _NAME_DIGITS = 32
-_UNFINISHED = ".unfinished"
-_UNFINISHED_SECONDS = 3600.0  # the writer of an older file has ended
+_PARTIAL_SECONDS = 3600.0  # the writer of an older file has ended
 
 
 class Seal:
@@ -117,16 +118,11 @@ class ProgramCache:
         if len(entry) > min(MOST_ENTRY_BYTES, self._most_tenant_bytes):
             return
         path = self._path(tenant, key)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}{_UNFINISHED}")
         try:
             self._make_room(path.parent, len(entry))
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(entry)
-            unfinished.rename(path)
+            write_atomically(path, entry)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
             self._fail(error)
 
     def statistics(self) -> dict[str, int]:
@@ -182,7 +178,7 @@ def _shrink(entries: Iterable[Path], most: int, nbytes: int) -> int:
     for path in entries:
         with contextlib.suppress(OSError):
             status = path.lstat()
-            if path.suffix == _UNFINISHED and time.time() - status.st_mtime > _UNFINISHED_SECONDS:
+            if path.suffix == PARTIAL and time.time() - status.st_mtime > _PARTIAL_SECONDS:
                 path.unlink()
             else:
                 found.append((status.st_mtime, status.st_size, path))

@@ -176,6 +176,7 @@ def _base(address: Address, port: int, tls: PageTls | None) -> str:
 
 def _security(address: Address, target: Target, options: TlsOptions) -> PageTls | None:
     """Return the TLS for serving at `address`. Writes the authority's certificate if requested."""
+    from atoll.operate.output_files import write_whole
     from atoll.security.access import is_insecure
     from atoll.web.tls import page_tls
 
@@ -185,7 +186,7 @@ def _security(address: Address, target: Target, options: TlsOptions) -> PageTls 
         if tls is None or not tls.authority:
             raise typer.BadParameter("--tls-authority: the cluster's authority does not sign this page's certificate")
         try:
-            options.authority.write_bytes(tls.authority)
+            write_whole(options.authority, tls.authority)
         except OSError as error:
             fail(f"cannot write {options.authority}: {error.strerror}")
     return tls
