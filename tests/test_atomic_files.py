@@ -102,8 +102,10 @@ def test_files_are_replaced_by_this_function_only() -> None:
         for node in nodes_of(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr == "rename"
-        or (node.func.attr == "replace" and (ast.unparse(node.func.value) == "os" or len(node.args) == 1))
-        and not node.keywords
-        and ast.unparse(node.func.value) not in ("dataclasses", "copy", "msgspec.structs")
+        or (
+            (node.func.attr == "replace" and (ast.unparse(node.func.value) == "os" or len(node.args) == 1))
+            and not node.keywords
+            and ast.unparse(node.func.value) not in ("dataclasses", "copy", "msgspec.structs")
+        )
     }
     assert found - {"atoll.atomic_files"} == _MOVES

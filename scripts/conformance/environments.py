@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from atoll.cluster.environment_variables import TOKEN
 from atoll.errors import ClusterError
 from atoll.operate.cluster_queries import find, report_of
-from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 
 STOCK_DEVICES = 8
 
@@ -84,7 +84,7 @@ def for_file(name: str, environment: Environment) -> Environment:
 def islands_of_cluster() -> str:
     """What the cluster of ATOLL_JOIN or ATOLL_ADDRESS has, such as 1x2x4. Raises ClusterError where there is none."""
     target = find()
-    report = report_of(target, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
+    report = report_of(target, TOKEN.text())
     shapes = [[len(host["devices"]) for host in island["hosts"]] for island in report["islands"]]
     hosts, devices = len(shapes[0]), shapes[0][0]
     if any(shape != [devices] * hosts for shape in shapes):

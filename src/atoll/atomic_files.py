@@ -54,8 +54,7 @@ def write_atomically(
         if durable:
             sync_directory(path.parent)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None  # name this file, not the partial one
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:

@@ -19,6 +19,10 @@ lease = 5
 wait = 60
 engine = "hosts"
 bulk_tls = "off"
+insecure_sandbox = true
+delegate_after = "never"
+max_sessions = 7
+python_read = ["/data"]
 
 [[island]]
 count = 2
@@ -46,6 +50,8 @@ def test_a_file_says_which_islands_there_are_and_the_settings(tmp_path: Path) ->
     assert settings.islands == "2x2x4+1x1x3"
     said = (settings.device_memory, settings.lease_seconds, settings.wait_seconds, settings.engine, settings.bulk_tls)
     assert said == (80 << 30, 5.0, 60.0, "hosts", OnOff.OFF)
+    assert (settings.insecure_sandbox, settings.delegate_after_seconds, settings.max_sessions) == (True, None, 7)
+    assert settings.python_read == ("/data",)
 
 
 def test_flags_count_more_than_the_file_and_the_file_more_than_the_rest(tmp_path: Path) -> None:
@@ -77,9 +83,10 @@ def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.M
         ("islands = 2\n[[island]]\ndevices = 2", "unknown field `islands`; the known ones are: island, platform"),
         ("[[island]]\ndevices = 6\ntopology = '2x2'", r"island\[0\].topology: .*cannot form a mesh of 2x2"),
         ("[[island]]\ndevices = 6\ntopology = '2*3'", r"island\[0\].topology: .*invalid device mesh"),
-        ("lease = -1\n[[island]]\ndevices = 2", "lease: Expected `float` > 0"),
-        ("device_memory = 'much'\n[[island]]\ndevices = 2", "device_memory: "),
-        ("dispatch = 'now'\n[[island]]\ndevices = 2", "dispatch: Invalid enum value 'now'"),
+        ("lease = -1\n[[island]]\ndevices = 2", "lease is '-1': expected a number of seconds, 3 or more"),
+        ("lease = '5'\n[[island]]\ndevices = 2", "lease is '5': expected a number"),
+        ("device_memory = 'much'\n[[island]]\ndevices = 2", "device_memory is 'much': expected an amount of memory"),
+        ("dispatch = 'now'\n[[island]]\ndevices = 2", "dispatch is 'now': expected parallel or sequential"),
         ("[[island]]\ndevices = 2\ncount = 40000\n[[island]]\ndevices = 2\ncount = 40000", "at most 65536 islands"),
         ("[[island]\n", r"not valid TOML: .*line 1"),
     ],

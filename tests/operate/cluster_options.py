@@ -1,4 +1,4 @@
-"""All options of a cluster, as a user gives them; and what becomes of them."""
+"""Options of a cluster as a user gives them, and the variables and settings that they become."""
 
 from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff, SuspendLower
 

@@ -16,7 +16,6 @@ import pytest
 import typer
 
 from atoll import __version__
-from atoll.cluster.settings import VARIABLES
 from atoll.operate import cluster_queries, standalone_proxy, standing
 from atoll.operate import command as cli
 from atoll.operate.command import operator_commands, scripts
@@ -339,8 +338,7 @@ def test_run_with_islands_takes_no_cluster_that_is_up(user: User) -> None:
 
 def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
     env = _environment_of_run(user, *CLUSTER_OPTIONS)
-    with_options = {*VARIABLES.values()} - {VARIABLES["relay_group"], VARIABLES["grace_seconds"]}
-    assert {name: env[name] for name in with_options} == CLUSTER_VARIABLES
+    assert {name: env[name] for name in CLUSTER_VARIABLES} == CLUSTER_VARIABLES
 
 
 @pytest.mark.parametrize("options", [(), ("--address", "unix:/a")])

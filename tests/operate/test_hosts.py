@@ -167,7 +167,7 @@ def test_hosts_need_an_address_that_they_can_reach(user: User) -> None:
 
 
 def test_a_lease_that_signs_of_life_cannot_keep_is_refused(user: User) -> None:
-    assert "a lease of 1 s is too short" in user.atoll("up", "--lease", "1").error
+    assert "expected a number of seconds, 3 or more" in user.atoll("up", "--lease", "1").error
 
 
 def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import AccessError
-from atoll.security.join_token import JOIN_VARIABLE, JoinToken, join_of_environment, read_join
+from atoll.security.join_token import JoinToken, join_of_environment, read_join
 from atoll.security.start_security import advertised
 from atoll.wire.address import Address
 
@@ -38,11 +38,11 @@ def test_it_is_written_to_a_file_for_its_user_alone_and_read_from_there(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert read_join(str(file)) == JOIN
     assert [path.name for path in tmp_path.iterdir()] == ["join"]
-    monkeypatch.setenv(JOIN_VARIABLE, str(file))
+    monkeypatch.setenv("ATOLL_JOIN", str(file))
     assert join_of_environment() == JOIN
-    monkeypatch.setenv(JOIN_VARIABLE, str(JOIN))
+    monkeypatch.setenv("ATOLL_JOIN", str(JOIN))
     assert join_of_environment() == JOIN
-    monkeypatch.delenv(JOIN_VARIABLE)
+    monkeypatch.delenv("ATOLL_JOIN")
     assert join_of_environment() is None
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
+from atoll.cluster.environment_variables import ADDRESS, JOIN, PYTHON_ENVIRONMENT, TOKEN
 from atoll.cluster.processes.child import Child, describe_exit
 from atoll.cluster.processes.client_directories import (
     claim,
@@ -27,7 +28,6 @@ from atoll.cluster.processes.client_directories import (
     transfer_directory,
 )
 from atoll.cluster.processes.lifeline import watch_in_thread
-from atoll.cluster.processes.process_runtime import PYTHON_ENVIRONMENT_VARIABLE
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
@@ -35,8 +35,6 @@ from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
 from atoll.operate.cluster_registry import register_embedded
 from atoll.operate.joining import reach
-from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.security.join_token import JOIN_VARIABLE
 
 _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 
@@ -54,10 +52,10 @@ class Settings:
     def from_environment(cls) -> Settings:
         """Read ATOLL_ADDRESS, ATOLL_TOKEN, ATOLL_JOIN and the cluster's settings. Raise ClusterError if invalid."""
         return cls(
-            os.environ.get("ATOLL_ADDRESS", ""),
-            os.environ.get(DEFAULT_TOKEN_VARIABLE, ""),
+            ADDRESS.text(),
+            TOKEN.text(),
             settings_from_environment(),
-            os.environ.get(JOIN_VARIABLE, ""),
+            JOIN.text(),
         )
 
 
@@ -85,7 +83,7 @@ class ClientProcesses:
         self._proxy: Child | None = None  # None again after this object has seen its exit status
         self.token = settings.token
         self.join = reached.join if reached is not None else None
-        self._environment = {DEFAULT_TOKEN_VARIABLE: self.token, JOIN_VARIABLE: str(self.join or "")}
+        self._environment = {TOKEN.variable: self.token, JOIN.variable: str(self.join or "")}
         try:
             engine = None
             if reached is None:
@@ -118,7 +116,7 @@ class ClientProcesses:
             client_directories=(str(self.transfer_directory), str(self._directory)),
         )
         # The Python processes on the hosts belong to the same user as this process.
-        everything = {PYTHON_ENVIRONMENT_VARIABLE: os.environ.get(PYTHON_ENVIRONMENT_VARIABLE, "*")}
+        everything = {PYTHON_ENVIRONMENT.variable: os.environ.get(PYTHON_ENVIRONMENT.variable, "*")}
         engine = EngineProcess(options, "the embedded cluster", environment=self._environment | everything)
         self._children.append(engine)
         cluster = settings.cluster

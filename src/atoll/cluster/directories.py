@@ -6,16 +6,24 @@ import os
 import tempfile
 from pathlib import Path
 
+from atoll.cluster.environment_variables import (
+    CACHE_DIRECTORY,
+    CACHE_HOME,
+    KEY_FILE,
+    RUNTIME_DIRECTORY,
+    STATE_DIRECTORY,
+    STATE_HOME,
+)
+
 OFF = "off"
-KEY_VARIABLE = "ATOLL_KEY_FILE"
 
 
 def default_cache_directory(wanted: str = "") -> str:
     """Return $ATOLL_CACHE_DIR ("" if it is "off"), `wanted`, or the default directory for compiled programs."""
-    chosen = os.environ.get("ATOLL_CACHE_DIR", "")
+    chosen = CACHE_DIRECTORY.text()
     if chosen == OFF:
         return ""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    base = Path(CACHE_HOME.text() or Path.home() / ".cache")
     return chosen or wanted or str(base / "atoll" / "programs")
 
 
@@ -24,7 +32,7 @@ def usage_file(cluster: str) -> str:
 
     Return "" if $ATOLL_STATE_DIR is "off": then no usage is stored.
     """
-    if os.environ.get("ATOLL_STATE_DIR", "") == OFF:
+    if STATE_DIRECTORY.text() == OFF:
         return ""
     return str(state_directory() / "usage" / f"{cluster}.sqlite")
 
@@ -36,25 +44,25 @@ def suspended_directory() -> str:
 
 def key_file() -> str:
     """Return the file with the user's key: $ATOLL_KEY_FILE, or one in `state_directory`. See `security.user_key`."""
-    return os.environ.get(KEY_VARIABLE, "") or str(state_directory() / "key")
+    return KEY_FILE.text() or str(state_directory() / "key")
 
 
 def state_directory() -> Path:
     """Return $ATOLL_STATE_DIR, or a directory in the user's home directory if that is not set or "off"."""
-    chosen = os.environ.get("ATOLL_STATE_DIR", "")
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    chosen = STATE_DIRECTORY.text()
+    base = Path(STATE_HOME.text() or Path.home() / ".local" / "state")
     return Path(chosen if chosen and chosen != OFF else base / "atoll")
 
 
 def sockets_base() -> Path:
     """Return $XDG_RUNTIME_DIR, or the system's temporary directory if that is not set or not writable."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    base = Path(RUNTIME_DIRECTORY.text() or tempfile.gettempdir())
     return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def registry_directory() -> Path:
     """Return the directory of the registry of this user's standing clusters: see `operate.cluster_registry`."""
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = RUNTIME_DIRECTORY.text()
     if base and os.access(base, os.W_OK):
         return Path(base) / "atoll"
     return Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"

@@ -5,18 +5,12 @@ The documentation and `--help` do not list them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 FORMER_VARIABLES = {"ATOLL_SUSPEND_DIR": "ATOLL_SUSPEND_FOLDER"}
 FORMER_OPTIONS = {"suspend-folder": "suspend-directory", "meeting": "coordinator-address"}
 FORMER_KEYS = {"suspend_folder": "suspend_directory"}
-
-
-def environment_variable(name: str) -> str:
-    """Return the value of an environment variable, or that of its former name; "" if neither is set."""
-    return os.environ.get(name, "") or os.environ.get(FORMER_VARIABLES.get(name, ""), "")
 
 
 def present_option(name: str) -> str:

@@ -2,28 +2,25 @@
 
 One record passes from the command or the client through the engine to the controller, and into its event log.
 
-To add a setting, add its field to `ClusterSettings`, its environment variable to `VARIABLES` and `from_environment`,
-its option to `operate.command.command_options.ClusterOptions`, its key to `cluster_file`, its flag to
-`operate.command.manifests`, and a row to docs/reference/settings.md and to tests/operate/cluster_options.py.
+To add a setting, add a field with a `Setting` to `ClusterSettings`. The environment variable, the key of cluster files,
+the option, its help text and docs/reference/settings.md follow from it; `python -m docs.settings_page` writes the page.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
-from atoll.cluster.former_names import environment_variable
 from atoll.cluster.mesh import parse_mesh
-from atoll.cluster.processes.leases import LEASE_SECONDS
+from atoll.cluster.processes.leases import LEASE_SECONDS, LEAST_LEASE_SECONDS
 from atoll.cluster.sandbox.grants import check_grant
+from atoll.cluster.setting import AMOUNT, FLAG, TEXT, Form, Setting, checked, choice, count, listed, seconds
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.cluster.topology import IslandShape, Topology, make_topology
 from atoll.errors import SettingsError
-from atoll.quantities import parse_bytes
 
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
@@ -32,37 +29,10 @@ DEFAULT_POLICY = "fair"
 DEFAULT_RAY_STRATEGY = "STRICT_SPREAD"
 GRACE_SECONDS = 60.0  # for peers to reconnect to the next controller, if a controller has a journal
 SUSPENDED_SECONDS = 86400.0
+LOCAL_SECONDS = 120.0  # for an island to be up, if the engine starts its hosts on this machine
 HOSTS_SECONDS = 600.0  # for the hosts of an island to join, if the engine does not start them
 RELAY_GROUP = 16
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: see `devices.null`
-
-# The environment variable of each setting.
-VARIABLES = {
-    "islands": "ATOLL_ISLANDS",
-    "platform": "ATOLL_PLATFORM",
-    "device_memory": "ATOLL_DEVICE_MEMORY",
-    "dispatch": "ATOLL_DISPATCH",
-    "policy": "ATOLL_POLICY",
-    "mesh": "ATOLL_TOPOLOGY",
-    "engine": "ATOLL_ENGINE",
-    "lease_seconds": "ATOLL_LEASE",
-    "wait_seconds": "ATOLL_WAIT",
-    "grace_seconds": "ATOLL_GRACE",
-    "bulk_tls": "ATOLL_BULK_TLS",
-    "relay_group": "ATOLL_RELAY_GROUP",
-    "ray_address": "ATOLL_RAY_ADDRESS",
-    "ray_resources": "ATOLL_RAY_RESOURCES",
-    "ray_labels": "ATOLL_RAY_LABELS",
-    "ray_strategy": "ATOLL_RAY_STRATEGY",
-    "suspend_directory": "ATOLL_SUSPEND_DIR",
-    "suspend_lower": "ATOLL_SUSPEND_LOWER",
-    "suspended_seconds": "ATOLL_SUSPENDED",
-    "spill": "ATOLL_SPILL",
-    "python_read": "ATOLL_PYTHON_READ",
-    "python_write": "ATOLL_PYTHON_WRITE",
-    "python_network": "ATOLL_PYTHON_NETWORK",
-    "insecure_sandbox": "ATOLL_INSECURE_SANDBOX",
-}
 
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:
@@ -74,17 +44,6 @@ def check_known(what: str, name: str, known: Collection[str]) -> None:
 def read_topology(text: str, mesh: str = "") -> Topology:
     """Parse the topology of a cluster. Raise SettingsError for invalid text or a mesh that does not fit its islands."""
     return ClusterSettings(text, mesh=mesh).topology
-
-
-def parse_seconds(text: str, what: str) -> float:
-    """Parse a time in seconds, 0 for "". Raise a SettingsError that names the setting `what`."""
-    try:
-        seconds = float(text or 0)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise SettingsError(f"{what} is {text!r}: expected a number of seconds")
-    return seconds
 
 
 class Dispatch(StrEnum):
@@ -107,47 +66,326 @@ class SuspendLower(StrEnum):
     DISK = "disk"
 
 
+def _relay_group(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) == 1:
+        raise ValueError("expected a number of hosts, 2 or more, or 0")
+    return int(text)
+
+
+def _seconds_or_never(text: str) -> float | None:
+    return None if text == "never" else seconds().parse(text)
+
+
+_NEVER: Form[float | None] = Form(
+    _seconds_or_never, "SECONDS|never", (int, float, str), lambda value: "never" if value is None else str(value)
+)
+_ON_OFF = choice(OnOff)
+_RAY = "With `--engine ray`:"
+
+
 class ClusterSettings(msgspec.Struct, frozen=True):
     """The settings of a cluster."""
 
-    islands: str = DEFAULT_ISLANDS  # ISLANDSxHOSTSxDEVICES, or several of these joined by +
-    platform: str = DEFAULT_PLATFORM  # of the workers, as JAX names it
-    device_memory: int = 0  # bytes per device; 0 for what the platform reports
-    dispatch: Dispatch = Dispatch.PARALLEL
-    policy: str = DEFAULT_POLICY  # for scheduling: a name of `launch.policies`
-    lease_seconds: float = LEASE_SECONDS  # for which a worker may be silent
-    max_sessions: int = 256
-    abandoned_seconds: float = 30.0  # for runs of a closed session to end, before their island restarts
-    mesh: str = ""  # of an island's devices, such as 4x4, if the platform has no coordinates; "" for a line
-    engine: str = DEFAULT_ENGINE  # a name of `engines.engine_interface.ENGINES`
-    wait_seconds: float = 0.0  # for an island to be up, including the arrival of hosts; 0 for the engine's default
-    grace_seconds: float = 0.0  # for a peer or the controller to reconnect before it counts as lost; 0 for none
-    bulk_tls: OnOff = OnOff.ON  # of data connections, if control connections use TLS
-    relay_group: int = RELAY_GROUP  # hosts per relay of messages, on islands with at least as many hosts; 0 for none
-    # Time without other sessions on its islands after which a session's launches are delegated to hosts; None: never.
-    delegate_after_seconds: float | None = 1.0
+    islands: Annotated[
+        str,
+        Setting(
+            "ATOLL_ISLANDS",
+            checked(Topology.parse, "IxHxD"),
+            "ISLANDSxHOSTSxDEVICES: 2x1x4 has two islands of one host with four devices. JAX sees them as 2 slices "
+            "(`slice_index`) of 4 devices. 1x2x4+1x1x8 has two islands of different shapes.",
+            more="Only embedded clusters read the variable. `atoll up` takes its islands from `--islands` or a cluster "
+            "file.",
+        ),
+    ] = DEFAULT_ISLANDS
+    platform: Annotated[
+        str,
+        Setting(
+            "ATOLL_PLATFORM",
+            TEXT,
+            "Platform of the workers: cpu, cuda, rocm or tpu, as JAX names it, or null for devices that compute "
+            "nothing.",
+            "platform",
+        ),
+    ] = DEFAULT_PLATFORM
+    device_memory: Annotated[
+        int,
+        Setting(
+            "ATOLL_DEVICE_MEMORY",
+            AMOUNT,
+            "Memory of each device, such as 16GiB, if the platform does not report it (cpu) or reports too much. Work "
+            "that does not fit waits, and work that can never fit fails.",
+            "device-memory",
+            default="what the platform reports; on CPUs, no limit",
+        ),
+    ] = 0
+    dispatch: Annotated[
+        Dispatch,
+        Setting(
+            "ATOLL_DISPATCH",
+            choice(Dispatch),
+            "Whether a launch is dispatched immediately (parallel), or after the previous one of its session is "
+            "enqueued (sequential).",
+            "dispatch",
+        ),
+    ] = Dispatch.PARALLEL
+    policy: Annotated[
+        str,
+        Setting(
+            "ATOLL_POLICY",
+            TEXT,
+            "Scheduling policy, which decides whose gang an island starts next: fair or first-come.",
+            "policy",
+            metavar="NAME",
+        ),
+    ] = DEFAULT_POLICY
+    lease_seconds: Annotated[
+        float,
+        Setting(
+            "ATOLL_LEASE",
+            seconds(LEAST_LEASE_SECONDS),
+            "Seconds of silence after which a host or machine counts as lost; 3 or more, since peers send a heartbeat "
+            "once per second.",
+            "lease",
+        ),
+    ] = LEASE_SECONDS
+    max_sessions: Annotated[
+        int,
+        Setting(
+            "ATOLL_MAX_SESSIONS",
+            count(1),
+            "Number of sessions that the cluster accepts at a time.",
+            "max-sessions",
+            is_option=False,
+        ),
+    ] = 256
+    abandoned_seconds: Annotated[
+        float,
+        Setting(
+            "ATOLL_ABANDONED",
+            seconds(),
+            "Seconds for which computations of a session that has ended may still run, before their island restarts.",
+            "abandoned",
+            is_option=False,
+        ),
+    ] = 30.0
+    mesh: Annotated[
+        str,
+        Setting(
+            "ATOLL_TOPOLOGY",
+            checked(parse_mesh, "MESH"),
+            "Mesh of an island's devices, such as 4x4 or 2x2x2, if the platform does not report it (cpu). Slices with "
+            "a shape are parts of it.",
+            "topology",
+            default="a line",
+        ),
+    ] = ""
+    engine: Annotated[
+        str,
+        Setting(
+            "ATOLL_ENGINE",
+            TEXT,
+            "Engine that starts the hosts: local (processes of this machine), hosts (machines that run `atoll host`) "
+            "or ray (a Ray cluster).",
+            "engine",
+            more="See [clusters](clusters.md).",
+        ),
+    ] = DEFAULT_ENGINE
+    wait_seconds: Annotated[
+        float,
+        Setting(
+            "ATOLL_WAIT",
+            seconds(),
+            "Seconds to wait for all hosts at the start, and for new hosts of a failed island.",
+            "wait",
+            default=f"{LOCAL_SECONDS:.0f}, and {HOSTS_SECONDS:.0f} with the engines hosts and ray",
+        ),
+    ] = 0.0
+    grace_seconds: Annotated[
+        float,
+        Setting(
+            "ATOLL_GRACE",
+            seconds(),
+            "Seconds for which a process that has lost its connection to the controller, or the controller itself, may "
+            "be away before it counts as lost; 0 for none.",
+            "grace",
+            is_option=False,
+            default=f"0, and {GRACE_SECONDS:.0f} with `atoll up --journal`",
+            more="See [lost sockets](how-it-works/failures.md#lost-sockets).",
+        ),
+    ] = 0.0
+    bulk_tls: Annotated[
+        OnOff,
+        Setting(
+            "ATOLL_BULK_TLS",
+            _ON_OFF,
+            "Whether data connections of a cluster on TCP use TLS, as its control connections do. Use off only on a "
+            "trusted network: arrays then travel unencrypted.",
+            "bulk-tls",
+        ),
+    ] = OnOff.ON
+    relay_group: Annotated[
+        int,
+        Setting(
+            "ATOLL_RELAY_GROUP",
+            Form(_relay_group, "NUMBER", (int,)),
+            "Size of a relay group. On islands of at least this many hosts, one host of each group relays the "
+            "controller's messages to the others; 0 disables relays.",
+            "relay-group",
+            is_option=False,
+            more="See [relays](how-it-works/scheduling.md#relays).",
+        ),
+    ] = RELAY_GROUP
+    delegate_after_seconds: Annotated[
+        float | None,
+        Setting(
+            "ATOLL_DELEGATE_AFTER",
+            _NEVER,
+            "Seconds without other sessions on its islands after which a session's launches are delegated to the "
+            "hosts, or never.",
+            "delegate-after",
+            is_option=False,
+            more="See [delegated runs](how-it-works/scheduling.md#delegated-runs).",
+        ),
+    ] = 1.0
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 
     shapes: tuple[IslandShape, ...] = ()  # of islands from a cluster file; () for those of `islands`
 
-    # For the engine ray: see `engines.ray.bundles`. Resources and labels are NAME=VALUE,NAME=VALUE, per host.
-    ray_address: str = ""  # "" for that of RAY_ADDRESS, or of the node on which this runs
-    ray_resources: str = ""
-    ray_labels: str = ""
-    ray_strategy: str = DEFAULT_RAY_STRATEGY
+    # For the engine ray: see `engines.ray.bundles`.
+    ray_address: Annotated[
+        str,
+        Setting(
+            "ATOLL_RAY_ADDRESS",
+            TEXT,
+            f"{_RAY} address of the Ray cluster, HOST:PORT or ray://HOST:PORT.",
+            "ray-address",
+            default="RAY_ADDRESS, and without it the cluster of which this machine is a node",
+            metavar="ADDRESS",
+        ),
+    ] = ""
+    ray_resources: Annotated[
+        str,
+        Setting(
+            "ATOLL_RAY_RESOURCES",
+            TEXT,
+            f"{_RAY} resources that a host requests of its node, such as CPU=8,GPU=4,rack=1.",
+            "ray-resources",
+            default="one CPU and the host's devices (GPU, TPU)",
+            metavar="NAME=AMOUNT,...",
+            more="See [Ray](clusters.md#ray).",
+        ),
+    ] = ""
+    ray_labels: Annotated[
+        str,
+        Setting(
+            "ATOLL_RAY_LABELS",
+            TEXT,
+            f"{_RAY} labels that the nodes of hosts must have, such as ray.io/market-type=on-demand.",
+            "ray-labels",
+            metavar="NAME=VALUE,...",
+        ),
+    ] = ""
+    ray_strategy: Annotated[
+        str,
+        Setting(
+            "ATOLL_RAY_STRATEGY",
+            TEXT,
+            f"{_RAY} placement of an island's hosts: STRICT_SPREAD (each on a separate node), SPREAD, PACK or "
+            "STRICT_PACK, as Ray names it.",
+            "ray-strategy",
+            metavar="STRATEGY",
+        ),
+    ] = DEFAULT_RAY_STRATEGY
 
     # Suspended sessions and spilled arrays: see `migration`.
-    suspend_directory: str = ""  # for sessions on disk; "" for a local directory of each host
-    suspend_lower: SuspendLower = SuspendLower.OFF
-    suspended_seconds: float = SUSPENDED_SECONDS  # for scripts with a session on disk to wait for the next cluster
-    spill: int = 0  # bytes of memory per host for spilled arrays
+    suspend_directory: Annotated[
+        str,
+        Setting(
+            "ATOLL_SUSPEND_DIR",
+            TEXT,
+            "Directory on each host for sessions that are suspended to disk.",
+            "suspend-directory",
+            default="`suspended` in ATOLL_STATE_DIR",
+            metavar="DIR",
+            more="See [suspending](how-it-works/suspending.md).",
+        ),
+    ] = ""
+    suspend_lower: Annotated[
+        SuspendLower,
+        Setting(
+            "ATOLL_SUSPEND_LOWER",
+            choice(SuspendLower),
+            "Whether a session is suspended for one of a higher priority that lacks memory or exclusive devices, and "
+            "where its arrays go.",
+            "suspend-lower",
+        ),
+    ] = SuspendLower.OFF
+    suspended_seconds: Annotated[
+        float,
+        Setting(
+            "ATOLL_SUSPENDED",
+            seconds(1.0),
+            "Seconds after `atoll down` for which scripts of sessions that are suspended to disk wait for the next "
+            "cluster with the same --journal.",
+            "suspended",
+            default=f"{SUSPENDED_SECONDS:.0f}, a day",
+            more="See [between two clusters](how-it-works/suspending.md#between-two-clusters).",
+        ),
+    ] = SUSPENDED_SECONDS
+    spill: Annotated[
+        int,
+        Setting(
+            "ATOLL_SPILL",
+            AMOUNT,
+            "Memory of each host for spilled arrays, such as 8GiB: idle arrays, of lower priorities first, move there "
+            "when other work lacks device memory.",
+            "spill",
+            default="none",
+            more="See [memory pressure](how-it-works/suspending.md#memory-pressure).",
+        ),
+    ] = 0
 
-    # For users' Python on the hosts: directories that all tenants' processes see, and whether they have a network.
-    python_read: tuple[str, ...] = ()
-    python_write: tuple[str, ...] = ()
-    python_network: OnOff = OnOff.ON
-    insecure_sandbox: bool = False  # start with several tenants even if nothing confines their Python
+    # For users' Python on the hosts.
+    python_read: Annotated[
+        tuple[str, ...],
+        Setting(
+            "ATOLL_PYTHON_READ",
+            listed(check_grant, "DIR"),
+            "Directory on the hosts that Python of all tenants may read, such as a data set. Only with --tenants.",
+            "python-read",
+            more="See [the sandbox](how-it-works/colocated-python.md#the-sandbox).",
+        ),
+    ] = ()
+    python_write: Annotated[
+        tuple[str, ...],
+        Setting(
+            "ATOLL_PYTHON_WRITE",
+            listed(check_grant, "DIR"),
+            "Directory on the hosts that Python of all tenants may read and write, such as one for checkpoints.",
+            "python-write",
+        ),
+    ] = ()
+    python_network: Annotated[
+        OnOff,
+        Setting(
+            "ATOLL_PYTHON_NETWORK",
+            _ON_OFF,
+            "Whether Python of users on the hosts may use the network. Without it, an island of several hosts cannot "
+            "run such Python.",
+            "python-network",
+        ),
+    ] = OnOff.ON
+    insecure_sandbox: Annotated[
+        bool,
+        Setting(
+            "ATOLL_INSECURE_SANDBOX",
+            FLAG,
+            "Start a cluster with --tenants even if this system cannot protect the tenants' files from each other's "
+            "Python.",
+            "insecure-sandbox",
+        ),
+    ] = False
 
     @property
     def topology(self) -> Topology:
@@ -163,7 +401,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     @property
     def start_seconds(self) -> float:
         """Return the time for an island to be up, for the first time or again."""
-        return self.wait_seconds or (120.0 if self.engine == DEFAULT_ENGINE else HOSTS_SECONDS)
+        return self.wait_seconds or (LOCAL_SECONDS if self.engine == DEFAULT_ENGINE else HOSTS_SECONDS)
 
     @property
     def sequential(self) -> bool:
@@ -171,91 +409,31 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> ClusterSettings:
-        """Return the settings of the environment, with the variables of `VARIABLES`. Raise SettingsError."""
-        said = {name: environment_variable(variable) for name, variable in VARIABLES.items()}
-        sizes = {name: _bytes(VARIABLES[name], said[name]) for name in ("device_memory", "spill")}
-        dispatch = _one_of(Dispatch, VARIABLES["dispatch"], said["dispatch"] or Dispatch.PARALLEL)
-        times = ("lease_seconds", "wait_seconds", "grace_seconds", "suspended_seconds")
-        seconds = {name: parse_seconds(said[name], VARIABLES[name]) for name in times}
-        return cls(
-            said["islands"] or DEFAULT_ISLANDS,
-            said["platform"] or DEFAULT_PLATFORM,
-            sizes["device_memory"],
-            dispatch,
-            said["policy"] or DEFAULT_POLICY,
-            lease_seconds=seconds["lease_seconds"] or LEASE_SECONDS,
-            wait_seconds=seconds["wait_seconds"],
-            grace_seconds=seconds["grace_seconds"],
-            mesh=said["mesh"],
-            engine=said["engine"] or DEFAULT_ENGINE,
-            bulk_tls=_one_of(OnOff, VARIABLES["bulk_tls"], said["bulk_tls"] or OnOff.ON),
-            relay_group=_relay_group(said["relay_group"]),
-            ray_address=said["ray_address"],
-            ray_resources=said["ray_resources"],
-            ray_labels=said["ray_labels"],
-            ray_strategy=said["ray_strategy"] or DEFAULT_RAY_STRATEGY,
-            suspend_directory=said["suspend_directory"],
-            suspended_seconds=seconds["suspended_seconds"] or SUSPENDED_SECONDS,
-            suspend_lower=_one_of(SuspendLower, VARIABLES["suspend_lower"], said["suspend_lower"] or SuspendLower.OFF),
-            spill=sizes["spill"],
-            python_read=_directories(VARIABLES["python_read"], said["python_read"]),
-            python_write=_directories(VARIABLES["python_write"], said["python_write"]),
-            python_network=_one_of(OnOff, VARIABLES["python_network"], said["python_network"] or OnOff.ON),
-            insecure_sandbox=_flag(VARIABLES["insecure_sandbox"], said["insecure_sandbox"]),
-        )
+        """Return the settings of the environment. Raise a SettingsError that names the variable of an invalid one."""
+        given: dict[str, Any] = {name: setting.get() for name, setting in SETTINGS.items() if setting.text()}
+        return cls(**given)
 
 
-def _bytes(variable: str, text: str) -> int:
-    try:
-        return parse_bytes(text or "0")
-    except ValueError as error:
-        raise SettingsError(f"{variable}: {error}") from None
+def _settings() -> dict[str, Setting[Any]]:
+    hints = get_type_hints(ClusterSettings, include_extras=True)
+    found = {name: getattr(hints[name], "__metadata__", ()) for name in ClusterSettings.__struct_fields__}
+    return {name: metadata[0] for name, metadata in found.items() if metadata}
+
+
+# The settings by field of `ClusterSettings`.
+SETTINGS = _settings()
+_DEFAULTS = ClusterSettings()
+
+
+def default_text(name: str) -> str:
+    """Return what applies if the setting of this field is not set, for people; "" for nothing."""
+    setting = SETTINGS[name]
+    value = getattr(_DEFAULTS, name)
+    if setting.default or setting.form.is_flag:
+        return setting.default
+    return f"{value:g}" if isinstance(value, float) else setting.form.text(value)
 
 
 def environment_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables from which `from_environment` reads these settings."""
-    return {VARIABLES[name]: _text(value) for name, value in settings.items()}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    return os.pathsep.join(value) if isinstance(value, tuple | list) else str(value)
-
-
-def _flag(variable: str, text: str) -> bool:
-    if text not in ("", "0", "1"):
-        raise SettingsError(f"{variable} is {text!r}: expected 1 or 0")
-    return text == "1"
-
-
-def _directories(variable: str, text: str) -> tuple[str, ...]:
-    return check_grants(variable, tuple(filter(None, text.split(os.pathsep))))
-
-
-def check_grants(what: str, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the directories if they can be granted. Otherwise raise a SettingsError that names the setting `what`."""
-    for each in paths:
-        try:
-            check_grant(each)
-        except ValueError as error:
-            raise SettingsError(f"{what}: {error}") from None
-    return paths
-
-
-def _relay_group(text: str) -> int:
-    if not text:
-        return RELAY_GROUP
-    if not (text.isascii() and text.isdigit()) or int(text) == 1:
-        raise SettingsError(f"{VARIABLES['relay_group']} is {text!r}: expected a number of hosts, or 0")
-    return int(text)
-
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-def _one_of(choices: type[Choice], variable: str, text: str) -> Choice:
-    try:
-        return choices(text)
-    except ValueError:
-        raise SettingsError(f"{variable} is {text!r}: expected {' or '.join(choices)}") from None
+    return {SETTINGS[name].variable: SETTINGS[name].form.text(value) for name, value in settings.items()}

@@ -32,7 +32,6 @@ from atoll.cluster.sandbox.grants import check_grant
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
 
-TENANTS_VARIABLE = "ATOLL_TENANTS"
 DEFAULT_NAME = "default"
 TENANT_MARK = "{tenant}"  # stands for the name of each tenant in the name of a join token file
 MOST_TENANTS = 4096

@@ -8,6 +8,7 @@ import os
 import sys
 from functools import partial
 
+from atoll.cluster.environment_variables import AUTHORITY_IS_KEPT, HOST_TOKEN, TOKEN
 from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.lifeline import watch_in_loop
@@ -26,17 +27,14 @@ from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError
-from atoll.protocol import messages as m
-from atoll.security.access import HOST_TOKEN_VARIABLE
-from atoll.security.start_security import KEPT_VARIABLE
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 
 async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
-    token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
-    host_token = os.environ.get(HOST_TOKEN_VARIABLE, "")
+    token = TOKEN.text()
+    host_token = HOST_TOKEN.text()
     address = parse_address(options.listen)
     check_may_listen(address, token)
     watch_in_loop(options.parent, stop.set)
@@ -45,7 +43,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     bugs = BugTrap("the controller", lambda text: report(options.ready_fd, FAILED + text.encode() + b"\n"))
     bugs.watch_loop(asyncio.get_running_loop())
     # With TLS, peers trust the next cluster only if it has the same certificate authority.
-    may_persist = not address.tls or bool(os.environ.get(KEPT_VARIABLE))
+    may_persist = not address.tls or bool(AUTHORITY_IS_KEPT.text())
     if options.standby and not options.restarts:
         standby = Standby(options, start, stop, unauthenticated)
         server, _ = await listen(address, standby.accept, standby.identity, unauthenticated)

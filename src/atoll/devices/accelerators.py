@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.cluster.environment_variables import CUDA_DEVICES, HIP_DEVICES
 from atoll.errors import ClusterError, SettingsError
 
 Devices = Mapping[str, tuple[str, ...]]  # names of devices, by platform
@@ -18,7 +19,7 @@ Devices = Mapping[str, tuple[str, ...]]  # names of devices, by platform
 # By platform: directory and pattern of the device files.
 _FILES = {"cuda": ("/dev", "nvidia[0-9]*"), "rocm": ("/dev/dri", "renderD*"), "tpu": ("/dev", "accel[0-9]*")}
 # By platform: the variable that selects the devices that a process sees.
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+_VISIBLE = {"cuda": CUDA_DEVICES.variable, "rocm": HIP_DEVICES.variable}
 
 
 def devices(environment: Mapping[str, str] = os.environ, root: str = "/") -> Devices:

@@ -7,11 +7,11 @@ strings for `pkgutil.resolve_name`, so an engine does not import what only a wor
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from dataclasses import dataclass
 
 import msgspec
 
+from atoll.cluster.environment_variables import PLUGINS
 from atoll.cluster.settings import check_known
 
 
@@ -80,6 +80,4 @@ def check_platform(text: str) -> None:
 
 def _has_other_plugins() -> bool:
     names = [entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")]
-    return bool(os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS")) or not all(
-        name.startswith(_ORDINARY_PLUGINS) for name in names
-    )
+    return bool(PLUGINS.text()) or not all(name.startswith(_ORDINARY_PLUGINS) for name in names)

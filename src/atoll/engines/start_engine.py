@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from atoll.cluster.processes.child import Child
-from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import keep_tenants
 from atoll.devices.device_kinds import check_platform
 from atoll.engines.engine_interface import check_engine
 from atoll.engines.engine_options import EngineOptions, Started
 from atoll.engines.ray.bundles import demand_of
-from atoll.errors import ClusterError, SettingsError
+from atoll.errors import ClusterError
 from atoll.launch.policies import find_policy
 from atoll.security.join_token import JoinToken, read_join
 from atoll.security.roles import Role
@@ -35,11 +34,6 @@ def check_settings(settings: ClusterSettings) -> None:
     if settings.engine == "ray":
         for shape in settings.topology.shapes:
             demand_of(settings, shape)
-    if settings.lease_seconds < LEAST_LEASE_SECONDS:
-        raise SettingsError(
-            f"a lease of {settings.lease_seconds:g} s is too short: expected {LEAST_LEASE_SECONDS:g} s or more, since "
-            "heartbeats are sent once per second"
-        )
 
 
 class EngineProcess(Child):

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from atoll._version import __version__
+from atoll.cluster.environment_variables import TOKEN
 from atoll.cluster.topology import IslandShape
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.devices.device_kinds import check_platform, kind_of
@@ -25,7 +26,6 @@ from atoll.engines.island_processes import Island
 from atoll.engines.worker_command import check_kind
 from atoll.errors import AccessError, ClusterError, ConnectError, SettingsError
 from atoll.protocol.messages import (
-    DEFAULT_TOKEN_VARIABLE,
     PROTOCOL,
     AgentLost,
     AgentSays,
@@ -85,7 +85,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Return when the cluster is up or `stop` is set. Raise ClusterError or AccessError if it does not start."""
-        check_may_listen(self._address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
+        check_may_listen(self._address, TOKEN.text())
         linking = asyncio.get_running_loop().create_task(self._connect())
         try:
             self._controller.start()

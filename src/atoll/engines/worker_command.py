@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 
 from atoll.cluster.directories import key_file, registry_directory, state_directory
+from atoll.cluster.environment_variables import ADDRESS, JOIN, TENANTS_FILE
 from atoll.cluster.processes.process_runtime import command, with_malloc_tuning
 from atoll.cluster.sandbox.mechanisms import Mechanisms
-from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
-from atoll.cluster.tenant_settings import TENANTS_VARIABLE
+from atoll.cluster.settings import DEFAULT_PLATFORM, SETTINGS, ClusterSettings
 from atoll.devices.accelerators import visible
 from atoll.devices.device_kinds import XLA, Membership, kind_of
 from atoll.devices.xla.time_limits import flags_without_limits
 from atoll.engines.engine_interface import HostStart
-from atoll.security.join_token import JOIN_VARIABLE
 from atoll.worker.worker_options import IslandOptions, WorkerOptions
 
 
@@ -102,8 +101,8 @@ def _state(place: WorkerPlace) -> tuple[str, ...]:
         place.cache_directory,
         key_file(),
         str(state_directory()),
-        os.environ.get(JOIN_VARIABLE, ""),
-        os.environ.get(TENANTS_VARIABLE, ""),
+        JOIN.text(),
+        TENANTS_FILE.text(),
         *place.hidden,
     )
     return tuple(dict.fromkeys(os.path.abspath(each) for each in paths if os.path.isabs(each)))
@@ -117,7 +116,7 @@ def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0)
     env = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("JAX_", "ATOLL_ISLANDS", "ATOLL_ADDRESS", "IFRT_PROXY_"))
+        if not name.startswith(("JAX_", SETTINGS["islands"].variable, ADDRESS.variable, "IFRT_PROXY_"))
     }
     flags = [f for f in env.get("XLA_FLAGS", "").split() if "xla_force_host_platform_device_count" not in f]
     env["JAX_PLATFORMS"] = platform if kind_of(platform) is XLA else DEFAULT_PLATFORM

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 
+from atoll.cluster.environment_variables import SESSION_PLATFORM, TOKEN
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, start_logging, write_ready
 from atoll.errors import AtollError
@@ -14,15 +15,15 @@ from atoll.grpc import GrpcServer
 from atoll.ifrt.ifrt_service import Service
 from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE
 from atoll.ifrt.proxy_options import ProxyOptions, Ready
-from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE, FailOnLoss
+from atoll.protocol.messages import FailOnLoss
 from atoll.session.cluster_session import ClusterSession
-from atoll.session.session_opening import PLATFORM_VARIABLE, SessionOpener
+from atoll.session.session_opening import SessionOpener
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 
 async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
-    token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")  # that clients of this proxy have to show
+    token = TOKEN.text()  # that clients of this proxy have to show
     controller = parse_address(options.controller)
     address = parse_address(options.listen)
     first: list[ClusterSession] = []
@@ -32,7 +33,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         options.client or os.getpid(),
         options.patience,
         FIRST_MINTED_HANDLE,
-        os.environ.get(PLATFORM_VARIABLE, ""),
+        SESSION_PLATFORM.text(),
         on_hosts_lost=lambda: _note(options.losses) if options.losses else None,
     )
 

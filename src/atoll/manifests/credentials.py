@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from atoll.cluster.environment_variables import AUTHORITY, HOST_TOKEN, JOIN, TOKEN
 from atoll.cluster.tenant_settings import TenantSettings
-from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
 from atoll.security.authority import Authority
-from atoll.security.join_token import JOIN_VARIABLE, JoinToken
-from atoll.security.start_security import AUTHORITY_VARIABLE, new_environment
+from atoll.security.join_token import JoinToken
+from atoll.security.start_security import new_environment
 from atoll.wire.address import parse_address
 
 TENANTS_FILE = "tenants.toml"
@@ -27,16 +27,16 @@ def make_credentials(address: str, tenants: Mapping[str, str] | None = None) -> 
         tenants: Tokens by tenant. Each tenant adds an environment "client-NAME".
     """
     controller = new_environment()
-    authority = Authority.parse(controller[AUTHORITY_VARIABLE].encode(), AUTHORITY_VARIABLE)
+    authority = Authority.parse(controller[AUTHORITY.variable].encode(), AUTHORITY.variable)
     secured = parse_address(address).secured()
 
     def join(token: str) -> dict[str, str]:
-        return {JOIN_VARIABLE: str(JoinToken(secured, authority.fingerprint, token))}
+        return {JOIN.variable: str(JoinToken(secured, authority.fingerprint, token))}
 
     return {
         "controller": controller,
-        "host": join(controller[HOST_TOKEN_VARIABLE]),
-        "client": join(controller[TOKEN_VARIABLE]),
+        "host": join(controller[HOST_TOKEN.variable]),
+        "client": join(controller[TOKEN.variable]),
         **{f"client-{name}": join(token) for name, token in (tenants or {}).items()},
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.environment_variables import ADDRESS, JOIN
 from atoll.cluster.processes.process_table import ancestors
 from atoll.cluster.usage.usage_records import By
 from atoll.errors import ClusterError, ConnectError
@@ -32,7 +33,7 @@ from atoll.operate.traces import chrome_trace
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AddIslandRequest, CheckReply
 from atoll.protocol.spans import Span, TraceRecord
-from atoll.security.join_token import JOIN_VARIABLE, JoinToken
+from atoll.security.join_token import JoinToken
 from atoll.wire.address import Address
 
 _START_HINT = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to the address of one"
@@ -73,7 +74,7 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
     registry = ClusterRegistry()
     standing, embedded_ones = registry.all(), embedded_clusters()
     if not (address or join or name):
-        address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")
+        address, join = ADDRESS.text(), JOIN.text()
     if address or join:
         known = [*standing, *embedded_ones]
         reached = reach(address, join, known)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.cluster.directories import default_cache_directory, make_directory
+from atoll.cluster.environment_variables import JOIN
 from atoll.cluster.processes.child import Child, wait_for_any
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions
@@ -15,7 +16,7 @@ from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
 from atoll.operate.cluster_registry import register_embedded
-from atoll.security.join_token import JOIN_VARIABLE, JoinToken
+from atoll.security.join_token import JoinToken
 from atoll.wire.address import Address
 
 LABEL = "atoll proxy"
@@ -50,7 +51,7 @@ def run_proxy(
             cluster = engine.address
         proxy = start_proxy(
             ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0, fail_on_loss=fail_on_loss),
-            {JOIN_VARIABLE: str(join or "")},
+            {JOIN.variable: str(join or "")},
         )
         children.append(proxy)
         ready = proxy.read(Ready)

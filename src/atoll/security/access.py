@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from atoll.cluster.environment_variables import HOST_TOKEN, INSECURE, TOKEN
 from atoll.errors import AccessError, AtollError, ConnectError, HandshakeCutError
 from atoll.security.enrollment import Renewal, enroll
 from atoll.security.join_token import JoinToken, join_of_environment
@@ -20,15 +21,12 @@ from atoll.wire.address import Address
 from atoll.wire.tls.identity import Certificate, Identity
 from atoll.wire.tls.tls_errors import no_identity
 
-TOKEN_VARIABLE = "ATOLL_TOKEN"
-HOST_TOKEN_VARIABLE = "ATOLL_HOST_TOKEN"
-INSECURE_VARIABLE = "ATOLL_INSECURE"
 _RETRY_SECONDS = 0.05
 
 
 def is_insecure() -> bool:
     """Return whether the environment allows TCP without TLS."""
-    return os.environ.get(INSECURE_VARIABLE, "").lower() in ("1", "true", "yes", "on")
+    return bool(INSECURE.get())
 
 
 def token_for(address: Address, role: Role) -> str:
@@ -36,8 +34,8 @@ def token_for(address: Address, role: Role) -> str:
     join = join_of_environment() if address.tls else None
     if join is not None:
         return join.token
-    token = os.environ.get(TOKEN_VARIABLE, "") or (token_beside(address) if role is Role.CLIENT else "")
-    return token if role is Role.CLIENT else os.environ.get(HOST_TOKEN_VARIABLE, token)
+    token = TOKEN.text() or (token_beside(address) if role is Role.CLIENT else "")
+    return token if role is Role.CLIENT else os.environ.get(HOST_TOKEN.variable, token)
 
 
 def token_file(directory: str | Path) -> Path:

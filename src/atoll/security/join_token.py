@@ -9,17 +9,16 @@ token, so keep it like a password: in a file that only its user can read, or in 
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from atoll.atomic_files import write_atomically
+from atoll.cluster.environment_variables import JOIN
 from atoll.errors import AccessError, AddressError
 from atoll.wire.address import Address, parse_address
 
-JOIN_VARIABLE = "ATOLL_JOIN"
 _SCHEME = "atoll://"
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -71,5 +70,5 @@ def read_join(text: str) -> JoinToken:
 
 def join_of_environment() -> JoinToken | None:
     """Return the join token of ATOLL_JOIN, or None if it is not set. Raises AccessError if it is invalid."""
-    text = os.environ.get(JOIN_VARIABLE, "")
+    text = JOIN.text()
     return read_join(text) if text else None

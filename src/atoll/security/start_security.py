@@ -18,21 +18,23 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from atoll.atomic_files import write_atomically
+from atoll.cluster.environment_variables import (
+    AUTHORITY,
+    AUTHORITY_IS_KEPT,
+    CERTIFICATE_SECONDS,
+    HOST_TOKEN,
+    JOIN,
+    TOKEN,
+)
 from atoll.errors import AccessError, SettingsError
-from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE, token_file
-from atoll.security.join_token import JOIN_VARIABLE, JoinToken
+from atoll.security.access import token_file
+from atoll.security.join_token import JoinToken
 from atoll.wire.address import Address, parse_address
 
 if TYPE_CHECKING:  # few clusters need it
     from atoll.security.authority import Authority
 
-CERTIFICATE_VARIABLE = "ATOLL_CERTIFICATE_SECONDS"
-# An existing authority with its key, in PEM. ATOLL_TOKEN and ATOLL_HOST_TOKEN are set with it.
-AUTHORITY_VARIABLE = "ATOLL_AUTHORITY"
-# `start_security` sets it for the engine's processes if the next cluster can use the same authority.
-KEPT_VARIABLE = "ATOLL_AUTHORITY_IS_KEPT"
 _DAY_SECONDS = 24 * 3600.0
-_LEAST_SECONDS = 1.0
 
 
 def authority_file(directory: str | Path) -> Path:
@@ -57,33 +59,33 @@ def start_security(
     token that the user has chosen for hosts, or that for all. With tenants, clients always need a token. Raises
     AccessError, SettingsError, AddressError or OSError.
     """
-    os.environ.pop(JOIN_VARIABLE, None)  # of another cluster
-    given = os.environ.pop(AUTHORITY_VARIABLE, "") if listen.tls else ""
-    if has_tenants and not os.environ.get(TOKEN_VARIABLE):
-        token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(_TOKEN_BYTES)
+    os.environ.pop(JOIN.variable, None)  # of another cluster
+    given = os.environ.pop(AUTHORITY.variable, "") if listen.tls else ""
+    if has_tenants and not TOKEN.text():
+        token = os.environ[TOKEN.variable] = secrets.token_urlsafe(_TOKEN_BYTES)
         write_atomically(token_file(directory), token.encode(), replace=False)
     if not given and (not has_agents or listen.tls):
-        os.environ.pop(HOST_TOKEN_VARIABLE, None)
-        if not listen.is_unix or os.environ.get(TOKEN_VARIABLE):
-            os.environ[HOST_TOKEN_VARIABLE] = secrets.token_urlsafe(_TOKEN_BYTES)
+        os.environ.pop(HOST_TOKEN.variable, None)
+        if not listen.is_unix or TOKEN.text():
+            os.environ[HOST_TOKEN.variable] = secrets.token_urlsafe(_TOKEN_BYTES)
     if not listen.tls:
         return
     from atoll.security.authority import Authority
 
     if given:
-        authority = Authority.parse(given.encode(), AUTHORITY_VARIABLE, certificate_seconds())
-        os.environ.setdefault(HOST_TOKEN_VARIABLE, secrets.token_urlsafe(_TOKEN_BYTES))
+        authority = Authority.parse(given.encode(), AUTHORITY.variable, certificate_seconds())
+        os.environ.setdefault(HOST_TOKEN.variable, secrets.token_urlsafe(_TOKEN_BYTES))
     else:
         authority = Authority.make(seconds=certificate_seconds())
-    os.environ[KEPT_VARIABLE] = "1" if given else ""
+    os.environ[AUTHORITY_IS_KEPT.variable] = "1" if given else ""
     authority.save(authority_file(directory))
-    token = os.environ.setdefault(TOKEN_VARIABLE, "") or secrets.token_urlsafe(_TOKEN_BYTES)
-    os.environ[TOKEN_VARIABLE] = token
+    token = os.environ.setdefault(TOKEN.variable, "") or secrets.token_urlsafe(_TOKEN_BYTES)
+    os.environ[TOKEN.variable] = token
     known = advertised(listen, advertise)
     JoinToken(known, authority.fingerprint, token).save(join_file(directory))
-    hosts = JoinToken(known, authority.fingerprint, os.environ[HOST_TOKEN_VARIABLE])
+    hosts = JoinToken(known, authority.fingerprint, os.environ[HOST_TOKEN.variable])
     hosts.save(host_join_file(directory))
-    os.environ[JOIN_VARIABLE] = str(hosts)
+    os.environ[JOIN.variable] = str(hosts)
 
 
 def load_authority(directory: str | Path) -> Authority:
@@ -95,14 +97,7 @@ def load_authority(directory: str | Path) -> Authority:
 
 def certificate_seconds() -> float:
     """Return the validity of certificates in seconds. Raises SettingsError."""
-    text = os.environ.get(CERTIFICATE_VARIABLE, "")
-    try:
-        seconds = float(text or _DAY_SECONDS)
-    except ValueError:
-        seconds = 0.0
-    if not _LEAST_SECONDS <= seconds < 10 * 365 * 24 * 3600:
-        raise SettingsError(f"{CERTIFICATE_VARIABLE} is {text!r}: expected seconds, such as 86400")
-    return seconds
+    return CERTIFICATE_SECONDS.get() or _DAY_SECONDS
 
 
 def advertised(listen: Address, advertise: str = "") -> Address:
@@ -158,7 +153,7 @@ def kept_environment(file: Path, token: str = "") -> dict[str, str]:
         except OSError as error:
             raise AccessError(f"cannot keep the cluster's authority in {file}: {error.strerror}") from None
     environment = _environment(_read_file(file))
-    if token and token != environment[TOKEN_VARIABLE]:
+    if token and token != environment[TOKEN.variable]:
         raise SettingsError(f"ATOLL_TOKEN is not the token in {file}: unset it, or use another file")
     return environment
 
@@ -190,7 +185,7 @@ def _read_file(file: Path) -> _Credentials:
 
 def _environment(credentials: _Credentials) -> dict[str, str]:
     return {
-        AUTHORITY_VARIABLE: credentials.authority,
-        TOKEN_VARIABLE: credentials.token,
-        HOST_TOKEN_VARIABLE: credentials.host_token,
+        AUTHORITY.variable: credentials.authority,
+        TOKEN.variable: credentials.token,
+        HOST_TOKEN.variable: credentials.host_token,
     }

@@ -14,7 +14,8 @@ import stat
 from pathlib import Path
 
 from atoll.atomic_files import write_atomically
-from atoll.cluster.directories import KEY_VARIABLE, key_file
+from atoll.cluster.directories import key_file
+from atoll.cluster.environment_variables import KEY_FILE
 from atoll.errors import AccessError
 
 _BYTES = 32
@@ -40,7 +41,7 @@ def _read(path: Path) -> bytes:
             key = file.read(_MOST_BYTES)
     except OSError as error:
         raise AccessError(
-            f"cannot read or create the key file {path}: {error.strerror}; set {KEY_VARIABLE} to another file"
+            f"cannot read or create the key file {path}: {error.strerror}; set {KEY_FILE.variable} to another file"
         ) from None
     if found.st_mode & (stat.S_IROTH | stat.S_IWOTH):
         raise AccessError(f"other users can read the key file {path}: chmod 600 {path}")

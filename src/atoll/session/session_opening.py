@@ -30,7 +30,6 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 # Selects the platform of a script's devices, if the islands of a cluster have several platforms.
-PLATFORM_VARIABLE = "ATOLL_SESSION_PLATFORM"
 
 _WELCOME_SECONDS = 60.0
 _RETRY_SECONDS = 0.02

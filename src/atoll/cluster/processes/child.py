@@ -16,6 +16,7 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_runtime import command, end, own_environment
@@ -47,7 +48,7 @@ class Child:
         self._readable, writable = os.pipe()
         # The user's choice of JAX platforms is only for the user's scripts.
         env = {**own_environment(), **(environment or {})}
-        env.pop("JAX_PLATFORMS", None)
+        env.pop(JAX_PLATFORMS.variable, None)
         try:
             self.process = subprocess.Popen(
                 command(module, msgspec.structs.replace(options, ready_fd=writable)),

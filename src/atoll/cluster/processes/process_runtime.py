@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atoll.cluster.environment_variables import LOG
 from atoll.cluster.printable import printable_text
 
 Options = TypeVar("Options")
@@ -38,9 +39,6 @@ def write_ready(descriptor: int, line: msgspec.Struct) -> None:
 
 # Settings of Python for the user's script, which Atoll's processes do not inherit.
 _OF_THE_SCRIPT = ("PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME")
-
-# Names of additional variables of the workers' environment for users' Python on the hosts; "*" for all.
-PYTHON_ENVIRONMENT_VARIABLE = "ATOLL_PYTHON_ENVIRONMENT"
 
 
 def own_environment() -> dict[str, str]:
@@ -85,7 +83,7 @@ def end(process: subprocess.Popen[bytes], seconds: float) -> None:
 def start_logging(name: str) -> None:
     """Log warnings and errors to standard error, more with ATOLL_LOG=info or debug. Dump all stacks at SIGUSR1."""
     faulthandler.register(signal.SIGUSR1, file=2)
-    level = os.environ.get("ATOLL_LOG", "warning").upper()
+    level = (LOG.text() or "warning").upper()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable(f"%(asctime)s atoll {name}[%(process)d] %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level if level in logging.getLevelNamesMapping() else "WARNING", handlers=[handler])

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from atoll.cluster.environment_variables import LIBRARY_PATH
 from atoll.cluster.sandbox import kernel
 from atoll.cluster.sandbox.grants import Sandbox, View
 
@@ -362,4 +363,4 @@ def _editable() -> list[str]:
 
 
 def _libraries() -> list[str]:
-    return [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if os.path.isabs(each)]
+    return [each for each in LIBRARY_PATH.text().split(":") if os.path.isabs(each)]

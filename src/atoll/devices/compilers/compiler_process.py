@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from atoll.cluster.settings import parse_seconds
+from atoll.cluster.environment_variables import COMPILER_MEMORY, COMPILER_SECONDS
 from atoll.devices.compilers.compiler_messages import (
     Answer,
     Ask,
@@ -28,12 +28,10 @@ from atoll.devices.compilers.compiler_messages import (
     Rejected,
     ToCompiler,
 )
-from atoll.errors import OK, Code, FrameError, SettingsError, Status
+from atoll.errors import OK, Code, FrameError, Status
 from atoll.host_services.calls.client_calls import ClientError, status_of
-from atoll.quantities import human_bytes, parse_bytes
+from atoll.quantities import human_bytes
 
-MEMORY_VARIABLE = "ATOLL_COMPILER_MEMORY"
-SECONDS_VARIABLE = "ATOLL_COMPILER_SECONDS"
 DEFAULT_SECONDS = 1800
 # Bound on the wall-clock time of a compilation, as a multiple of its CPU time: the host's CPUs are shared.
 _WALL_FACTOR = 10
@@ -54,12 +52,8 @@ class CompilerLimits:
 
 def limits_from_environment() -> CompilerLimits:
     """Return the limits that the environment sets, or the defaults. Raises SettingsError."""
-    chosen = os.environ.get(MEMORY_VARIABLE, "")
-    try:
-        memory = parse_bytes(chosen) if chosen else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except ValueError as error:
-        raise SettingsError(f"{MEMORY_VARIABLE}: {error}") from None
-    seconds = parse_seconds(os.environ.get(SECONDS_VARIABLE, ""), SECONDS_VARIABLE)
+    memory = COMPILER_MEMORY.get() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    seconds = COMPILER_SECONDS.get()
     limit = max(1, round(seconds)) if seconds else DEFAULT_SECONDS
     return CompilerLimits(memory, limit, limit * _WALL_FACTOR)
 
@@ -68,7 +62,7 @@ def memory_text(memory_bytes: int) -> str:
     """Return the text of an error for a compilation that exceeded its memory limit."""
     return (
         f"the compilation needs more than the {human_bytes(memory_bytes)} of memory that a compiler process may use; "
-        f"the operator can raise {MEMORY_VARIABLE}"
+        f"the operator can raise {COMPILER_MEMORY.variable}"
     )
 
 
@@ -76,7 +70,7 @@ def seconds_text(seconds: int, kind: str) -> str:
     """Return the text of an error for a compilation that exceeded a time limit, of `kind` "CPU time" or "time"."""
     return (
         f"the compilation took more than the {seconds} s of {kind} that it may use; "
-        f"the operator can raise {SECONDS_VARIABLE}"
+        f"the operator can raise {COMPILER_SECONDS.variable}"
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.environment_variables import LOG
 from atoll.cluster.processes.process_runtime import command
 from atoll.devices.compilers.compiler_messages import (
     Answer,
@@ -42,7 +43,7 @@ _MODULE = "atoll.devices.compilers.fork_server"
 # Variables that a compiler process inherits from the worker. Others may contain secrets.
 _INHERITED = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "GLIBC_TUNABLES"),
-    *("XLA_FLAGS", "JAX_ENABLE_X64", "TF_CPP_MIN_LOG_LEVEL", "NPROC", "ATOLL_LOG"),
+    *("XLA_FLAGS", "JAX_ENABLE_X64", "TF_CPP_MIN_LOG_LEVEL", "NPROC", LOG.variable),
 )
 _PACKET_BYTES = 4096
 _encode = msgspec.msgpack.Encoder().encode
@@ -345,5 +346,5 @@ class CompilerServer:
 
 
 def _environment() -> dict[str, str]:
-    found = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    found = {name: value for name, value in os.environ.items() if name in _INHERITED}
     return found | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 
+from atoll.cluster.environment_variables import NULL_MODEL
 from atoll.errors import SettingsError
 
-VARIABLE = "ATOLL_NULL_MODEL"
 DEFAULT = "tpu-v3"
 
 
@@ -54,8 +52,8 @@ MODELS = {
 
 def chosen_model() -> NullModel:
     """Return the model that ATOLL_NULL_MODEL names. Raises SettingsError for an unknown name."""
-    name = os.environ.get(VARIABLE, "") or DEFAULT
+    name = NULL_MODEL.text() or DEFAULT
     model = MODELS.get(name)
     if model is None:
-        raise SettingsError(f"{VARIABLE} is {name!r}: known are {', '.join(MODELS)}")
+        raise SettingsError(f"{NULL_MODEL.variable} is {name!r}: known are {', '.join(MODELS)}")
     return model

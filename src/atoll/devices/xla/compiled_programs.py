@@ -9,7 +9,6 @@ import contextlib
 import contextvars
 import hashlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from jax._src import compilation_cache
 from jax._src.compilation_cache_interface import CacheInterface
 from jax._src.lib import xla_client as xc
 
+from atoll.cluster.environment_variables import XLA_FLAGS
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
 from atoll.devices.xla.program_cache import ProgramCache, Seal
 from atoll.errors import AccessError
@@ -156,4 +156,4 @@ def _described(devices: Sequence[Any]) -> bytes:
     except jax.errors.JaxRuntimeError:
         topology = " ".join(device.device_kind for device in devices)
     versions = f"{jax.__version__} {jax.lib.__version__} {devices[0].client.platform_version}"
-    return f"{versions} {topology} {os.environ.get('XLA_FLAGS', '')}".encode()
+    return f"{versions} {topology} {XLA_FLAGS.text()}".encode()

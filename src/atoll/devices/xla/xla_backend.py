@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from jax._src.lib import _jax, _profiler, cpu_sparse
 from jax._src.lib import xla_client as xc
 from jax.sharding import SingleDeviceSharding
 
+from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.slice_placement import GPUS
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description
 from atoll.devices.device import Assignment, DeviceBackend, ProgramLoader
@@ -334,7 +334,7 @@ def open_backend(devices: int, cache_directory: str, member: Membership | None) 
 
     Raises RuntimeError if this jaxlib does not support a worker, or if a host does not join in time.
     """
-    if os.environ.get("JAX_PLATFORMS", "") == "cpu":
+    if JAX_PLATFORMS.text() == "cpu":
         jax.config.update("jax_num_cpu_devices", devices)
     programs = open_programs(cache_directory)
     use_programs(programs, cache_directory)

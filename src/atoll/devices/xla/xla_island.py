@@ -20,6 +20,7 @@ import jax
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
+from atoll.cluster.environment_variables import JAX_PLATFORMS, NCCL_INTERFACE
 from atoll.errors import ConnectError
 from atoll.wire.address import Address, parse_address
 from atoll.wire.sockets import dial
@@ -53,7 +54,7 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     )
     state.client.connect()
     state.process_id, state.num_processes = rank, hosts
-    if os.environ.get("JAX_PLATFORMS", "") != "cpu":
+    if JAX_PLATFORMS.text() != "cpu":
         use_network(hostname)  # JAX's GPU plug-ins find the other hosts through the client, and use NCCL
         return
     with batch_threads():
@@ -104,7 +105,7 @@ def use_network(hostname: str) -> None:
     """
     interface = "" if Address(host=hostname).is_local else interface_of(hostname)
     if interface:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+        os.environ.setdefault(NCCL_INTERFACE.variable, f"={interface}")
 
 
 def interface_of(hostname: str) -> str:

@@ -6,11 +6,20 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from atoll.cluster.environment_variables import (
+    COMPLETION_INDEX,
+    ISLAND,
+    JOB_INDEX,
+    MPI_RANK,
+    PMIX_RANK,
+    RANK,
+    SLURM_RANK,
+)
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.sandbox.mechanisms import Mechanisms
+from atoll.cluster.setting import Setting
 from atoll.cluster.topology import RankSlot
 from atoll.devices.accelerators import Devices, devices, parts
-from atoll.errors import SettingsError
 from atoll.wire.address import Address
 
 
@@ -73,12 +82,12 @@ def options_of_workers(options: AgentOptions, workers: int) -> list[AgentOptions
 # Per launcher, the variable with the index of a job (the number of an island, if any) and the variable with the rank.
 # The first launcher with a rank counts. Kubernetes sets JOB_COMPLETION_INDEX in the pods of an indexed Job. The index
 # of a Job within its JobSet is a label of the pod, which the manifest passes as JOB_INDEX.
-_LAUNCHERS: tuple[tuple[str, str], ...] = (
-    ("ATOLL_ISLAND", "ATOLL_RANK"),
-    ("JOB_INDEX", "JOB_COMPLETION_INDEX"),
-    ("", "OMPI_COMM_WORLD_RANK"),
-    ("", "PMIX_RANK"),
-    ("", "SLURM_PROCID"),
+_LAUNCHERS: tuple[tuple[Setting[int] | None, Setting[int]], ...] = (
+    (ISLAND, RANK),
+    (JOB_INDEX, COMPLETION_INDEX),
+    (None, MPI_RANK),
+    (None, PMIX_RANK),
+    (None, SLURM_RANK),
 )
 
 
@@ -90,19 +99,11 @@ def rank_slot_of(environment: Mapping[str, str], island: int | None = None, rank
     if island is not None or rank is not None:
         return RankSlot(_or_any(island), _or_any(rank))
     for of_island, of_rank in _LAUNCHERS:
-        said_island, said_rank = environment.get(of_island, ""), environment.get(of_rank, "")
-        if said_rank or (said_island and of_island.startswith("ATOLL_")):
-            return RankSlot(_number(of_island, said_island), _number(of_rank, said_rank))
+        if of_rank.text(environment) or (of_island is ISLAND and ISLAND.text(environment)):
+            said = of_island.get(environment) if of_island is not None else None
+            return RankSlot(_or_any(said), _or_any(of_rank.get(environment)))
     return RankSlot()
 
 
 def _or_any(number: int | None) -> int:
     return -1 if number is None else number
-
-
-def _number(name: str, text: str) -> int:
-    if not text:
-        return -1
-    if not (text.isascii() and text.isdigit()):
-        raise SettingsError(f"{name} is {text!r}: expected a number from 0 on")
-    return int(text)

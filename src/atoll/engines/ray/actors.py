@@ -23,18 +23,18 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from atoll.cluster.directories import default_cache_directory, make_directory, usage_file
+from atoll.cluster.environment_variables import ADDRESS, AUTHORITY, HOST_TOKEN, INSECURE, ISLAND, JOIN, RANK, TOKEN
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
 from atoll.cluster.processes.process_table import cpu_ticks, switches
 from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, StartWatch
-from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.setting import Setting
+from atoll.cluster.settings import SETTINGS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError
 from atoll.journal.persisted_state import check_persisted
-from atoll.security.access import HOST_TOKEN_VARIABLE, INSECURE_VARIABLE, TOKEN_VARIABLE
-from atoll.security.join_token import JOIN_VARIABLE
 from atoll.security.roles import JOINING, Role
-from atoll.security.start_security import AUTHORITY_VARIABLE, advertised, kept_environment
+from atoll.security.start_security import advertised, kept_environment
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.sockets import free_address
 
@@ -157,7 +157,7 @@ class EngineActor:
         try:
             listen = parse_address(given.listen or free_address(here))
             listen = listen if given.insecure else listen.secured()
-            token = os.environ.get(TOKEN_VARIABLE, "")
+            token = TOKEN.text()
             check_may_listen(listen, token)
             advertise = given.advertise or (here if listen.is_everywhere else "")
             address = advertised(listen, advertise)
@@ -290,20 +290,15 @@ _PREFIXES = ("ATOLL_", "XLA_", "NCCL_", "LIBTPU_", "TF_CPP_")
 _NAMES = ("OMP_NUM_THREADS",)
 # Variables that were read where the cluster was started, and mean something else on a host.
 _NOT = (
-    "ATOLL_ADDRESS",
-    "ATOLL_ISLANDS",
-    "ATOLL_ISLAND",
-    "ATOLL_RANK",
-    "ATOLL_ENGINE",
-    "ATOLL_TOPOLOGY",
-    INSECURE_VARIABLE,
+    *(each.variable for each in (ADDRESS, ISLAND, RANK, INSECURE)),
+    *(SETTINGS[name].variable for name in ("islands", "engine", "mesh")),
 )
-_SECRETS = (JOIN_VARIABLE, TOKEN_VARIABLE, HOST_TOKEN_VARIABLE, AUTHORITY_VARIABLE)
+_SECRETS = tuple(each.variable for each in (JOIN, TOKEN, HOST_TOKEN, AUTHORITY))
 
 
 def engine_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables for the engine. Of the secrets, it gets those from which its cluster is made."""
-    return _chosen(environment, (TOKEN_VARIABLE, HOST_TOKEN_VARIABLE, AUTHORITY_VARIABLE))
+    return _chosen(environment, (TOKEN, HOST_TOKEN, AUTHORITY))
 
 
 def agent_environment(secured: bool, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -311,15 +306,15 @@ def agent_environment(secured: bool, environment: Mapping[str, str] = os.environ
 
     Of the secrets, they get the join token that the engine has made for hosts or, without TLS, the tokens.
     """
-    return _chosen(environment, (JOIN_VARIABLE,) if secured else (TOKEN_VARIABLE, HOST_TOKEN_VARIABLE))
+    return _chosen(environment, (JOIN,) if secured else (TOKEN, HOST_TOKEN))
 
 
-def _chosen(environment: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
+def _chosen(environment: Mapping[str, str], secrets: tuple[Setting[str], ...]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
         if (name.startswith(_PREFIXES) or name in _NAMES)
         and name not in _NOT
         and not name.startswith("ATOLL_RAY_")
-        and (name in secrets or name not in _SECRETS)
+        and (name not in _SECRETS or any(name == each.variable for each in secrets))
     }

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.cluster.environment_variables import PYTHON_MEMORY, PYTHON_SCRATCH
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
 from atoll.errors import Code, StatusError
 from atoll.host_services.python.rendezvous import KeyValues, Rendezvous, nowhere, told_by_the_first
 from atoll.protocol.messages.python_messages import ClientSettings, PythonOptions
-from atoll.quantities import parse_bytes
 from atoll.wire.address import parse_address
-
-_MEMORY_VARIABLE, _SCRATCH_VARIABLE = "ATOLL_PYTHON_MEMORY", "ATOLL_PYTHON_SCRATCH"
 
 
 @dataclass(frozen=True)
@@ -104,20 +102,17 @@ def _sandbox(host: PythonHost, session: int, rules: PythonRules, directory: Path
     return Sandbox(
         rules.view,
         scratch=str(directory / f"host-{host.number}"),
-        scratch_bytes=_bytes(_SCRATCH_VARIABLE, 1 / 4),
+        scratch_bytes=PYTHON_SCRATCH.get() or _memory(1 / 4),
         shared=str(directory),
         hidden=tuple({host.directory, *host.hidden, *map(_private, sockets)}),
         read=rules.read,
         write=rules.write,
         network=rules.network,
-        memory_bytes=_bytes(_MEMORY_VARIABLE, 3 / 4),
+        memory_bytes=PYTHON_MEMORY.get() or _memory(3 / 4),
         identity=session,
     )
 
 
-def _bytes(variable: str, part: float) -> int:
-    """Return the bytes in an environment variable, by default the fraction `part` of the machine's memory."""
-    chosen = os.environ.get(variable, "")
-    if chosen:
-        return parse_bytes(chosen)
+def _memory(part: float) -> int:
+    """Return a fraction of the machine's memory in bytes."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * part)

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.cluster.environment_variables import PYTHON_ENVIRONMENT, PYTHON_PATH
 from atoll.cluster.processes.bugs import described, start_in
 from atoll.cluster.processes.child import ExitMessage, how_it_ended
 from atoll.cluster.processes.priorities import restore_priority
 from atoll.cluster.processes.process_runtime import (
-    PYTHON_ENVIRONMENT_VARIABLE,
     command,
     own_environment,
     with_malloc_tuning,
@@ -253,12 +253,12 @@ def _environment(sandbox: Sandbox) -> dict[str, str]:
     `ATOLL_PYTHON_ENVIRONMENT` adds names; "*" adds all variables except those of Atoll and JAX.
     """
     own = {name: value for name, value in own_environment().items() if not name.startswith(("ATOLL_", "JAX_"))}
-    added = {each.strip() for each in os.environ.get(PYTHON_ENVIRONMENT_VARIABLE, "").split(",")}
+    added = {each.strip() for each in PYTHON_ENVIRONMENT.text().split(",")}
     env = {
         name: value
         for name, value in own.items()
         if "*" in added or name in added or name in _NAMES or name.startswith(_PREFIXES)
     }
     home = {"HOME": sandbox.scratch} if sandbox.view is View.GRANTED else {}
-    path = os.environ.get("PYTHONPATH", "")
+    path = PYTHON_PATH.text()
     return with_malloc_tuning(env) | {"JAX_PLATFORMS": "cpu", "TMPDIR": sandbox.scratch, "PYTHONPATH": path} | home

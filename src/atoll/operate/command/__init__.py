@@ -15,8 +15,10 @@ from typer.main import get_command_name
 from typer.models import CommandInfo, TyperInfo
 
 from atoll._version import __version__
+from atoll.cluster.environment_variables import PROCESSES, SCRIPTS
 from atoll.cluster.former_names import present_option
 from atoll.cluster.processes.process_runtime import freeze_gc
+from atoll.cluster.settings import SETTINGS
 from atoll.errors import AtollError
 from atoll.operate.command import (
     cluster_commands,
@@ -47,42 +49,32 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+def _help() -> str:
+    """Return the text of `atoll --help`."""
+    variables = [f"- `{each.variable}`: {each.help}" for each in SCRIPTS.settings]
+    others = ", ".join(f"`{each.variable}`" for each in (*SETTINGS.values(), *PROCESSES.settings))
+    return "\n\n".join(
+        (
+            "Atoll runs unmodified JAX programs on the devices of a cluster, under one controller.",
+            "Without any of these commands, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster that ends "
+            "with the script.",
+            "For a standing cluster: start it with `atoll up`, run any number of scripts with `JAX_PLATFORMS=atoll "
+            "ATOLL_ADDRESS=... python train.py`, show its state with `atoll status`, and end it with `atoll down`.",
+            "**Environment.**",
+            *variables,
+            f'- The page "Settings" also describes {others}.',
+        )
+    )
+
+
+@app.callback(help=_help())
 def atoll(
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Atoll runs unmodified JAX programs on the devices of a cluster, under one controller.
-
-    Without any of these commands, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster that ends with the
-    script.
-
-    For a standing cluster: start it with `atoll up`, run any number of scripts with `JAX_PLATFORMS=atoll
-    ATOLL_ADDRESS=... python train.py`, show its state with `atoll status`, and end it with `atoll down`.
-
-    **Environment.**
-
-    - `ATOLL_ADDRESS`: the address of a cluster, for scripts and for all commands but `up`.
-
-    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`, `ATOLL_POLICY`,
-      `ATOLL_ENGINE`, `ATOLL_LEASE`, `ATOLL_WAIT`: the settings of an embedded cluster. All but the first also apply to
-      `atoll up`.
-
-    - `ATOLL_JOIN`: the join token of a cluster on TCP, or a file with it, for scripts and for all commands but `up`.
-
-    - `ATOLL_TOKEN`: the token of a cluster. A cluster that is started with it serves only clients that send it.
-
-    - `ATOLL_BULK_TLS`: "off" disables TLS on the data connections of a cluster on TCP. `ATOLL_INSECURE=1` disables all
-      TLS.
-
-    - `ATOLL_CACHE_DIR`: the directory of compiled programs; "off" stores none. `ATOLL_STATE_DIR`: the directory of
-      usage records, suspended sessions and the user's key; "off" keeps no usage. `ATOLL_KEY_FILE`: the file with the
-      user's key, which protects compiled programs and journals.
-
-    - `ATOLL_LOG`: "debug" or "info" makes the processes log more.
-    """
+    """Handle the options that precede a command."""
 
 
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(scripts.run)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cluster.environment_variables import ADDRESS, INSECURE, JOIN
 from atoll.operate.command.terminal import say
 
 
@@ -102,22 +103,20 @@ def host(
     from atoll.engines.agent.agent_options import AgentOptions, options_of_workers, rank_slot_of
     from atoll.errors import SettingsError
     from atoll.operate.joining import reach
-    from atoll.security.access import INSECURE_VARIABLE
-    from atoll.security.join_token import JOIN_VARIABLE
 
     if not (address or join):
-        address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")
+        address, join = ADDRESS.text(), JOIN.text()
     if not (address or join):
         raise SettingsError("no cluster given: use --join or --address, or set ATOLL_JOIN or ATOLL_ADDRESS")
     if insecure:
-        os.environ[INSECURE_VARIABLE] = "1"
+        os.environ[INSECURE.variable] = "1"
     reached = reach(address, join, for_hosts=True)
     controller = reached.address
     # For this process, which reads the file each time it joins, and for its worker.
     if join and not join.startswith("atoll://"):
-        os.environ[JOIN_VARIABLE] = os.path.abspath(join)
+        os.environ[JOIN.variable] = os.path.abspath(join)
     elif reached.join is not None:
-        os.environ[JOIN_VARIABLE] = join or str(reached.join)
+        os.environ[JOIN.variable] = join or str(reached.join)
     if controller.is_unix:
         raise SettingsError(f"{address}: a host agent connects to its controller over TCP; give HOST:PORT")
     rank_slot = rank_slot_of(os.environ, island, rank)

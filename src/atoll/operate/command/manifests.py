@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
+from atoll.cluster.settings import DEFAULT_PLATFORM, SETTINGS, ClusterSettings
 from atoll.cluster.tenant_settings import TENANT_MARK
 from atoll.operate.command.command_options import (
     ClusterOptions,
@@ -174,25 +174,18 @@ def _content(cluster: ClusterOptions) -> str:
 
 def _flags(cluster: ClusterOptions) -> list[str]:
     """Return the other options for `atoll up`."""
-    if cluster.engine not in (None, "hosts"):
+    engine = cluster.settings.get("engine", "hosts")
+    if engine != "hosts":
         raise typer.BadParameter(
-            f"--engine {cluster.engine}: machines of this cluster join by themselves, so only --engine hosts works"
+            f"--engine {engine}: machines of this cluster join by themselves, so only --engine hosts works"
         )
-    given = {
-        "--device-memory": cluster.device_memory,
-        "--dispatch": cluster.dispatch,
-        "--policy": cluster.policy,
-        "--topology": cluster.mesh,
-        "--lease": cluster.lease_seconds,
-        "--wait": cluster.wait_seconds,
-        "--bulk-tls": cluster.bulk_tls,
-        "--spill": cluster.spill,
-        "--suspend-lower": cluster.suspend_lower,
-        "--suspend-directory": cluster.suspend_directory,
-        "--suspended": cluster.suspended_seconds,
-        "--python-network": cluster.python_network,
-    }
-    flags = [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
-    for flag, directories in (("--python-read", cluster.python_read), ("--python-write", cluster.python_write)):
-        flags += [part for directory in directories or () for part in (flag, directory)]
-    return [*flags, "--insecure-sandbox"] if cluster.insecure_sandbox else flags
+    flags = []
+    for field, value in cluster.settings.items():
+        form, name = SETTINGS[field].form, f"--{SETTINGS[field].name}"
+        if field in ("engine", "platform") or field.startswith("ray_"):
+            continue
+        if form.is_flag:
+            flags += [name] if value else []
+        else:
+            flags += [part for each in (value if form.check_item else [form.text(value)]) for part in (name, each)]
+    return flags

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cluster.cluster_file import FILE_VARIABLE
+from atoll.cluster.environment_variables import ADDRESS, CLUSTER_FILE, JAX_PLATFORMS, JOIN
 from atoll.cluster.settings import environment_of
 from atoll.operate.command.command_options import (
     ClusterAddress,
@@ -21,7 +21,7 @@ from atoll.operate.command.command_options import (
     with_option_groups,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say
-from atoll.security.join_token import JOIN_VARIABLE, read_join
+from atoll.security.join_token import read_join
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 
@@ -48,21 +48,21 @@ def run(
     """
     check_one_of(islands, address, join)
     env = dict(os.environ)
-    if "atoll" not in env.get("JAX_PLATFORMS", "").split(","):
-        env["JAX_PLATFORMS"] = "atoll"
+    if "atoll" not in env.get(JAX_PLATFORMS.variable, "").split(","):
+        env[JAX_PLATFORMS.variable] = "atoll"
     if islands is not None:
-        env.pop("ATOLL_ADDRESS", None)
-        env.pop(JOIN_VARIABLE, None)
+        env.pop(ADDRESS.variable, None)
+        env.pop(JOIN.variable, None)
     if address or join:
-        env["ATOLL_ADDRESS"] = address
+        env[ADDRESS.variable] = address
     if join:
-        env[JOIN_VARIABLE] = str(read_join(join))
+        env[JOIN.variable] = str(read_join(join))
     said = given(islands, cluster)
     if islands is not None:
-        env.pop(FILE_VARIABLE, None)
-    elif "cluster_file" in said:
+        env.pop(CLUSTER_FILE.variable, None)
+    elif cluster.cluster_file is not None:
         settings_of(islands, cluster)  # raises if the file is invalid
-        env[FILE_VARIABLE] = os.path.abspath(said.pop("cluster_file"))
+        env[CLUSTER_FILE.variable] = os.path.abspath(cluster.cluster_file)
     env.update(environment_of(said))
     try:
         os.execvpe(command[0], command, env)
@@ -116,7 +116,7 @@ def proxy(
     check_may_listen(listen, token())
     settings = settings_of(islands, cluster)
     if not (address or join or islands is not None):
-        address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")
+        address, join = ADDRESS.text(), JOIN.text()
     existing: Reach | None = None
     if address or join:
         existing = reach(address, join)

@@ -12,8 +12,6 @@ from atoll.errors import Status
 # work together.
 PROTOCOL = 27
 
-DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"
-
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The base class of all control messages."""

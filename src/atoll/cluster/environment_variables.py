@@ -1,0 +1,221 @@
+"""The environment variables that Atoll's processes read, except those of `cluster.settings`.
+
+To add a variable, add it to one of the tables here. `python -m docs.settings_page` then writes the reference page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.cluster.setting import AMOUNT, TEXT, Form, Setting, Value, count, seconds
+
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_LEAST_CERTIFICATE_SECONDS = 1.0
+_MOST_CERTIFICATE_SECONDS = 10 * 365 * 86400.0
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise ValueError("expected 1 or 0")
+    return _FLAGS[text.lower()]
+
+
+class Table:
+    """Variables with a common purpose, in the order of their table in docs/reference/settings.md."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.settings: list[Setting[Any]] = []
+
+    def add(self, variable: str, form: Form[Value], text: str, *, default: str = "", more: str = "") -> Setting[Value]:
+        """Declare a variable. `text`, `default` and `more` are described at `Setting`."""
+        setting = Setting(variable, form, text, default=default, more=more)
+        self.settings.append(setting)
+        return setting
+
+
+SCRIPTS = Table("Scripts and commands")
+PROCESSES = Table("Processes")
+OTHERS = Table("Variables of other programs")
+INTERNAL = Table("Variables that Atoll sets for its own processes")
+TABLES = (SCRIPTS, PROCESSES, OTHERS, INTERNAL)
+
+JAX_PLATFORMS = SCRIPTS.add(
+    "JAX_PLATFORMS",
+    TEXT,
+    '`atoll` (or `atoll,cpu`, which means the same) runs a script on Atoll; `jax.devices("cpu")` are its local CPU '
+    "devices. Workers do not get this variable, nor any other `JAX_*`.",
+)
+ADDRESS = SCRIPTS.add(
+    "ATOLL_ADDRESS",
+    TEXT,
+    "Address of the cluster to use: unix:/path or HOST:PORT. If there are several, separated by commas, they are tried "
+    "in turn.",
+    default="an embedded cluster",
+)
+JOIN = SCRIPTS.add(
+    "ATOLL_JOIN",
+    TEXT,
+    "Join token of a cluster on TCP, or the file that contains it. It includes the address of the cluster.",
+    default="none: your own cluster on this machine needs none",
+)
+TOKEN = SCRIPTS.add(
+    "ATOLL_TOKEN",
+    TEXT,
+    "Token of a cluster. A cluster that is started with it serves only clients that send it. On TCP it is part of the "
+    "clients' join token.",
+    default="random on TCP, otherwise none",
+)
+SESSION_PLATFORM = SCRIPTS.add(
+    "ATOLL_SESSION_PLATFORM",
+    TEXT,
+    "Platform whose devices a script sees, if the cluster has several platforms.",
+    default="that of the first island",
+)
+INSECURE = SCRIPTS.add(
+    "ATOLL_INSECURE",
+    Form(_flag, ""),
+    "1 disables TLS on TCP, for clusters that are started and for clients that connect.",
+    default="0",
+)
+HOST_TOKEN = SCRIPTS.add(
+    "ATOLL_HOST_TOKEN",
+    TEXT,
+    "Token that `atoll host` sends to a cluster with ATOLL_INSECURE.",
+    default="ATOLL_TOKEN",
+)
+CLUSTER_FILE = SCRIPTS.add(
+    "ATOLL_CLUSTER",
+    TEXT,
+    "TOML file with islands, which may differ in hosts, devices, platform and topology, and with settings.",
+    default="none",
+    more="See [islands that differ](clusters.md#islands-that-differ).",
+)
+TENANTS_FILE = SCRIPTS.add(
+    "ATOLL_TENANTS",
+    TEXT,
+    "TOML file with the tenants that share the cluster: their tokens, shares, priorities, quotas and roles.",
+    default="one tenant",
+    more="See [tenants](sharing.md#tenants).",
+)
+
+CACHE_DIRECTORY = PROCESSES.add(
+    "ATOLL_CACHE_DIR",
+    TEXT,
+    "Directory for compiled programs, and for estimates of their durations; off stores none.",
+    default="JAX's own cache directory if the script has set one, otherwise `~/.cache/atoll/programs`",
+    more="See [usage](sharing.md#usage).",
+)
+KEY_FILE = PROCESSES.add(
+    "ATOLL_KEY_FILE",
+    TEXT,
+    "File with the user's key, which authenticates compiled programs on disk and encrypts the journal: 32 bytes or "
+    "more, not readable by other users. Hosts that share ATOLL_CACHE_DIR need the same key.",
+    default="`key` in ATOLL_STATE_DIR, created if it is missing",
+    more="See [compiled programs](how-it-works/compilation.md#entries-on-disk) and "
+    "[the journal](how-it-works/journal.md#secrets-in-the-files).",
+)
+STATE_DIRECTORY = PROCESSES.add(
+    "ATOLL_STATE_DIR",
+    TEXT,
+    "Directory for the usage of standing clusters, for sessions that are suspended to disk, and for the user's key; "
+    "off stores no usage.",
+    default="`$XDG_STATE_HOME/atoll`, otherwise `~/.local/state/atoll`",
+)
+CERTIFICATE_SECONDS = PROCESSES.add(
+    "ATOLL_CERTIFICATE_SECONDS",
+    seconds(_LEAST_CERTIFICATE_SECONDS, _MOST_CERTIFICATE_SECONDS),
+    "Seconds for which a cluster's certificates are valid; they are renewed earlier.",
+    default="86400",
+)
+PYTHON_ENVIRONMENT = PROCESSES.add(
+    "ATOLL_PYTHON_ENVIRONMENT",
+    TEXT,
+    "Names of environment variables, separated by commas, that Python of users on the hosts gets in addition to those "
+    "of the allow-list; * for all but those of Atoll and JAX.",
+    default="none; * on an embedded cluster",
+    more="See [the allow-list](security.md#files-that-atoll-reads-back).",
+)
+PYTHON_MEMORY = PROCESSES.add(
+    "ATOLL_PYTHON_MEMORY",
+    AMOUNT,
+    "Memory that one Python process of a session may use on a host, such as 8GiB.",
+    default="three quarters of the machine's",
+)
+PYTHON_SCRATCH = PROCESSES.add(
+    "ATOLL_PYTHON_SCRATCH",
+    AMOUNT,
+    "Memory for the files that one Python process of a session writes to its TMPDIR and /dev/shm.",
+    default="a quarter of the machine's",
+)
+COMPILER_SECONDS = PROCESSES.add(
+    "ATOLL_COMPILER_SECONDS",
+    seconds(),
+    "Seconds of CPU time that one compilation of a tenant may use on a host.",
+    default="1800",
+    more="See [compiler processes](how-it-works/compilation.md#compiler-processes).",
+)
+COMPILER_MEMORY = PROCESSES.add(
+    "ATOLL_COMPILER_MEMORY",
+    AMOUNT,
+    "Memory that one compiler process may use on a host of a cluster with tenants, such as 8GiB.",
+    default="a quarter of the machine's",
+)
+NULL_MODEL = PROCESSES.add("ATOLL_NULL_MODEL", TEXT, "Model of null devices: tpu-v3 or instant.", default="tpu-v3")
+LOG = PROCESSES.add(
+    "ATOLL_LOG", TEXT, "Log level of Atoll's processes, on standard error: debug, info, warning.", default="warning"
+)
+ISLAND = PROCESSES.add("ATOLL_ISLAND", count(), "Island that this machine's `atoll host` asks for.", default="any")
+RANK = PROCESSES.add(
+    "ATOLL_RANK",
+    count(),
+    "Rank that this machine's `atoll host` asks for: in its island, or without ATOLL_ISLAND among all hosts.",
+    default="any",
+)
+
+AUTHORITY = INTERNAL.add(
+    "ATOLL_AUTHORITY",
+    TEXT,
+    "Existing certificate authority with its key, in PEM, for the engine of `atoll up --authority FILE`. ATOLL_TOKEN "
+    "and ATOLL_HOST_TOKEN are set with it.",
+)
+AUTHORITY_IS_KEPT = INTERNAL.add(
+    "ATOLL_AUTHORITY_IS_KEPT", TEXT, "1 if the next cluster can use the engine's certificate authority."
+)
+
+XLA_FLAGS = OTHERS.add(
+    "XLA_FLAGS",
+    TEXT,
+    "Flags of XLA for the workers. Atoll adds flags that disable XLA's time limits on collectives.",
+    more="See [collectives that wait](how-it-works/failures.md#collectives-that-wait).",
+)
+NCCL_INTERFACE = OTHERS.add(
+    "NCCL_SOCKET_IFNAME",
+    TEXT,
+    "Network interface of a GPU host for collectives.",
+    default="the interface with the address at which the other hosts of the island reach the host",
+)
+PLUGINS = OTHERS.add(
+    "PJRT_NAMES_AND_LIBRARY_PATHS", TEXT, "JAX's plug-ins. If it is set, any platform name is accepted."
+)
+CUDA_DEVICES = OTHERS.add("CUDA_VISIBLE_DEVICES", TEXT, "NVIDIA GPUs that the workers of a machine use.", default="all")
+HIP_DEVICES = OTHERS.add("HIP_VISIBLE_DEVICES", TEXT, "AMD GPUs that the workers of a machine use.", default="all")
+CACHE_HOME = OTHERS.add("XDG_CACHE_HOME", TEXT, "Base of the default of ATOLL_CACHE_DIR.", default="`~/.cache`")
+STATE_HOME = OTHERS.add("XDG_STATE_HOME", TEXT, "Base of the default of ATOLL_STATE_DIR.", default="`~/.local/state`")
+RUNTIME_DIRECTORY = OTHERS.add(
+    "XDG_RUNTIME_DIR",
+    TEXT,
+    "Directory for sockets, and for the registry of this user's clusters.",
+    default="the system's temporary directory",
+)
+PYTHON_PATH = OTHERS.add("PYTHONPATH", TEXT, "Modules for Python of users on the hosts.")
+LIBRARY_PATH = OTHERS.add(
+    "LD_LIBRARY_PATH", TEXT, "Libraries, which the sandbox of users' Python on the hosts may read."
+)
+JOB_INDEX = OTHERS.add(
+    "JOB_INDEX", count(), "Island of a host that Kubernetes started. The manifests of `atoll kubernetes` set it."
+)
+COMPLETION_INDEX = OTHERS.add("JOB_COMPLETION_INDEX", count(), "Rank in its island of a host that Kubernetes started.")
+MPI_RANK = OTHERS.add("OMPI_COMM_WORLD_RANK", count(), "Rank among all hosts of a host that Open MPI started.")
+PMIX_RANK = OTHERS.add("PMIX_RANK", count(), "Rank among all hosts of a host that a launcher with PMIx started.")
+SLURM_RANK = OTHERS.add("SLURM_PROCID", count(), "Rank among all hosts of a host that Slurm started.")
