@@ -78,9 +78,12 @@ def test_the_file_of_a_cluster_that_was_killed_before_it_had_begun_stays(tmp_pat
     assert (tmp_path / "journal" / NAME).read_bytes() == b"of the cluster before"
 
 
-def test_the_journal_stays_if_the_sessions_cannot_be_written(tmp_path: Path) -> None:
+def test_the_journal_stays_if_the_sessions_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
     killed(tmp_path / "journal", tmp_path / "1.piece")
-    (tmp_path / "journal" / NAME).mkdir()
+    monkeypatch.setattr("atoll.journal.files.write_atomically", full)
     before = {path.name for path in (tmp_path / "journal").iterdir()}
     with pytest.raises(JournalError, match="cannot persist suspended sessions"):
         end(tmp_path / "journal", persist=True)

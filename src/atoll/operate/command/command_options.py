@@ -200,7 +200,12 @@ def _values(group: Any, given: dict[str, Any]) -> dict[str, Any]:
             values[each.name] = given.pop(each.name)
         else:
             found = {option.name: given.pop(option.name) for option in options}
-            values[each.name] = {name: value for name, value in found.items() if value is not None}
+            # An option that can be repeated gives a list; settings are immutable.
+            values[each.name] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in found.items()
+                if value is not None
+            }
     return values
 
 
