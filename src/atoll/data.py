@@ -39,12 +39,15 @@ import numpy as np
 from jax.experimental import colocated_python
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from atoll.retries import Retry
+
 __all__ = ["BatchIterator", "Batches", "Shard"]
 
 _FORMAT = "atoll.data 1"
 _RECORD_BYTES = 4096  # size of a record without the state
 _LOST = re.compile("ABORTED|DATA_LOSS|UNAVAILABLE|.*RuntimeError: the object was lost", re.DOTALL)
-_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds between attempts while the processes of a failed host restart
+# Seconds between attempts while the processes of a failed host restart, and for all of them.
+_FIRST_PAUSE, _MOST_PAUSE, _PATIENCE = 0.5, 4.0, 15.0
 _LOST_NOTE = (
     "The batches that were read ahead are lost. Call `iterator.set_state(iterator.get_state())` to recreate the"
     " pipelines and continue with the batch that failed."
@@ -153,15 +156,15 @@ class BatchIterator(Iterator[Any]):
 
         Try again if a process is lost meanwhile: the processes of a failed island end one after another.
         """
-        for pause in (*_PAUSES, None):
+        retry = Retry(_FIRST_PAUSE, _MOST_PAUSE, patience=_PATIENCE)
+        while True:
             try:
                 hosts = _Hosts(self._of, self._shards)
                 return hosts, hosts.open()
             except jax.errors.JaxRuntimeError as error:
-                if pause is None or not _is_loss(error):
+                if retry.is_over or not _is_loss(error):
                     raise
-                time.sleep(pause)
-        raise AssertionError
+            time.sleep(retry.next_pause())
 
     def _read_ahead(self) -> None:
         if self._thread != threading.get_ident():

@@ -106,6 +106,15 @@ CACHE_DIRECTORY = PROCESSES.add(
     default="JAX's own cache directory if the script has set one, otherwise `~/.cache/atoll/programs`",
     more="See [usage](sharing.md#usage).",
 )
+CACHE_BYTES = PROCESSES.add(
+    "ATOLL_CACHE_BYTES",
+    AMOUNT,
+    "Disk space for the compiled programs in ATOLL_CACHE_DIR. The least recently used ones are removed first.",
+    default="16GiB",
+)
+TENANT_CACHE_BYTES = PROCESSES.add(
+    "ATOLL_TENANT_CACHE_BYTES", AMOUNT, "Disk space for the compiled programs of one tenant.", default="4GiB"
+)
 KEY_FILE = PROCESSES.add(
     "ATOLL_KEY_FILE",
     TEXT,

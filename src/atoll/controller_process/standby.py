@@ -24,6 +24,7 @@ from atoll.journal.records import decode_events
 from atoll.journal.snapshots import unpickled
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
+from atoll.retries import Retry
 from atoll.security.access import token_for
 from atoll.security.enrollment import Renewal
 from atoll.security.roles import Role
@@ -263,32 +264,29 @@ class Standby:
 
     async def _announce_takeover(self, announcement: Resume) -> None:
         """Notify the earlier controller, which may still run without being reachable, that it is superseded."""
-        pause = _RETRY_SECONDS
-        while True:
+
+        async def announce() -> None:
             answer: asyncio.Future[None] = self._loop.create_future()
 
-            def done(_: Any, answer: asyncio.Future[None] = answer) -> None:
+            def done(_: Any) -> None:
                 if not answer.done():
                     answer.set_result(None)
 
-            try:
-                connection = await connect(
-                    self._address,
-                    Any,
-                    done,
-                    done,
-                    name="the earlier controller",
-                    on_link=done,
-                    identity=self._own_identity,
-                )
-                connection.send_link(announcement)
-                async with asyncio.timeout(_MOST_RETRY_SECONDS):
-                    await answer
-                connection.abort()
-                return
-            except (ConnectError, TimeoutError):
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _MOST_RETRY_SECONDS)
+            connection = await connect(
+                self._address,
+                Any,
+                done,
+                done,
+                name="the earlier controller",
+                on_link=done,
+                identity=self._own_identity,
+            )
+            connection.send_link(announcement)
+            async with asyncio.timeout(_MOST_RETRY_SECONDS):
+                await answer
+            connection.abort()
+
+        await Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS).call_async(announce, (ConnectError, TimeoutError))
 
 
 def _identities(options: ControllerOptions) -> tuple[Identity | None, Identity | None]:

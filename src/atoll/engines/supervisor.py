@@ -45,6 +45,7 @@ from atoll.protocol.messages import (
     WorkerEnded,
     agent_content,
 )
+from atoll.retries import Retry
 from atoll.security.access import token_for
 from atoll.security.roles import Role
 from atoll.security.start_security import advertised, load_authority
@@ -113,28 +114,20 @@ class Supervisor:
 
         Raise AccessError, or ConnectError after that time.
         """
-        loop = asyncio.get_running_loop()
-        identity, deadline = self._identity(), loop.time() + seconds
-        while True:
-            try:
-                link = await dial(
-                    address,
-                    ToEngine,
-                    self._handle,
-                    self._link_lost,
-                    name="the controller",
-                    identity=identity,
-                    on_away=partial(self._cut_off, True),
-                    on_back=partial(self._cut_off, False),
-                    on_silence=self._cut_off,  # messages of agents pass through the controller
-                )
-                break
-            except AccessError:
-                raise
-            except ConnectError:
-                if loop.time() > deadline:
-                    raise
-                await asyncio.sleep(_RETRY_SECONDS)
+        reach = partial(
+            dial,
+            address,
+            ToEngine,
+            self._handle,
+            self._link_lost,
+            name="the controller",
+            identity=self._identity(),
+            on_away=partial(self._cut_off, True),
+            on_back=partial(self._cut_off, False),
+            on_silence=self._cut_off,  # messages of agents pass through the controller
+        )
+        retry = Retry(_RETRY_SECONDS, patience=seconds)
+        link = await retry.call_async(reach, ConnectError, unless=AccessError)
         self._link = link
         token = token_for(self._address, Role.ENGINE)
         engine = self._options.settings.engine

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll.errors import AtollError
+from atoll.retries import Reasons, Retry
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.transfer_engine import TransferEngine
 from atoll.transfers.transfer_kinds import KINDS
@@ -72,7 +73,7 @@ class Listener:
             return self._pending.remove(channel)
 
     def _accept(self) -> None:
-        has_failed = False
+        problems, retry = Reasons(_log, logging.ERROR), Retry(_RETRY_SECONDS)
         poller = select.poll()
         for descriptor in (self._socket.fileno(), self._wake):
             poller.register(descriptor, select.POLLIN)
@@ -83,13 +84,11 @@ class Listener:
             except BlockingIOError:
                 continue
             except OSError as error:
-                if not has_failed:  # once, until it works again
-                    _log.error("no connection can be accepted at %s for now: %s", self.address, error)
-                has_failed = True
+                problems.say(f"no connection can be accepted at {self.address} for now: {error}")
                 self._close_oldest()
-                self._closing.wait(_RETRY_SECONDS)
+                self._closing.wait(retry.next_pause())
                 continue
-            has_failed = False
+            problems.solved()
             self._start(sock)
 
     def _start(self, sock: socket.socket) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from atoll.cluster.environment_variables import HOST_TOKEN, INSECURE, TOKEN
 from atoll.errors import AccessError, AtollError, ConnectError, HandshakeCutError
+from atoll.retries import Retry
 from atoll.security.enrollment import Renewal, enroll
 from atoll.security.join_token import JoinToken, join_of_environment
 from atoll.security.roles import Role
@@ -80,12 +81,12 @@ def renewed(identity: Identity, join: JoinToken, name: str) -> Certificate:
 
 def joined(join: JoinToken, role: Role, name: str, patience: float = 0.0) -> Identity:
     """Return an identity for a short-lived process: its certificate is not renewed. Arguments as in `identity_for`."""
-    deadline = time.monotonic() + patience
+    retry = Retry(_RETRY_SECONDS, patience=patience)
     while True:
         try:
             return Identity(enroll(join, role, name))
         except ConnectError as error:
             refused = isinstance(error, AccessError) and not isinstance(error, HandshakeCutError)
-            if refused or time.monotonic() >= deadline:
+            if refused or retry.is_over:
                 raise
-            time.sleep(_RETRY_SECONDS)
+        time.sleep(retry.next_pause())

@@ -20,6 +20,7 @@ from typing import Any
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.call_messages import NO_CLIENT, host_of, is_call, is_notice
+from atoll.retries import Retry
 from atoll.session.session_feeds import SentUploads, Upload
 from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
@@ -88,12 +89,12 @@ class Channels:
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
     ) -> None:
         """Connect to all hosts concurrently. Send the waiting uploads to each host when it is reached."""
-        task = self._loop.create_task(self._connect(hosts, then, self._loop.time() + patience))
+        task = self._loop.create_task(self._connect(hosts, then, patience))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(
-        self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], deadline: float
+        self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float
     ) -> None:
         unreached: dict[int, ConnectError] = {}
         dialers = ThreadPoolExecutor(max(1, min(_DIALS, len(hosts))), "atoll-dial")
@@ -104,9 +105,10 @@ class Channels:
             def is_wanted() -> bool:
                 return not self._closed and self._dials.get(host) is dialed
 
+            retry = Retry(_RETRY_SECONDS, patience=patience)
             outcome = await self._loop.run_in_executor(dialers, self._dial, address)
-            while isinstance(outcome, ConnectError) and is_wanted() and self._loop.time() < deadline:
-                await asyncio.sleep(_RETRY_SECONDS)
+            while isinstance(outcome, ConnectError) and is_wanted() and not retry.is_over:
+                await asyncio.sleep(retry.next_pause())
                 outcome = await self._loop.run_in_executor(dialers, self._dial, address)
             if isinstance(outcome, ConnectError):
                 if is_wanted():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from atoll._version import __version__
 from atoll.cluster.processes.leases import CLIENT_LEASES
 from atoll.errors import AccessError, ConnectError, refusal
 from atoll.protocol import messages as m
+from atoll.retries import Retry
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
 from atoll.session.channels import Channels
@@ -102,15 +102,13 @@ async def open_session(
 
     Raise AccessError, VersionError or ConnectError; messages say what the user can do.
     """
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True)
-            return await _Opening(controller, first_handle, identity, on_hosts_lost).run(hello)
-        except _Unreachable as error:
-            if time.monotonic() > deadline:
-                raise ConnectError(str(error)) from None
-            await asyncio.sleep(_RETRY_SECONDS)
+    hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True)
+    try:
+        return await Retry(_RETRY_SECONDS, patience=patience).call_async(
+            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello), _Unreachable
+        )
+    except _Unreachable as error:
+        raise ConnectError(str(error)) from None
 
 
 class _Opening:

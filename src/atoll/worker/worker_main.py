@@ -6,9 +6,9 @@ import logging
 import os
 import queue
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -33,6 +33,7 @@ from atoll.host_services.python.python_sessions import PythonSessions
 from atoll.peers.data_port import DataPort
 from atoll.peers.host_watch import neighbors
 from atoll.protocol import messages as m
+from atoll.retries import Retry
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
 from atoll.transfers.inbox import Inbox
@@ -55,6 +56,7 @@ from atoll.worker.worker_options import WorkerOptions
 _log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 60.0
+RETRY_SECONDS = 0.02
 
 
 def open_devices(options: WorkerOptions, heartbeat: StartupHeartbeat) -> DeviceBackend:
@@ -225,17 +227,9 @@ def introduction(
 
 def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConnection:
     """Connect to the controller. It starts at the same time as its workers, so retry until it listens."""
-    deadline = time.monotonic() + CONNECT_SECONDS
     address = parse_address(options.controller)
-    while True:
-        try:
-            return BlockingConnection.dial(address, m.ToWorker, name="the controller", identity=identity)
-        except AccessError:
-            raise
-        except ConnectError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
+    dial = partial(BlockingConnection.dial, address, m.ToWorker, name="the controller", identity=identity)
+    return Retry(RETRY_SECONDS, patience=CONNECT_SECONDS).call(dial, ConnectError, unless=AccessError)
 
 
 def _orphaned(directory: str) -> None:

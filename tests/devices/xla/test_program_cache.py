@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.devices.xla.compiled_programs import open_programs
 from atoll.devices.xla.program_cache import ProgramCache
 
 KEY = b"k" * 32
@@ -123,3 +124,14 @@ def test_a_cache_without_a_directory_to_write_to_misses(tmp_path: Path, caplog: 
     programs.put("step", b"step")
     assert programs.get("step") is None
     assert len(caplog.records) == 1
+
+
+def test_variables_bound_the_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("ATOLL_TENANT_CACHE_BYTES", "1KiB")
+    programs = open_programs(str(tmp_path / "programs"))
+    assert programs is not None
+    programs.put("small", b"x" * 500)
+    programs.put("large", b"x" * 2000)
+    assert programs.get("small") == b"x" * 500
+    assert programs.get("large") is None

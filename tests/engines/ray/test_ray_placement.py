@@ -205,3 +205,26 @@ def test_nothing_is_left_in_ray_when_the_cluster_has_ended(ray: FakeRay, placeme
     assert ray.living == []
     assert ray.groups == {}
     assert ray.is_shut
+
+
+def test_a_lasting_failure_of_ray_is_logged_once(
+    ray: FakeRay, placement: Placement, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = {"away": 0, "there": 0}
+
+    def away(_: Any) -> dict[str, float]:
+        calls["away"] += 1
+        raise ConnectionError("the head is away")
+
+    def there(_: Any) -> dict[str, float]:
+        calls["there"] += 1
+        return {}
+
+    for count in (1, 2):
+        monkeypatch.setattr(module, "draining", away)
+        before = calls["away"]
+        assert eventually(lambda before=before: calls["away"] >= before + 5)
+        assert len([each for each in caplog.messages if "the head is away" in each]) == count
+        monkeypatch.setattr(module, "draining", there)
+        before = calls["there"]
+        assert eventually(lambda before=before: calls["there"] >= before + 2)

@@ -19,9 +19,9 @@ from jax._src import compilation_cache
 from jax._src.compilation_cache_interface import CacheInterface
 from jax._src.lib import xla_client as xc
 
-from atoll.cluster.environment_variables import XLA_FLAGS
+from atoll.cluster.environment_variables import CACHE_BYTES, TENANT_CACHE_BYTES, XLA_FLAGS
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
-from atoll.devices.xla.program_cache import ProgramCache, Seal
+from atoll.devices.xla.program_cache import MOST_BYTES, MOST_TENANT_BYTES, ProgramCache, Seal
 from atoll.errors import AccessError
 from atoll.security.user_key import user_key
 
@@ -90,7 +90,10 @@ def open_programs(directory: str) -> Programs | None:
         return None
     try:
         key = user_key("programs")
-        return _RemotePrograms(directory, key) if "://" in directory else ProgramCache(directory, key)
+        if "://" in directory:
+            return _RemotePrograms(directory, key)
+        limits = CACHE_BYTES.get() or MOST_BYTES, TENANT_CACHE_BYTES.get() or MOST_TENANT_BYTES
+        return ProgramCache(directory, key, *limits)
     except (AccessError, OSError) as error:
         _log.warning("compiled programs are not stored on disk: %s", error)
         return None

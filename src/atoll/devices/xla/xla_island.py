@@ -11,8 +11,8 @@ import fcntl
 import os
 import socket
 import struct
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from jax._src.lib import _jax
 
 from atoll.cluster.environment_variables import JAX_PLATFORMS, NCCL_INTERFACE
 from atoll.errors import ConnectError
+from atoll.retries import Retry
 from atoll.wire.address import Address, parse_address
 from atoll.wire.sockets import dial
 
@@ -67,13 +68,10 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
 def _await_service(address: str) -> None:
     """Wait until the first host is reachable. XLA's client would notice that late, because it backs off."""
     where = parse_address(address)
-    deadline = time.monotonic() + JOIN_SECONDS
-    while not where.is_unix and time.monotonic() < deadline:
-        try:
-            dial(where, what="the first host of the island", timeout=_DIAL_SECONDS).close()
-            return
-        except ConnectError:
-            time.sleep(_RETRY_SECONDS)
+    reach = partial(dial, where, what="the first host of the island", timeout=_DIAL_SECONDS)
+    if not where.is_unix:
+        with suppress(ConnectError):
+            Retry(_RETRY_SECONDS, patience=JOIN_SECONDS).call(reach, ConnectError).close()
 
 
 class KeyValues:

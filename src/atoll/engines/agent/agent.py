@@ -28,6 +28,7 @@ from atoll.engines.agent.local_worker import LocalWorker
 from atoll.engines.worker_command import WorkerPlace
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
+from atoll.retries import Reasons, Retry
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
 from atoll.wire.address import Address
@@ -86,8 +87,9 @@ class HostAgent:
         self._bind = ""  # address at which the worker listens
         self._collectives = ""  # address at which the hosts of its island reach this one
         self._leaving = False
-        self._pause = _RETRY_SECONDS  # until the next attempt
-        self._said: set[str] = set()  # problems logged since the controller was last reached
+        self._retry = Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS)
+        self._is_refused = False  # in the latest attempt
+        self._problems = Reasons(_log)
 
     # ---- life cycle
 
@@ -128,14 +130,16 @@ class HostAgent:
             await self._connect_to(address, seconds)
             if self._over.is_set():
                 return
-            await self._sleep(self._pause)
+            if not self._is_refused:
+                self._retry.reset()  # the controller may start at any time
+            await self._sleep(self._retry.next_pause())
             if self._is_heard:
                 self._addresses.answered(address)
                 return
 
     async def _connect_to(self, controller: Address, seconds: float) -> None:
         self._lost.clear()
-        self._is_heard = False
+        self._is_heard = self._is_refused = False
         try:
             if self._identity is None:
                 name = f"the host agent of {self._options.machine}"
@@ -157,11 +161,10 @@ class HostAgent:
                 self._end(error)
             else:
                 self._say(str(error))
-                self._back_off()
+                self._is_refused = True
             return
         except ConnectError as error:
             self._say(str(error))
-            self._pause = _RETRY_SECONDS  # the controller may start at any time
             return
         self._link = link
         self._find_addresses(link, controller)
@@ -171,8 +174,7 @@ class HostAgent:
         unheard = self._loop.call_later(self._leases.seconds, self._unheard)
         await self._lost.wait()
         unheard.cancel()
-        if link.is_broken:
-            self._back_off()
+        self._is_refused |= link.is_broken
         link.close()
         self._link = None
 
@@ -192,14 +194,8 @@ class HostAgent:
         except TimeoutError:
             return
 
-    def _back_off(self) -> None:
-        self._pause = min(2 * self._pause, _MOST_RETRY_SECONDS)
-
     def _say(self, text: str) -> None:
-        """Log a problem once, not once per attempt."""
-        if text not in self._said:
-            self._said.add(text)
-            _log.warning("%s; trying again", text)
+        self._problems.say(f"{text}; trying again")
 
     def _find_addresses(self, link: Connection, dialed: Address) -> None:
         options = self._options
@@ -265,7 +261,7 @@ class HostAgent:
             self._end(ClusterError(f"the cluster refuses this host: {status.message}"))
         else:
             self._say(status.message)
-            self._back_off()
+            self._is_refused = True
             self._lost.set()
 
     def _do(self, message: Any) -> None:
@@ -287,10 +283,10 @@ class HostAgent:
 
     def _joined(self) -> None:
         if not self._is_heard:
-            self._is_heard, self._pause = True, _RETRY_SECONDS
+            self._is_heard = True
             self._worker.controller_is_at(self._dialed, self._controller)
-        if self._said or not self._leases.has(_ENGINE):
-            self._said.clear()
+        if self._problems or not self._leases.has(_ENGINE):
+            self._problems.solved()
             self._on_joined()
 
     def _dismissed(self, message: m.Dismiss) -> None:

@@ -24,6 +24,7 @@ from atoll.engines.null_hosts.null_host import NullHost
 from atoll.errors import AccessError, ConnectError
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
+from atoll.retries import Retry
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
 from atoll.transfers.inbox import Inbox
@@ -32,7 +33,7 @@ from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 from atoll.worker.executor_thread import READ_THREADS
 from atoll.worker.host_group import decoded
-from atoll.worker.worker_main import CONNECT_SECONDS, advertised, introduction
+from atoll.worker.worker_main import CONNECT_SECONDS, RETRY_SECONDS, advertised, introduction
 from atoll.worker.worker_options import IslandOptions
 
 _log = logging.getLogger(__name__)
@@ -117,24 +118,17 @@ class NullIsland:
 
     async def _connect(self, handle: Callable[[Any], None]) -> DialedConnection:
         """Connect to the controller. Retry for CONNECT_SECONDS, since it may still be starting."""
-        deadline = self._loop.time() + CONNECT_SECONDS
-        address = parse_address(self._options.controller)
-        while True:
-            try:
-                return await dial(
-                    address,
-                    m.ToWorker,
-                    handle,
-                    lambda _: self._stop.set(),
-                    name="the controller",
-                    identity=self._identity,
-                )
-            except AccessError:
-                raise
-            except ConnectError:
-                if self._loop.time() > deadline:
-                    raise
-                await asyncio.sleep(0.02)
+        reach = partial(
+            dial,
+            parse_address(self._options.controller),
+            m.ToWorker,
+            handle,
+            lambda _: self._stop.set(),
+            name="the controller",
+            identity=self._identity,
+        )
+        retry = Retry(RETRY_SECONDS, patience=CONNECT_SECONDS)
+        return await retry.call_async(reach, ConnectError, unless=AccessError)
 
     def _send(self, host: int, content: bytes, in_pieces: bool = False) -> None:
         """Deliver a message between hosts of a group, which are all in this process. Decode repeated content once."""

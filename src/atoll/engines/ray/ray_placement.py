@@ -19,6 +19,7 @@ from atoll.engines.ray.actors import AgentEnd, HostActor
 from atoll.engines.ray.bundles import Demand, lack_text
 from atoll.engines.ray.ray_connection import connect, draining, nodes
 from atoll.errors import AtollError
+from atoll.retries import Reasons
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Placement:
         self._awake = threading.Event()
         self._closing = False
         self._ray: Any = None
+        self._problems = Reasons(_log)
         self._thread = threading.Thread(target=self._run, name="atoll-ray", daemon=True)
 
     def start(self) -> None:
@@ -131,11 +133,12 @@ class Placement:
                     self._ray = connect(self._address)
                     self._on_connected()
                 self._reconcile()
+                self._problems.solved()
             except AtollError as error:
                 self._set_texts(dict.fromkeys(self._wanted_now(), str(error)))
             except Exception as error:  # any of Ray's errors, such as while its head restarts
                 text = f"a call to Ray failed: {described(error)}"
-                _log.warning("%s", text)
+                self._problems.say(text)
                 self._set_texts(dict.fromkeys(self._wanted_now(), text))
             self._awake.wait(_LOOK_SECONDS)
             self._awake.clear()

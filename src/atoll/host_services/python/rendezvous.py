@@ -8,10 +8,10 @@ while the port is free, so that processes find it again after a restart.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from typing import Protocol
 
+from atoll.retries import Retry
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import free_address
 
@@ -55,14 +55,13 @@ def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: K
 
 def _is_free_soon(text: str) -> bool:
     address = parse_address(text)
-    deadline = time.monotonic() + _FREE_SECONDS
-    while True:
-        try:
-            (family, *_, where), *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            socket.create_server(where, family=family).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
-        else:
-            return True
+
+    def bind() -> None:
+        (family, *_, where), *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        socket.create_server(where, family=family).close()
+
+    try:
+        Retry(_POLL_SECONDS, patience=_FREE_SECONDS).call(bind, OSError)
+    except OSError:
+        return False
+    return True
